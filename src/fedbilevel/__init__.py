@@ -1,0 +1,91 @@
+"""Federated bilevel optimization.
+
+    minimise over x   1/M sum_m f_m(x, y_m(x))     subject to     y_m(x) = argmin over y of g_m(x, y)
+
+over clients that keep their data, their y and their momentum to themselves.  Names load on first use, so that the command
+line starts without JAX.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fedbilevel._version import __version__
+
+if TYPE_CHECKING:
+    from fedbilevel.algorithms import TUNED, fedavg, fedbio, fedbioacc
+    from fedbilevel.engines import (
+        CheckpointError,
+        Diverged,
+        Interrupted,
+        Progress,
+        Result,
+        Sweep,
+        simulate,
+        sweep,
+        trace,
+    )
+    from fedbilevel.hypergradients import conjugate_gradient, exact, neumann
+    from fedbilevel.linear import LinearInner, linear_problem
+    from fedbilevel.plan import Algorithm, Phase, Repeat
+    from fedbilevel.problem import BilevelProblem, ClientData
+
+_HOMES = {
+    "fedbilevel.problem": ("BilevelProblem", "ClientData"),
+    "fedbilevel.linear": ("LinearInner", "linear_problem"),
+    "fedbilevel.plan": ("Algorithm", "Phase", "Repeat"),
+    "fedbilevel.hypergradients": ("conjugate_gradient", "exact", "neumann"),
+    "fedbilevel.algorithms": ("TUNED", "fedavg", "fedbio", "fedbioacc"),
+    "fedbilevel.engines": (
+        "CheckpointError",
+        "Diverged",
+        "Interrupted",
+        "Progress",
+        "Result",
+        "Sweep",
+        "simulate",
+        "sweep",
+        "trace",
+    ),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "TUNED",
+    "Algorithm",
+    "BilevelProblem",
+    "CheckpointError",
+    "ClientData",
+    "Diverged",
+    "Interrupted",
+    "LinearInner",
+    "Phase",
+    "Progress",
+    "Repeat",
+    "Result",
+    "Sweep",
+    "__version__",
+    "conjugate_gradient",
+    "exact",
+    "fedavg",
+    "fedbio",
+    "fedbioacc",
+    "linear_problem",
+    "neumann",
+    "simulate",
+    "sweep",
+    "trace",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'fedbilevel' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,104 @@
+"""Derivatives and tree arithmetic: nothing here knows of clients or rounds.
+
+Letters: x = ``outer``, y = ``inner``, g = inner loss, f = outer loss.  Second derivatives only ever appear as products
+with a vector, so an inner variable of a million numbers costs a few times its own size.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Tree = Any
+Scalar = jax.Array
+Loss = Callable[[Tree, Tree, Tree], Scalar]
+"""``(outer, inner, batch) -> scalar``."""
+
+
+class Calls(NamedTuple):
+    """How often a client asked for derivatives: gradients, Hessian-vector products, cross products."""
+
+    gradients: Any = 0
+    hessian_vector: Any = 0
+    cross: Any = 0
+
+    def plus(self, other: Calls) -> Calls:
+        return Calls(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+def no_calls() -> Calls:
+    return Calls(*(jnp.zeros((), jnp.int32) for _ in range(3)))
+
+
+def step_along(tree: Tree, factor: Any, direction: Tree) -> Tree:
+    """``tree + factor * direction``, each leaf keeping its own dtype (a traced float64 step must not promote float32)."""
+    return jax.tree.map(lambda a, b: a + jnp.asarray(factor, a.dtype) * b, tree, direction)
+
+
+def subtract(a: Tree, b: Tree) -> Tree:
+    return jax.tree.map(operator.sub, a, b)
+
+
+def add(a: Tree, b: Tree) -> Tree:
+    return jax.tree.map(operator.add, a, b)
+
+
+def scale(factor: Any, tree: Tree) -> Tree:
+    return jax.tree.map(lambda a: jnp.asarray(factor, a.dtype) * a, tree)
+
+
+def zeros(tree: Tree) -> Tree:
+    return jax.tree.map(jnp.zeros_like, tree)
+
+
+def select(condition: Any, chosen: Tree, otherwise: Tree) -> Tree:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), chosen, otherwise)
+
+
+def dot(a: Tree, b: Tree) -> Scalar:
+    return jax.tree.reduce(operator.add, jax.tree.map(lambda p, q: jnp.sum(p * q), a, b))
+
+
+def squared_norm(tree: Tree) -> Scalar:
+    return dot(tree, tree)
+
+
+def all_finite(tree: Tree) -> Scalar:
+    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in floats])) if floats else jnp.asarray(True)
+
+
+def bytes_of(tree: Tree) -> int:
+    """Bytes of the arrays in ``tree``: what a message with this content puts on the wire, framing aside."""
+    return sum(int(leaf.size) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def inner_gradient(loss: Loss, outer: Tree, inner: Tree, batch: Tree) -> Tree:
+    """Gradient of g in y."""
+    return jax.grad(loss, argnums=1)(outer, inner, batch)
+
+
+def both_gradients(loss: Loss, outer: Tree, inner: Tree, batch: Tree) -> tuple[Tree, Tree]:
+    """Gradients of f in x and in y, from one backward pass."""
+    in_outer, in_inner = jax.grad(loss, argnums=(0, 1))(outer, inner, batch)
+    return in_outer, in_inner
+
+
+def hessian_vector(loss: Loss, outer: Tree, inner: Tree, batch: Tree, vector: Tree) -> Tree:
+    """(second derivative of g in y) times ``vector``, forward over reverse."""
+    return jax.jvp(lambda y: inner_gradient(loss, outer, y, batch), (inner,), (vector,))[1]
+
+
+def hessian_operator(loss: Loss, outer: Tree, inner: Tree, batch: Tree) -> Callable[[Tree], Tree]:
+    """The same product with the linearisation point evaluated once: for many products on one batch."""
+    product: Callable[[Tree], Tree] = jax.linearize(lambda y: inner_gradient(loss, outer, y, batch), inner)[1]
+    return product
+
+
+def cross_product(loss: Loss, outer: Tree, inner: Tree, batch: Tree, vector: Tree) -> Tree:
+    """(mixed derivative of g in x and y) times an inner-shaped ``vector``: an outer-shaped result."""
+    return jax.jvp(lambda y: jax.grad(loss, argnums=0)(outer, y, batch), (inner,), (vector,))[1]

@@ -1,0 +1,175 @@
+"""What a recorded round knows: the objective, the true hypergradient, and the errors the theory bounds.
+
+The exact columns need y_m(x) = argmin g_m(x, .), found by Newton's method on a client's whole training set, with a dense
+solve ("exact") or conjugate gradients ("conjugate_gradient") for the Newton and for the adjoint system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedbilevel.calculus import (
+    Tree,
+    both_gradients,
+    dot,
+    hessian_operator,
+    inner_gradient,
+    squared_norm,
+    step_along,
+    subtract,
+)
+from fedbilevel.engines.fleet import Fleet, Layout, map_clients
+from fedbilevel.engines.rounds import State, total
+from fedbilevel.hypergradients.base import assemble
+from fedbilevel.hypergradients.conjugate_gradient import solve as solve_by_products
+from fedbilevel.hypergradients.exact import solve_dense
+from fedbilevel.plan import Algorithm, View, weighted_mean
+from fedbilevel.problem import BilevelProblem, ClientData
+from fedbilevel.sampling import LocalData
+
+LEVELS = ("cheap", "exact", "conjugate_gradient")
+SMALL_INNER = 300
+"""Largest inner variable for which "auto" forms dense Hessians, and..."""
+SMALL_WORK = 2e8
+"""...largest samples * inner^2, about a tenth of a second a recorded round."""
+NEWTON_STEPS = 50
+
+
+def level_for(asked: str, algorithm: Algorithm, data: ClientData) -> str:
+    if asked not in ("auto", *LEVELS):
+        raise ValueError(f"diagnostics must be 'auto', {', '.join(map(repr, LEVELS))}, not {asked!r}.")
+    if asked != "auto":
+        return asked
+    if algorithm.problem is None:
+        return "exact"  # a plain gradient: as cheap as the objective
+    inner = jax.eval_shape(algorithm.problem.init, jax.random.key(0))[1]
+    size = sum(leaf.size for leaf in jax.tree.leaves(inner))
+    small = size <= SMALL_INNER and float(data.train_sizes.sum()) * size**2 <= SMALL_WORK
+    return "exact" if small else "cheap"
+
+
+def solve_inner(problem: BilevelProblem, outer: Tree, inner: Tree, batch: Tree, level: str) -> Tree:
+    """y(x) from a warm start: damped Newton until the gradient is at rounding level or stops shrinking."""
+    start = inner_gradient(problem.inner_loss, outer, inner, batch)
+    tiny = jnp.finfo(jax.tree.leaves(inner)[0].dtype).eps
+
+    def unfinished(state: tuple[Any, ...]) -> jax.Array:
+        _, gradient, size, improved, count = state
+        return (count < NEWTON_STEPS) & improved & (size > (100 * tiny) ** 2 * (1 + squared_norm(start)))
+
+    def iterate(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        point, gradient, size, _, count = state
+        direction = _solve(problem, (outer, point), batch, gradient, level)
+        value = problem.inner_loss(outer, point, batch)
+        slope = dot(direction, gradient)
+
+        def too_long(length: jax.Array) -> jax.Array:
+            trial = problem.inner_loss(outer, step_along(point, -length, direction), batch)
+            # Rounding of the loss itself must not stop the last, tiny steps.
+            return (trial > value - 1e-4 * length * slope + 10 * tiny * jnp.abs(value)) & (length > 1e-8)
+
+        length = jax.lax.while_loop(too_long, lambda length: length / 2, jnp.ones((), value.dtype))
+        moved = step_along(point, -length, direction)
+        gradient = inner_gradient(problem.inner_loss, outer, moved, batch)
+        renewed = squared_norm(gradient)
+        better = renewed < size
+        point = jax.tree.map(lambda a, b: jnp.where(better, a, b), moved, point)
+        return point, gradient, jnp.where(better, renewed, size), better, count + 1
+
+    state = (inner, start, squared_norm(start), jnp.asarray(True), jnp.zeros((), jnp.int32))
+    return jax.lax.while_loop(unfinished, iterate, state)[0]
+
+
+def _solve(problem: BilevelProblem, point: tuple[Tree, Tree], batch: Tree, right: Tree, level: str) -> Tree:
+    if level == "exact":
+        return solve_dense(problem, point, batch, right)
+    operator = hessian_operator(problem.inner_loss, *point, batch)
+    size = sum(leaf.size for leaf in jax.tree.leaves(right))
+    tolerance = 10 * jnp.finfo(jax.tree.leaves(right)[0].dtype).eps
+    return solve_by_products(operator, right, min(2 * size, 1000), tolerance)[0]
+
+
+def true_hypergradient(
+    problem: BilevelProblem, outer: Tree, inner: Tree, data: LocalData, level: str
+) -> tuple[Tree, Tree, jax.Array]:
+    """(grad h_m(x), y_m(x), h_m(x)) of one client, the inner problem solved from ``inner``."""
+    train, val = data.whole("train"), data.whole("val")
+    solved = solve_inner(problem, outer, inner, train, level)
+    in_outer, in_inner = both_gradients(problem.outer_loss, outer, solved, val)
+    adjoint = _solve(problem, (outer, solved), train, in_inner, level)
+    gradient = assemble(problem, (outer, solved), in_outer, adjoint, train)
+    return gradient, solved, problem.outer_loss(outer, solved, val)
+
+
+def measure(algorithm: Algorithm, layout: Layout, fleet: Fleet, state: State, level: str) -> dict[str, jax.Array]:
+    """One row of history, without the columns the host adds (round, bytes, time)."""
+    outer = algorithm.outer(state.server)
+    weights = jnp.where(fleet.ids < layout.clients, fleet.weights, 0)
+    weights = weights / total(jnp.sum(weights), layout)
+
+    def everyone(function: Callable[[LocalData, View], Any]) -> Any:
+        return map_clients(
+            lambda data, local: function(data, algorithm.view(state.server, local)), fleet, state.local, layout
+        )
+
+    def average(tree: Tree) -> Tree:
+        return jax.tree.map(lambda leaf: total(leaf, layout), weighted_mean(tree, weights))
+
+    row: dict[str, jax.Array] = {
+        "objective": average(everyone(lambda data, view: algorithm.objective(outer, view.inner, data)))
+    }
+    if level != "cheap":
+        row |= _true_errors(algorithm, outer, level, everyone, average)
+    view = jax.eval_shape(algorithm.view, state.server, jax.tree.map(lambda leaf: leaf[0], state.local))
+    if view.inner_momentum is not None:
+        row["inner_momentum_error"] = average(everyone(lambda data, view: _inner_momentum_error(algorithm, view, data)))
+    row["consensus_error"] = state.consensus
+    if view.calls is not None:
+        row |= _count(jax.vmap(lambda local: algorithm.view(state.server, local).calls)(state.local), fleet, layout)
+    return row
+
+
+def _true_errors(
+    algorithm: Algorithm, outer: Tree, level: str, everyone: Callable[..., Any], average: Callable[[Tree], Tree]
+) -> dict[str, jax.Array]:
+    problem = algorithm.problem
+    if problem is None:
+        gradients = everyone(
+            lambda data, view: jax.grad(lambda model: algorithm.objective(model, view.inner, data))(outer)
+        )
+        return {"hypergradient_squared_norm": squared_norm(average(gradients))}
+
+    def one(data: LocalData, view: View) -> tuple[Any, ...]:
+        gradient, solved, value = true_hypergradient(problem, outer, view.inner, data, level)
+        gap = None
+        if view.outer_momentum is not None:
+            there = true_hypergradient(problem, view.momentum_outer, view.momentum_inner, data, level)[0]
+            gap = subtract(view.outer_momentum, there)
+        return gradient, squared_norm(subtract(view.inner, solved)), value, gap
+
+    gradient, inner_error, value, gap = average(everyone(one))
+    row = {"hypergradient_squared_norm": squared_norm(gradient), "inner_error": inner_error, "true_objective": value}
+    return row if gap is None else {**row, "outer_momentum_error": squared_norm(gap)}
+
+
+def _inner_momentum_error(algorithm: Algorithm, view: View, data: LocalData) -> jax.Array:
+    gradient = inner_gradient(
+        algorithm.problem.inner_loss, view.momentum_outer, view.momentum_inner, data.whole("train")
+    )
+    return squared_norm(subtract(view.inner_momentum, gradient))
+
+
+def _count(calls: Any, fleet: Fleet, layout: Layout) -> dict[str, jax.Array]:
+    """Totals over the clients as two 32-bit halves: ten thousand clients overflow one."""
+    real = fleet.ids < layout.clients
+    row = {}
+    for name, values in zip(("gradient_calls", "hessian_vector_calls", "cross_calls"), calls, strict=True):
+        kept = jnp.where(real, values, 0)
+        row[f"{name}/high"] = total(jnp.sum(kept >> 15, dtype=jnp.int32), layout)
+        row[f"{name}/low"] = total(jnp.sum(kept & 0x7FFF, dtype=jnp.int32), layout)
+    return row
+

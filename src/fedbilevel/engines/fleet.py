@@ -1,0 +1,126 @@
+"""How the clients of a simulation are laid out: together, in chunks, in groups of equal size, or over devices.
+
+A `Layout` is static (part of the compiled program); a `Fleet` holds the arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedbilevel.calculus import Tree
+from fedbilevel.problem import ClientData
+from fedbilevel.sampling import LocalData
+
+AXIS = "clients"
+CHUNK = 8
+"""Clients vmapped together when there are more than twice as many: beyond about ten a step's minibatches leave the cache
+(measured by ``benchmarks/run.py clients``)."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``clients`` are real ones; ``places`` counts the ghosts that fill up the last device.  ``padded``: the sample axis
+    holds padding.  ``groups``: the ``(positions, train rows, val rows)`` of clients that run together when whole sets of
+    unequal sizes are read.  ``cohort``: how many clients a round samples; None for all.
+    """
+
+    clients: int
+    places: int
+    padded: bool = False
+    chunk: int | None = None
+    cohort: int | None = None
+    dropout: bool = False
+    groups: tuple[tuple[tuple[int, ...], int, int], ...] | None = None
+    mesh: Any = None
+
+    @property
+    def gathers_cohort(self) -> bool:
+        """Whether only the sampled clients are computed; otherwise all are, and the others' results are dropped."""
+        return self.cohort is not None and self.groups is None and self.mesh is None
+
+    @property
+    def masks(self) -> bool:
+        return self.dropout or self.places != self.clients or (self.cohort is not None and not self.gathers_cohort)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("train", "val", "train_sizes", "val_sizes", "weights", "ids", "dropout"),
+    meta_fields=(),
+)
+@dataclass(frozen=True)
+class Fleet:
+    """The arrays of all clients at hand (on one device of several: its share).  ``ids`` are global client numbers."""
+
+    train: Tree
+    val: Tree
+    train_sizes: jax.Array
+    val_sizes: jax.Array
+    weights: jax.Array
+    ids: jax.Array
+    dropout: jax.Array
+
+
+def map_clients(
+    function: Callable[[LocalData, Tree], Any], fleet: Fleet, per_client: Tree, layout: Layout, positions: Any = None
+) -> Any:
+    """``function(data of one client, its slice of per_client)`` for all clients, results stacked in their order.
+
+    ``positions`` picks some of the clients (their ``per_client`` is then already picked).
+    """
+    if layout.groups is not None:
+        return _by_groups(function, fleet, per_client, layout)
+    exact = not layout.padded
+    count = fleet.ids.shape[0] if positions is None else positions.shape[0]
+    chunk = layout.chunk
+    small = chunk is None or count <= 2 * chunk
+    if small and positions is None and exact:
+        own = LocalData(fleet.train, fleet.val, fleet.ids, fleet.train_sizes, fleet.val_sizes)
+        return jax.vmap(function)(own, per_client)
+    numbers = jnp.arange(count, dtype=jnp.int32) if positions is None else positions
+
+    def one(item: tuple[Any, Any, Any, Any]) -> Any:
+        number, train_size, val_size, own = item
+        data = LocalData(fleet.train, fleet.val, number, train_size, val_size, True, exact)
+        return function(data, own)
+
+    items = (numbers, fleet.train_sizes[numbers], fleet.val_sizes[numbers], per_client)
+    return jax.vmap(one)(items) if small else jax.lax.map(one, items, batch_size=chunk)
+
+
+def _by_groups(function: Callable[[LocalData, Tree], Any], fleet: Fleet, per_client: Tree, layout: Layout) -> Any:
+    assert layout.groups is not None
+    pieces, order = [], []
+    for positions, train_rows, val_rows in layout.groups:
+        index = np.asarray(positions)
+        data = LocalData(
+            jax.tree.map(lambda leaf, index=index, rows=train_rows: leaf[index, :rows], fleet.train),
+            jax.tree.map(lambda leaf, index=index, rows=val_rows: leaf[index, :rows], fleet.val),
+            jnp.arange(len(index), dtype=jnp.int32),
+            fleet.train_sizes[index],
+            fleet.val_sizes[index],
+        )
+        own = jax.tree.map(lambda leaf, index=index: leaf[index], per_client)
+        pieces.append(jax.vmap(function)(data, own))
+        order.extend(positions)
+    back = np.argsort(np.asarray(order))
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts)[back], *pieces)
+
+
+def size_groups(data: ClientData) -> tuple[tuple[tuple[int, ...], int, int], ...]:
+    """Clients by (training rows, validation rows)."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for client, sizes in enumerate(zip(data.train_sizes, val_sizes_of(data), strict=True)):
+        groups.setdefault((int(sizes[0]), int(sizes[1])), []).append(client)
+    return tuple((tuple(members), *sizes) for sizes, members in sorted(groups.items()))
+
+
+def val_sizes_of(data: ClientData) -> np.ndarray:
+    return np.zeros(data.clients, np.int32) if data.val is None else np.asarray(data.val_sizes)

@@ -1,0 +1,82 @@
+"""Spreading the clients over JAX devices, of one host or of several joined by ``jax.distributed``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedbilevel.calculus import Tree
+from fedbilevel.engines.fleet import AXIS, Fleet, Layout
+from fedbilevel.engines.rounds import State
+
+
+def client_mesh(devices: Sequence[Any] | None, clients: int) -> tuple[Mesh | None, int]:
+    """The mesh to use (None: one device) and the number of clients on all hosts together."""
+    chosen = list(jax.devices() if devices is None else devices)
+    if not chosen:
+        raise ValueError("devices must name at least one JAX device, or be None for all.")
+    processes = jax.process_count()
+    if processes > 1 and len(chosen) != len(jax.devices()):
+        raise ValueError("With several processes the clients are spread over all devices: leave devices=None.")
+    total = clients * processes
+    if processes > 1 and clients % len(jax.local_devices()):
+        raise ValueError(
+            f"Each process must hold a multiple of its {len(jax.local_devices())} devices as clients, not {clients}."
+        )
+    if len(chosen) == 1:
+        return None, total
+    return Mesh(np.asarray(chosen[: max(1, min(len(chosen), total))]), (AXIS,)), total
+
+
+def place_fleet(fleet: Fleet, layout: Layout) -> Fleet:
+    """Put every client's rows on the device that runs it; ghosts (weight zero) fill up the last one."""
+    if layout.mesh is None:
+        return jax.device_put(fleet)  # type: ignore[no-any-return]
+    ghosts = layout.places - layout.clients
+    shared = NamedSharding(layout.mesh, PartitionSpec(AXIS))
+    same = NamedSharding(layout.mesh, PartitionSpec())
+    offset = jax.process_index() * fleet.ids.shape[0] if jax.process_count() > 1 else 0
+
+    def place(name: str, tree: Tree) -> Tree:
+        if name == "dropout":
+            return jax.device_put(tree, same)
+        if name == "ids":
+            tree = np.asarray(tree) + offset
+            tree = np.concatenate([tree, layout.clients + np.arange(ghosts, dtype=tree.dtype)]) if ghosts else tree
+        elif ghosts:
+            repeat = np.concatenate([np.arange(layout.clients), np.zeros(ghosts, int)])
+            tree = jax.tree.map(lambda leaf: np.asarray(leaf)[repeat], tree)
+            if name == "weights":
+                tree[layout.clients :] = 0
+        return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(shared, np.asarray(leaf)), tree)
+
+    return Fleet(**{field.name: place(field.name, getattr(fleet, field.name)) for field in fields(fleet)})
+
+
+def place_state(state: State, layout: Layout) -> State:
+    """Server state on every device, local states with their clients."""
+    if layout.mesh is None:
+        return state
+    shared = NamedSharding(layout.mesh, PartitionSpec(AXIS))
+    same = NamedSharding(layout.mesh, PartitionSpec())
+    places = State(same, shared, same, same, same)  # type: ignore[arg-type]
+    return State(*(jax.device_put(part, place) for part, place in zip(state, places, strict=True)))
+
+
+def seen_from_here(state: State, layout: Layout) -> tuple[Any, Tree]:
+    """Server state, and the local states of the clients this process holds, without ghosts."""
+    if layout.mesh is None:
+        return state.server, state.local
+
+    def gather(leaf: jax.Array) -> Any:
+        shards = sorted(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+        whole = np.concatenate([np.asarray(shard.data) for shard in shards])
+        return whole if jax.process_count() > 1 else whole[: layout.clients]
+
+    server = jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), state.server)
+    return server, jax.tree.map(gather, state.local)

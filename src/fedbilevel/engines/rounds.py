@@ -1,0 +1,173 @@
+"""One round of any algorithm's plan over all clients, as a pure function."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedbilevel.calculus import Tree, bytes_of, select, squared_norm, subtract
+from fedbilevel.engines.fleet import AXIS, Fleet, Layout, map_clients
+from fedbilevel.plan import Algorithm, Phase, Repeat, client_key, phases_of, weighted_mean
+
+PARTICIPATION = 0x7FFFFFFF
+"""The client number whose key decides who takes part and who drops out: no client has it."""
+
+
+class State(NamedTuple):
+    """Everything a run carries from round to round, and so everything a checkpoint holds."""
+
+    server: Any
+    local: Tree
+    contacts: jax.Array
+    """Clients asked for work since the counters were last read, and..."""
+    replies: jax.Array
+    """...how many answered."""
+    consensus: jax.Array
+    """Weighted mean squared distance of the replied outer variables from their mean, in the latest round."""
+
+
+class Cohort(NamedTuple):
+    """Who takes part in a round: ``positions`` among the clients at hand (None: all), ``active`` whose reply arrives."""
+
+    positions: jax.Array | None
+    active: jax.Array
+    asked: jax.Array
+
+
+def start(algorithm: Algorithm, layout: Layout, key: jax.Array) -> State:
+    """The state before round 0: every client starts from the same y_1."""
+    local = algorithm.enroll(key)
+    stacked = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (layout.places, *leaf.shape)), local)
+    zero = jnp.zeros((), jnp.int32)
+    return State(algorithm.init(key), stacked, zero, zero, jnp.zeros((), float))
+
+
+def choose(fleet: Fleet, layout: Layout, round_key: jax.Array) -> Cohort:
+    """Sample the cohort without replacement and let each member drop out with the given probability."""
+    sample_key, drop_key = jax.random.split(round_key)
+    positions = None
+    if layout.cohort is None:
+        taking_part = fleet.ids < layout.clients
+    elif layout.gathers_cohort:
+        positions = jnp.sort(jax.random.permutation(sample_key, layout.clients)[: layout.cohort])
+        taking_part = jnp.ones(layout.cohort, bool)
+    else:
+        drawn = jax.random.permutation(sample_key, layout.clients) < layout.cohort
+        padded = jnp.zeros(layout.places, bool).at[: layout.clients].set(drawn)
+        taking_part = padded[fleet.ids]
+    active = taking_part
+    if layout.dropout:
+        ids = fleet.ids if positions is None else fleet.ids[positions]
+        chances = jax.vmap(lambda client: jax.random.uniform(jax.random.fold_in(drop_key, client), dtype=jnp.float32))(ids)
+        active = active & (chances >= fleet.dropout)
+    return Cohort(positions, active, jnp.sum(taking_part, dtype=jnp.int32))
+
+
+def run_round(
+    algorithm: Algorithm, layout: Layout, fleet: Fleet, seed_key: jax.Array, state: State, number: Any, watch: bool
+) -> State:
+    """Round ``number``; with ``watch`` the consensus error is measured too."""
+    cohort = choose(fleet, layout, client_key(seed_key, number, 0, PARTICIPATION))
+    ids = fleet.ids if cohort.positions is None else fleet.ids[cohort.positions]
+
+    def run(items: tuple[Phase | Repeat, ...], state: State, ordinal: Any) -> tuple[State, Any]:
+        for item in items:
+            if isinstance(item, Repeat):
+                # The ordinal is carried, so that every repetition has keys of its own.
+                state, ordinal = jax.lax.fori_loop(
+                    0, item.times, lambda _, held, item=item: run(item.phases, *held), (state, jnp.asarray(ordinal))
+                )
+            else:
+                keys = jax.vmap(partial(client_key, seed_key, number, ordinal))(ids)
+                state = run_phase(item, layout, fleet, state, cohort, keys, watch)
+                ordinal = ordinal + 1
+        return state, ordinal
+
+    state, _ = run(algorithm.plan, state, jnp.zeros((), jnp.int32))
+    return state._replace(
+        contacts=state.contacts + total(cohort.asked, layout),
+        replies=state.replies + total(jnp.sum(cohort.active, dtype=jnp.int32), layout),
+    )
+
+
+def run_phase(
+    phase: Phase, layout: Layout, fleet: Fleet, state: State, cohort: Cohort, keys: jax.Array, watch: bool
+) -> State:
+    message = phase.send(state.server)
+    own = state.local if cohort.positions is None else _pick(state.local, cohort.positions)
+    replies, local = map_clients(
+        lambda data, item: phase.work(message, item[0], data, item[1]), fleet, (own, keys), layout, cohort.positions
+    )
+    if layout.masks:
+        local = jax.vmap(select)(cohort.active, local, own)
+    if cohort.positions is not None:
+        local = jax.tree.map(lambda whole, part: whole.at[cohort.positions].set(part), state.local, local)
+
+    weights = fleet.weights if cohort.positions is None else fleet.weights[cohort.positions]
+    weights = jnp.where(cohort.active, weights, 0)
+    mass = total(jnp.sum(weights), layout)
+    weights = weights / jnp.where(mass > 0, mass, 1)
+    if layout.masks:
+        # What did not arrive must not count, not even as 0 * NaN.
+        replies = jax.tree.map(
+            lambda leaf: jnp.where(cohort.active.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0), replies
+        )
+    if phase.aggregate is None:
+        mean = jax.tree.map(lambda leaf: total(leaf, layout), weighted_mean(replies, weights))
+    else:
+        mean = phase.aggregate(gathered(replies, layout), gathered(weights, layout))
+    server = phase.absorb(state.server, mean)
+    if layout.masks:
+        server = select(mass > 0, server, state.server)
+    consensus = state.consensus
+    if watch and phase.aggregate is None and hasattr(replies, "outer"):
+        spread = jax.vmap(lambda one: _distance(one, mean.outer))(replies.outer)
+        consensus = total(jnp.sum(weights.astype(spread.dtype) * spread), layout).astype(consensus.dtype)
+    return state._replace(server=server, local=local, consensus=consensus)
+
+
+def total(value: Any, layout: Layout) -> Any:
+    """Sum over the devices that share the clients."""
+    return value if layout.mesh is None else jax.lax.psum(value, AXIS)
+
+
+def gathered(tree: Tree, layout: Layout) -> Tree:
+    return tree if layout.mesh is None else jax.lax.all_gather(tree, AXIS, tiled=True)
+
+
+class Traffic(NamedTuple):
+    """Bytes of one client's messages in one round, measured on the arrays that travel."""
+
+    down: int
+    up: int
+
+
+def traffic(algorithm: Algorithm, layout: Layout, fleet: Fleet) -> Traffic:
+    """Trace every phase without computing and weigh its message and its reply."""
+    key = jax.random.key(0)
+    server = jax.eval_shape(algorithm.init, key)
+    local = jax.eval_shape(algorithm.enroll, key)
+    down = up = 0
+    for phase, times in phases_of(algorithm.plan):
+        message = jax.eval_shape(phase.send, server)
+        replies, _ = jax.eval_shape(partial(_work_on_all, phase, layout), fleet, message, local, key)
+        down += times * bytes_of(message)
+        up += times * bytes_of(replies) // fleet.ids.shape[0]
+    return Traffic(down, up)
+
+
+def _work_on_all(phase: Phase, layout: Layout, fleet: Fleet, message: Tree, local: Tree, key: jax.Array) -> Any:
+    count = fleet.ids.shape[0]
+    own = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), (local, key))
+    return map_clients(lambda data, item: phase.work(message, item[0], data, item[1]), fleet, own, layout)
+
+
+def _pick(tree: Tree, positions: jax.Array) -> Tree:
+    return jax.tree.map(lambda leaf: leaf[positions], tree)
+
+
+def _distance(a: Tree, b: Tree) -> jax.Array:
+    return squared_norm(subtract(a, b))

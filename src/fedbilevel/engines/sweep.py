@@ -1,0 +1,133 @@
+"""Many seeds and many step sizes with one compiled program.
+
+On a CPU every run is its own call of the program, on as many threads as there are cores: JAX lets go of the interpreter
+while it computes.  This was measured against a batched (vmapped) program, a sequential map inside one program, and worker
+processes (``benchmarks/run.py seeds``).  On accelerators the runs are batched instead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+
+from fedbilevel.engines.fleet import CHUNK
+from fedbilevel.engines.result import Diverged, Progress, ProgressCallback, Result
+from fedbilevel.engines.simulate import Options, Run, named_numbers, path_name
+from fedbilevel.plan import Algorithm
+from fedbilevel.problem import ClientData, positive, whole_number
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """``results``: one `Result` per combination, in the order of ``table`` (its seeds and hyper-parameters, and the last
+    recorded row); ``history``: all rows of all runs."""
+
+    results: list[Result]
+    table: pd.DataFrame
+    history: pd.DataFrame
+
+    @property
+    def outer(self) -> Any:
+        """The outer variables of all runs, stacked."""
+        return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *[r.outer for r in self.results])
+
+
+def sweep(
+    algorithm: Algorithm,
+    data: ClientData,
+    rounds: int,
+    seeds: Iterable[int] = (0,),
+    *,
+    weights: Any = "uniform",
+    participation: float | int | None = None,
+    dropout: float = 0.0,
+    record_every: int | None = None,
+    diagnostics: str = "auto",
+    progress: ProgressCallback | None = None,
+    client_chunk: int | None = CHUNK,
+    devices: Sequence[Any] | None = None,
+    workers: int | None = None,
+    **values: Sequence[float],
+) -> Sweep:
+    """Every combination of ``seeds`` and of the given values of float hyper-parameters.
+
+    Hyper-parameters go by the algorithm's own argument names (``outer_step=[.01, .1]``), those of its hypergradient with
+    ``hypergradient_`` in front (``hypergradient_step=[.1, .5]``).  A run that diverges does not stop the others: its
+    `Result` says so in ``diverged``.  ``record_every=None`` records the last round only.  ``workers``: threads; default one
+    per core.
+
+    >>> import fedbilevel as fb, jax.numpy as jnp, numpy as np
+    >>> algo = fb.fedavg(lambda model, batch: jnp.mean((model - batch) ** 2), init=np.zeros(()), step=0.1, local_steps=1)
+    >>> data = fb.ClientData(train=np.array([[1.0], [3.0]]))
+    >>> found = fb.sweep(algo, data, rounds=20, seeds=range(2), step=[0.1, 0.4])
+    >>> found.table[["seed", "step"]].to_numpy().tolist()
+    [[0.0, 0.1], [1.0, 0.1], [0.0, 0.4], [1.0, 0.4]]
+    """
+    whole_number("rounds", rounds)
+    whole_number("workers", workers, optional=True)
+    seed_list = [int(seed) for seed in seeds]
+    if not seed_list:
+        raise ValueError("sweep needs at least one seed.")
+    known = named_numbers(algorithm.settings)
+    for name, choices in values.items():
+        if name not in known:
+            raise ValueError(f"{algorithm.name} has no float hyper-parameter {name!r}; it has {', '.join(sorted(known))}.")
+        if not len(choices):
+            raise ValueError(f"{name} needs at least one value.")
+        for value in choices:
+            positive(name, value)
+    options = Options(
+        weights, participation, dropout, record_every or rounds, diagnostics, client_chunk, devices
+    )
+    run = Run(algorithm, data, options)
+    plans = [dict(zip(values, map(float, choice), strict=True)) for choice in product(*values.values())]
+    jobs = [(with_numbers(algorithm.settings, chosen), chosen, seed) for chosen in plans for seed in seed_list]
+    run.warm_up(jobs[0][0])
+
+    def one(job: tuple[Any, dict[str, float], int]) -> Result:
+        settings, _, seed = job
+        try:
+            return run.execute(settings, rounds, seed, in_one_go=True)
+        except Diverged as failure:
+            assert failure.result is not None
+            return replace(failure.result, diverged=str(failure))
+
+    results: list[Result] = []
+    spread = run.program.layout.mesh is not None  # its collectives already use every device
+    count = 1 if spread else min(workers or _cores(), len(jobs))
+    with ThreadPoolExecutor(count) as pool:
+        for number, result in enumerate(pool.map(one, jobs), 1):
+            results.append(result)
+            if progress is not None:
+                progress(Progress(number, len(jobs), float("nan"), {}))
+    return _collect(results, [(seed, chosen) for _, chosen, seed in jobs])
+
+
+def with_numbers(settings: Any, chosen: dict[str, float]) -> Any:
+    """``settings`` with some of its named numbers replaced."""
+    paths, structure = jax.tree_util.tree_flatten_with_path(settings)
+    leaves = [chosen.get(path_name(path), leaf) for path, leaf in paths]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _collect(results: list[Result], jobs: list[tuple[int, dict[str, float]]]) -> Sweep:
+    rows, frames = [], []
+    for result, (seed, chosen) in zip(results, jobs, strict=True):
+        labels = {"seed": seed, **chosen}
+        last = result.history.iloc[-1].to_dict() if len(result.history) else {}
+        rows.append({**labels, **last, "diverged": result.diverged is not None})
+        frames.append(result.history.assign(**labels))
+    history = pd.concat(frames, ignore_index=True)
+    return Sweep(results, pd.DataFrame(rows), history)

@@ -1,0 +1,110 @@
+"""What a federated algorithm is: a plan of pure functions.
+
+A round is a short tuple of phases, each ``send -> work -> aggregate -> absorb``.  ``work`` is the only function that sees
+client data; everything it returns as *reply* travels to the server, everything it returns as *local state* stays.  An
+engine (``fedbilevel.engines``) decides where the functions run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedbilevel.calculus import Tree
+
+
+class Phase(NamedTuple):
+    """One exchange between the server and the clients.
+
+    ``aggregate(replies, weights)`` gets the stacked replies (leaves ``[clients, ...]``) and weights that sum to one; None
+    is the weighted mean.  ``trace`` is ``work`` with a third result, the `LocalStep` of every local step, for analysis.
+    """
+
+    name: str
+    send: Callable[[Any], Tree]
+    work: Callable[[Tree, Tree, Any, jax.Array], tuple[Tree, Tree]]
+    absorb: Callable[[Any, Tree], Any]
+    aggregate: Callable[[Tree, jax.Array], Tree] | None = None
+    trace: Callable[[Tree, Tree, Any, jax.Array], tuple[Tree, Tree, LocalStep]] | None = None
+
+
+class Repeat(NamedTuple):
+    """Phases that run ``times`` times within one round."""
+
+    phases: tuple[Phase | Repeat, ...]
+    times: int
+
+
+class LocalStep(NamedTuple):
+    """What one client did in one local step t: where it stood, what it estimated there, and where that led."""
+
+    outer: Tree
+    inner: Tree
+    outer_momentum: Tree
+    inner_momentum: Tree
+    proposed: Tree
+
+
+class View(NamedTuple):
+    """What diagnostics may look at in one client's state; None where an algorithm has no such thing.
+
+    The momenta (nu, omega) were estimated at ``(momentum_outer, momentum_inner)``, which for most methods is the point
+    *before* the last update.
+    """
+
+    inner: Tree = None
+    outer_momentum: Tree = None
+    inner_momentum: Tree = None
+    momentum_outer: Tree = None
+    momentum_inner: Tree = None
+    calls: Tree = None
+
+
+class Algorithm(NamedTuple):
+    """A federated algorithm.
+
+    ``settings`` is a tree whose leaves are the float hyper-parameters and whose structure is all the rest; ``build``
+    makes the algorithm from settings.  An engine therefore compiles ``build(settings)`` once and runs it for any step
+    sizes.
+    """
+
+    name: str
+    init: Callable[[jax.Array], Any]
+    """key -> server state: what the server knows."""
+    enroll: Callable[[jax.Array], Tree]
+    """key -> one client's local state: what never leaves it.  Gets the same key as ``init``."""
+    plan: tuple[Phase | Repeat, ...]
+    outer: Callable[[Any], Tree]
+    """server state -> the outer variable, the answer."""
+    view: Callable[[Any, Tree], View]
+    objective: Callable[[Tree, Tree, Any], jax.Array]
+    """(outer, inner, one client's data) -> this client's share of the objective, over all its data."""
+    check: Callable[[Any], None]
+    """ClientData -> None; raises one clear sentence when the data do not fit."""
+    settings: Any
+    build: Callable[[Any], Algorithm]
+    local_steps: int = 1
+    problem: Any = None
+    """The BilevelProblem where there is one: diagnostics solve it to know the true hypergradient."""
+
+
+def client_key(seed_key: jax.Array, round_index: Any, ordinal: Any, client: Any) -> jax.Array:
+    """The key of one client in one phase of one round: a function of these numbers, never of the order of arrival."""
+    key = jax.random.fold_in(seed_key, round_index)
+    return jax.random.fold_in(jax.random.fold_in(key, ordinal), client)
+
+
+def weighted_mean(replies: Tree, weights: jax.Array) -> Tree:
+    return jax.tree.map(lambda a: jnp.tensordot(weights.astype(a.dtype), a, axes=1), replies)
+
+
+def phases_of(plan: tuple[Phase | Repeat, ...]) -> Iterator[tuple[Phase, int]]:
+    """Every phase with how often it runs in a round."""
+    for item in plan:
+        if isinstance(item, Repeat):
+            yield from ((phase, times * item.times) for phase, times in phases_of(item.phases))
+        else:
+            yield item, 1

@@ -1,0 +1,280 @@
+"""The problem (two losses) and the data (one set per client), with the checks that run before anything is compiled.
+
+    minimise over x   1/M sum_m f_m(x, y_m(x))     subject to     y_m(x) = argmin over y of g_m(x, y)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedbilevel.calculus import Loss, Tree
+from fedbilevel.linear import LinearInner
+
+
+@dataclass(frozen=True)
+class BilevelProblem:
+    """Two losses ``(outer, inner, batch) -> scalar`` and where to start.
+
+    ``inner_loss`` (g) is evaluated on training rows, ``outer_loss`` (f) on validation rows; ``init(key)`` returns
+    ``(outer, inner)``, any trees of float arrays; ``project`` maps the outer variable back into its set X after every
+    update.  ``linear`` declares that the inner loss is a weighted generalised linear model, see `linear_problem`.
+
+    >>> import fedbilevel as fb, jax.numpy as jnp
+    >>> problem = fb.BilevelProblem(
+    ...     inner_loss=lambda x, y, batch: jnp.mean((batch["a"] @ y - batch["b"]) ** 2) + jnp.exp(x) * jnp.sum(y**2),
+    ...     outer_loss=lambda x, y, batch: jnp.mean((batch["a"] @ y - batch["b"]) ** 2),
+    ...     init=lambda key: (jnp.zeros(()), jnp.zeros(3)),
+    ... )
+    """
+
+    inner_loss: Loss
+    outer_loss: Loss
+    init: Callable[[jax.Array], tuple[Tree, Tree]]
+    project: Callable[[Tree], Tree] | None = None
+    linear: LinearInner | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("inner_loss", "outer_loss", "init"):
+            if not callable(getattr(self, name)):
+                raise TypeError(f"{name} must be a function, not {type(getattr(self, name)).__name__}.")
+
+    def into_set(self, outer: Tree) -> Tree:
+        return outer if self.project is None else self.project(outer)
+
+    def check(self, data: ClientData, batch_size: int | None, outer_batch_size: int | None) -> None:
+        """Evaluate shapes only: nothing is computed or compiled."""
+        if data.val is None:
+            raise ValueError(
+                "A bilevel problem needs validation rows for its outer loss: pass val= to ClientData (the training rows "
+                "again, if the two losses share their data)."
+            )
+        data.check_batch("train", batch_size)
+        data.check_batch("val", outer_batch_size)
+        start = shapes_of(self.init, "init", jax.random.key(0))
+        if not (isinstance(start, tuple) and len(start) == 2):
+            raise TypeError("init must return a pair (outer, inner).")
+        for name, tree in zip(("outer", "inner"), start, strict=True):
+            check_variable(name, tree)
+        for name, part in (("inner_loss", "train"), ("outer_loss", "val")):
+            check_loss(name, getattr(self, name), (*start, data.example(part)))
+        if self.project is not None:
+            projected = shapes_of(self.project, "project", start[0])
+            if _signature(projected) != _signature(start[0]):
+                raise ValueError(
+                    f"project must return the outer variable's own shapes {_signature(start[0])}, not {_signature(projected)}."
+                )
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """Training and validation rows of every client: trees whose leaves are ``[clients, samples, ...]``.
+
+    Clients of unequal sizes come from `from_clients`; the leaves are then padded and ``train_sizes`` / ``val_sizes`` say
+    how many rows are real.  Padding is never read: minibatches draw real rows only, and whole sets are cut to size (clients
+    of equal size run together).
+    """
+
+    train: Tree
+    val: Tree = None
+    train_sizes: Any = None
+    val_sizes: Any = None
+
+    def __post_init__(self) -> None:
+        for part in ("train", "val"):
+            tree = getattr(self, part)
+            if tree is None:
+                if part == "train":
+                    raise ValueError("ClientData needs training rows: pass train=.")
+                continue
+            leaves, structure = jax.tree.flatten(tree)
+            if not leaves:
+                raise ValueError(f"ClientData got an empty tree as {part}.")
+            arrays = [_array(leaf, part) for leaf in leaves]
+            shapes = {array.shape[:2] for array in arrays}
+            if any(array.ndim < 2 for array in arrays) or len(shapes) != 1:
+                raise ValueError(
+                    f"Every leaf of {part} must be [clients, samples, ...] with the same clients and samples; got shapes "
+                    f"{[array.shape for array in arrays]}."
+                )
+            object.__setattr__(self, part, jax.tree.unflatten(structure, arrays))
+            self._settle_sizes(part, arrays[0].shape[0], arrays[0].shape[1])
+        if self.val is not None and _first(self.val).shape[0] != self.clients:
+            raise ValueError(f"train has {self.clients} clients but val has {_first(self.val).shape[0]}.")
+
+    def _settle_sizes(self, part: str, clients: int, samples: int) -> None:
+        given = getattr(self, f"{part}_sizes")
+        sizes = np.full(clients, samples, np.int32) if given is None else np.asarray(given, np.int32)
+        if sizes.shape != (clients,):
+            raise ValueError(f"{part}_sizes must have one number per client ({clients}), not shape {sizes.shape}.")
+        if clients == 0:
+            raise ValueError(f"{part} has no clients.")
+        if (sizes < 1).any():
+            raise ValueError(f"Client {int(np.argmin(sizes))} has no {part} samples: leave it out or give it rows.")
+        if (sizes > samples).any():
+            raise ValueError(f"{part}_sizes claims {int(sizes.max())} rows for a client, but the leaves hold {samples}.")
+        object.__setattr__(self, f"{part}_sizes", sizes)
+
+    @classmethod
+    def from_clients(cls, clients: Sequence[Any], mask: str | None = None) -> ClientData:
+        """From a list of ``(train, val)`` pairs (or ``train`` alone), one per client, of any sizes.
+
+        With ``mask="name"`` the trees must be dicts; each gets a leaf of that name, 1 for real rows and 0 for padding, and
+        the losses use it.  Whole-set algorithms then run all clients together instead of one group per size.
+        """
+        if not clients:
+            raise ValueError("from_clients needs at least one client.")
+        pairs = [pair if isinstance(pair, tuple) else (pair, None) for pair in clients]
+        if any(len(pair) != 2 for pair in pairs):
+            raise ValueError("Each client must be a pair (train, val), or its training rows alone.")
+        if len({pair[1] is None for pair in pairs}) != 1:
+            raise ValueError("Either every client has validation rows or none has.")
+        train, train_sizes = _pad([pair[0] for pair in pairs], "train", mask)
+        if pairs[0][1] is None:
+            return cls(train, None, None if mask else train_sizes)
+        val, val_sizes = _pad([pair[1] for pair in pairs], "val", mask)
+        if mask:
+            train_sizes = val_sizes = None
+        return cls(train, val, train_sizes, val_sizes)
+
+    @property
+    def clients(self) -> int:
+        return int(_first(self.train).shape[0])
+
+    def samples(self, part: str = "train") -> int:
+        return int(_first(getattr(self, part)).shape[1])
+
+    def equal_sizes(self) -> bool:
+        """Whether no leaf holds padding."""
+        parts = ("train", "val") if self.val is not None else ("train",)
+        return all((getattr(self, f"{part}_sizes") == self.samples(part)).all() for part in parts)
+
+    def only(self, client: int) -> ClientData:
+        """One client as a federation of one, without padding."""
+
+        def cut(part: str) -> Tree:
+            size = int(getattr(self, f"{part}_sizes")[client])
+            return jax.tree.map(lambda leaf: leaf[client : client + 1, :size], getattr(self, part))
+
+        return ClientData(cut("train"), None if self.val is None else cut("val"))
+
+    def example(self, part: str) -> Tree:
+        """Shapes of a batch as the losses see it (all samples of one client)."""
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), getattr(self, part))
+
+    def check_batch(self, part: str, batch_size: int | None) -> None:
+        if batch_size is None:
+            return
+        sizes = getattr(self, f"{part}_sizes")
+        if batch_size > sizes.min():
+            option = "batch_size" if part == "train" else "outer_batch_size"
+            raise ValueError(
+                f"{option}={batch_size} is larger than the {part} set of client {int(np.argmin(sizes))} "
+                f"({int(sizes.min())} rows): choose at most {int(sizes.min())}, or None for the whole set."
+            )
+
+
+def check_variable(name: str, tree: Tree) -> None:
+    leaves = jax.tree.leaves(tree)
+    if not leaves:
+        raise ValueError(f"init gave an empty tree as the {name} variable.")
+    for leaf in leaves:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"The {name} variable has a leaf of type {leaf.dtype}: gradients need floating-point leaves; make init "
+                f"return float32 or float64."
+            )
+
+
+def check_loss(name: str, loss: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    value = shapes_of(loss, name, *arguments)
+    leaves = jax.tree.leaves(value)
+    if len(leaves) != 1 or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
+        shapes = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
+        raise ValueError(f"{name} must return one real number (a scalar), but it returns {', '.join(shapes) or 'nothing'}.")
+
+
+def shapes_of(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
+    """``jax.eval_shape`` that answers a mismatch with one sentence."""
+    try:
+        return jax.eval_shape(function, *arguments)
+    except Exception as error:
+        given = ", ".join(str(_signature(argument)) for argument in arguments)
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f"{name} cannot be evaluated on arguments of shapes {given}: {reason}") from error
+
+
+def positive(name: str, value: Any) -> None:
+    """Refuse a step that is not a positive number; traced values pass, they were checked before tracing."""
+    if isinstance(value, jax.core.Tracer):
+        return
+    if isinstance(value, bool) or not np.isscalar(value) and np.ndim(value) != 0:
+        raise TypeError(f"{name} must be a number, not {value!r}.")
+    if not (np.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be a positive number, not {value}.")
+
+
+def whole_number(name: str, value: Any, least: int = 1, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be a whole number, not {value!r}.")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}.")
+
+
+def _signature(tree: Tree) -> Any:
+    return jax.tree.map(
+        lambda leaf: f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else type(leaf).__name__, tree
+    )
+
+
+def _first(tree: Tree) -> Any:
+    return jax.tree.leaves(tree)[0]
+
+
+def _array(leaf: Any, part: str) -> Any:
+    array = leaf if isinstance(leaf, jax.Array | np.ndarray) else np.asarray(leaf)
+    if array.dtype == object or array.dtype.kind in "USM":
+        raise TypeError(f"A leaf of {part} has type {array.dtype}: encode text and dates as numbers first.")
+    return array
+
+
+def _pad(trees: Sequence[Tree], part: str, mask: str | None) -> tuple[Tree, Any]:
+    structures = {jax.tree.structure(tree) for tree in trees}
+    if len(structures) != 1:
+        raise ValueError(f"The {part} trees of the clients have different structures: {sorted(map(str, structures))}.")
+    sizes = []
+    for number, tree in enumerate(trees):
+        lengths = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in jax.tree.leaves(tree)}
+        if len(lengths) != 1 or None in lengths:
+            raise ValueError(f"The {part} leaves of client {number} have different numbers of samples: {lengths}.")
+        sizes.append(lengths.pop())
+    longest = max(max(sizes), 1)
+
+    def stack(*leaves: Any) -> np.ndarray:
+        arrays = [np.asarray(leaf) for leaf in leaves]
+        if len({(array.shape[1:], array.dtype) for array in arrays}) != 1:
+            raise ValueError(
+                f"A leaf of {part} differs between clients beyond its length: {[(a.shape, str(a.dtype)) for a in arrays]}."
+            )
+        out = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), arrays[0].dtype)
+        for row, array in zip(out, arrays, strict=True):
+            row[: len(array)] = array
+        return out
+
+    padded = jax.tree.map(stack, *trees)
+    counts = np.asarray(sizes, np.int32)
+    if mask is None:
+        return padded, counts
+    if not isinstance(padded, dict) or mask in padded:
+        raise ValueError(f"mask={mask!r} needs dicts without that key as the clients' {part} trees.")
+    if (counts < 1).any():
+        raise ValueError(f"Client {int(np.argmin(counts))} has no {part} samples: leave it out or give it rows.")
+    kind = next((leaf.dtype for leaf in jax.tree.leaves(padded) if leaf.dtype.kind == "f"), np.dtype(np.float32))
+    return {**padded, mask: (np.arange(longest) < counts[:, None]).astype(kind)}, counts
