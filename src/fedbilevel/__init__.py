@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from fedbilevel._version import __version__
 
 if TYPE_CHECKING:
-    from fedbilevel.algorithms import TUNED, fedavg, fedbio, fedbioacc
+    from fedbilevel.algorithms.fedavg import fedavg
+    from fedbilevel.algorithms.fedbio import fedbio
+    from fedbilevel.algorithms.fedbioacc import TUNED, fedbioacc
     from fedbilevel.engines import (
         CheckpointError,
         Diverged,
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
         sweep,
         trace,
     )
-    from fedbilevel.hypergradients import conjugate_gradient, exact, neumann
+    from fedbilevel.hypergradients.conjugate_gradient import conjugate_gradient
+    from fedbilevel.hypergradients.exact import exact
+    from fedbilevel.hypergradients.neumann import neumann
     from fedbilevel.linear import LinearInner, linear_problem
     from fedbilevel.plan import Algorithm, Phase, Repeat
     from fedbilevel.problem import BilevelProblem, ClientData

@@ -60,7 +60,8 @@ def select(condition: Any, chosen: Tree, otherwise: Tree) -> Tree:
 
 
 def dot(a: Tree, b: Tree) -> Scalar:
-    return jax.tree.reduce(operator.add, jax.tree.map(lambda p, q: jnp.sum(p * q), a, b))
+    products = jax.tree.leaves(jax.tree.map(lambda p, q: jnp.sum(p * q), a, b))
+    return jnp.asarray(sum(products[1:], products[0]))
 
 
 def squared_norm(tree: Tree) -> Scalar:

@@ -1,6 +1,6 @@
 """The problem (two losses) and the data (one set per client), with the checks that run before anything is compiled.
 
-    minimise over x   1/M sum_m f_m(x, y_m(x))     subject to     y_m(x) = argmin over y of g_m(x, y)
+minimise over x   1/M sum_m f_m(x, y_m(x))     subject to     y_m(x) = argmin over y of g_m(x, y)
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ class ClientData:
         if (sizes < 1).any():
             raise ValueError(f"Client {int(np.argmin(sizes))} has no {part} samples: leave it out or give it rows.")
         if (sizes > samples).any():
-            raise ValueError(f"{part}_sizes claims {int(sizes.max())} rows for a client, but the leaves hold {samples}.")
+            raise ValueError(
+                f"{part}_sizes claims {int(sizes.max())} rows for a client, but the leaves hold {samples}."
+            )
         object.__setattr__(self, f"{part}_sizes", sizes)
 
     @classmethod
@@ -196,7 +198,9 @@ def check_loss(name: str, loss: Callable[..., Any], arguments: tuple[Any, ...]) 
     leaves = jax.tree.leaves(value)
     if len(leaves) != 1 or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
         shapes = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
-        raise ValueError(f"{name} must return one real number (a scalar), but it returns {', '.join(shapes) or 'nothing'}.")
+        raise ValueError(
+            f"{name} must return one real number (a scalar), but it returns {', '.join(shapes) or 'nothing'}."
+        )
 
 
 def shapes_of(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
@@ -213,7 +217,7 @@ def positive(name: str, value: Any) -> None:
     """Refuse a step that is not a positive number; traced values pass, they were checked before tracing."""
     if isinstance(value, jax.core.Tracer):
         return
-    if isinstance(value, bool) or not np.isscalar(value) and np.ndim(value) != 0:
+    if isinstance(value, bool) or (not np.isscalar(value) and np.ndim(value) != 0):
         raise TypeError(f"{name} must be a number, not {value!r}.")
     if not (np.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be a positive number, not {value}.")
@@ -249,10 +253,10 @@ def _pad(trees: Sequence[Tree], part: str, mask: str | None) -> tuple[Tree, Any]
     structures = {jax.tree.structure(tree) for tree in trees}
     if len(structures) != 1:
         raise ValueError(f"The {part} trees of the clients have different structures: {sorted(map(str, structures))}.")
-    sizes = []
+    sizes: list[int] = []
     for number, tree in enumerate(trees):
-        lengths = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in jax.tree.leaves(tree)}
-        if len(lengths) != 1 or None in lengths:
+        lengths = {np.shape(leaf)[0] if np.ndim(leaf) else -1 for leaf in jax.tree.leaves(tree)}
+        if len(lengths) != 1 or -1 in lengths:
             raise ValueError(f"The {part} leaves of client {number} have different numbers of samples: {lengths}.")
         sizes.append(lengths.pop())
     longest = max(max(sizes), 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import NamedTuple
 
 import jax
@@ -98,13 +99,12 @@ class Batches(NamedTuple):
         return self.data.whole(part) if indices is None else self.data.rows(part, indices)
 
 
-def draw_indices(key: jax.Array, shape: tuple[int, ...], size: jax.Array) -> jax.Array:
-    """Row numbers in ``[0, size)``, uniform up to ``size / 2**32``.
+def scaled(bits: jax.Array, size: jax.Array) -> jax.Array:
+    """Row numbers in ``[0, size)`` from random 32-bit words, uniform up to ``size / 2**32``.
 
-    The high word of (random 32 bits) times (size), from 16-bit halves: one draw an index where ``jax.random.randint``
-    takes two, and no 64-bit arithmetic.
+    The high word of the product, from 16-bit halves: one word an index where ``jax.random.randint`` takes two, and no
+    64-bit arithmetic.
     """
-    bits = jax.random.bits(key, shape, jnp.uint32)
     size = size.astype(jnp.uint32)
     low, high = bits & 0xFFFF, bits >> 16
     size_low, size_high = size & 0xFFFF, size >> 16
@@ -123,13 +123,22 @@ def draw_round(
     train_batches: int = 0,
     val_batches: int = 0,
 ) -> Draws:
-    """Every minibatch of one client in one round, from that client's key of that round."""
-    inner_key, train_key, val_key = jax.random.split(key, 3)
-    inner = train = val = None
-    if batch_size is not None:
-        inner = draw_indices(inner_key, (steps, batch_size), data.train_size)
-        if train_batches:
-            train = draw_indices(train_key, (steps, train_batches, batch_size), data.train_size)
-    if outer_batch_size is not None and val_batches:
-        val = draw_indices(val_key, (steps, val_batches, outer_batch_size), data.val_size)
-    return Draws(inner, train, val)
+    """Every minibatch of one client in one round, from that client's key of that round.
+
+    One call of the generator serves them all (compiling it is most of what a small program costs), and its result is
+    barred from fusion: a gather must read indices, not recompute them for every column.
+    """
+    train_shape = (steps, 1 + train_batches, batch_size or 0)
+    val_shape = (steps, val_batches, outer_batch_size or 0)
+    train_count, val_count = prod(train_shape), prod(val_shape)
+    if train_count + val_count == 0:
+        return Draws()
+    bits = jax.random.bits(key, (train_count + val_count,), jnp.uint32)
+    train = scaled(bits[:train_count].reshape(train_shape), data.train_size)
+    val = scaled(bits[train_count:].reshape(val_shape), data.val_size)
+    train, val = jax.lax.optimization_barrier((train, val))
+    return Draws(
+        train[:, 0] if batch_size is not None else None,
+        train[:, 1:] if batch_size is not None and train_batches else None,
+        val if val_count else None,
+    )

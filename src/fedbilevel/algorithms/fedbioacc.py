@@ -153,14 +153,29 @@ def fedbioacc(
     """
     check_bilevel(problem, hypergradient)
     check_loop(local_steps, batch_size, outer_batch_size)
-    numbers = {"inner_step": inner_step, "outer_step": outer_step, "delta": delta, "u": u, "sigma": sigma}
-    for name, value in {**numbers, "c_inner": c_inner, "c_outer": c_outer}.items():
+    rates = {"inner_step": inner_step, "outer_step": outer_step, "delta": delta}
+    for name, value in {**rates, "u": u, "sigma": sigma, "c_inner": c_inner, "c_outer": c_outer}.items():
         positive(name, value)
     if previous not in ("paper", "local"):
         raise ValueError(f"previous must be 'paper' or 'local', not {previous!r}.")
     outer_batch = settle_outer_batch(batch_size, outer_batch_size)
-    sizes = (local_steps, batch_size, outer_batch)
-    return build(Settings(problem, hypergradient, *numbers.values(), c_inner, c_outer, *sizes, previous))
+    return build(
+        Settings(
+            problem,
+            hypergradient,
+            inner_step,
+            outer_step,
+            delta,
+            u,
+            sigma,
+            c_inner,
+            c_outer,
+            local_steps,
+            batch_size,
+            outer_batch,
+            previous,
+        )
+    )
 
 
 def build(settings: Settings) -> Algorithm:
@@ -180,7 +195,8 @@ def build(settings: Settings) -> Algorithm:
         before = settings.alpha(walk.step, _kind(walk.outer))
         inner_kept = jnp.where(walk.started, _kept(settings.c_inner, before), 0)
         outer_kept = jnp.where(walk.step > 0, _kept(settings.c_outer, before), 0)
-        inner_momentum = corrected(*inner_gradients(problem, points, batches), walk.inner_momentum, inner_kept)
+        now, then = inner_gradients(problem, points, batches)
+        inner_momentum = corrected(now, then, walk.inner_momentum, inner_kept)
         (now, then), used = settings.hypergradient(problem, points, batches)
         outer_momentum = corrected(now, then, walk.outer_momentum, outer_kept)
         new_inner = step_along(walk.inner, -settings.inner_rate(time, _kind(walk.inner)), inner_momentum)

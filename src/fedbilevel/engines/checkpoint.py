@@ -28,7 +28,7 @@ def fingerprint(name: str, settings: Tree, run: dict[str, Any], data: Tree) -> s
     for leaf in jax.tree.leaves((settings, data)):
         array = np.ascontiguousarray(leaf)
         digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(memoryview(array).cast("B"))
+        digest.update(array.tobytes())
     return digest.hexdigest()
 
 
@@ -63,7 +63,9 @@ def save(path: Path, mark: str, round_number: int, state: Tree, rows: list[dict[
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        raise OSError(f"Cannot save the run to {path}: {error.strerror or error}; free space or choose another file.") from error
+        raise OSError(
+            f"Cannot save the run to {path}: {error.strerror or error}; free space or choose another file."
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -58,8 +58,9 @@ def solve_inner(problem: BilevelProblem, outer: Tree, inner: Tree, batch: Tree, 
     tiny = jnp.finfo(jax.tree.leaves(inner)[0].dtype).eps
 
     def unfinished(state: tuple[Any, ...]) -> jax.Array:
-        _, gradient, size, improved, count = state
-        return (count < NEWTON_STEPS) & improved & (size > (100 * tiny) ** 2 * (1 + squared_norm(start)))
+        _, _, size, improved, count = state
+        unsolved = size > (100 * tiny) ** 2 * (1 + squared_norm(start))
+        return jnp.logical_and((count < NEWTON_STEPS) & improved, unsolved)
 
     def iterate(state: tuple[Any, ...]) -> tuple[Any, ...]:
         point, gradient, size, _, count = state
@@ -144,12 +145,15 @@ def _true_errors(
         return {"hypergradient_squared_norm": squared_norm(average(gradients))}
 
     def one(data: LocalData, view: View) -> tuple[Any, ...]:
-        gradient, solved, value = true_hypergradient(problem, outer, view.inner, data, level)
-        gap = None
-        if view.outer_momentum is not None:
-            there = true_hypergradient(problem, view.momentum_outer, view.momentum_inner, data, level)[0]
-            gap = subtract(view.outer_momentum, there)
-        return gradient, squared_norm(subtract(view.inner, solved)), value, gap
+        if view.outer_momentum is None:
+            gradient, solved, value = true_hypergradient(problem, outer, view.inner, data, level)
+            return gradient, squared_norm(subtract(view.inner, solved)), value, None
+        # Both points through one instance of the solver: half as much to compile.
+        places = jax.tree.map(lambda *a: jnp.stack(a), (outer, view.inner), (view.momentum_outer, view.momentum_inner))
+        gradients, solved, values = jax.vmap(lambda x, y: true_hypergradient(problem, x, y, data, level))(*places)
+        gradient, there = (jax.tree.map(lambda leaf, i=i: leaf[i], gradients) for i in (0, 1))
+        error = squared_norm(subtract(view.inner, jax.tree.map(lambda leaf: leaf[0], solved)))
+        return gradient, error, values[0], subtract(view.outer_momentum, there)
 
     gradient, inner_error, value, gap = average(everyone(one))
     row = {"hypergradient_squared_norm": squared_norm(gradient), "inner_error": inner_error, "true_objective": value}
@@ -172,4 +176,3 @@ def _count(calls: Any, fleet: Fleet, layout: Layout) -> dict[str, jax.Array]:
         row[f"{name}/high"] = total(jnp.sum(kept >> 15, dtype=jnp.int32), layout)
         row[f"{name}/low"] = total(jnp.sum(kept & 0x7FFF, dtype=jnp.int32), layout)
     return row
-

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedbilevel.calculus import all_finite
 from fedbilevel.engines.fleet import Fleet, map_clients
+from fedbilevel.engines.options import named_numbers
 from fedbilevel.engines.program import Program, advance
 from fedbilevel.engines.rounds import PARTICIPATION, State, choose
 from fedbilevel.plan import client_key, phases_of
@@ -24,7 +25,8 @@ def blame(program: Program, settings: Any, fleet: Fleet, seed: int, good: State,
     silent = replace(program, level=None)
 
     def after(count: int) -> State:
-        return advance(silent, settings, fleet, np.uint32(seed), good, *map(np.int32, (first, 1, count)))[0]
+        state: State = advance(silent, settings, fleet, np.uint32(seed), good, *map(np.int32, (first, 1, count)))[0]
+        return state
 
     low, high = 0, rounds
     while high - low > 1:
@@ -32,7 +34,7 @@ def blame(program: Program, settings: Any, fleet: Fleet, seed: int, good: State,
         state = after(middle)
         low, high = (middle, high) if bool(all_finite((state.server, state.local))) else (low, middle)
     client = culprit(silent, settings, fleet, seed, after(low) if low else good, first + low)
-    numbers = ", ".join(f"{name}={value:g}" for name, value in _steps(settings).items())
+    numbers = ", ".join(f"{name}={float(value):g}" for name, value in named_numbers(settings).items())
     return (
         f"The run diverged in round {first + low + 1}: {client} produced a NaN or infinity with {numbers}. "
         f"Try smaller steps."
@@ -63,9 +65,3 @@ def culprit(program: Program, settings: Any, fleet: Fleet, seed: int, state: Sta
     took_part[slice(None) if cohort.positions is None else np.asarray(cohort.positions)] = np.asarray(cohort.active)
     bad = np.flatnonzero(~fine & took_part)
     return f"client {int(bad[0])}" if len(bad) else "the server's update"
-
-
-def _steps(settings: Any) -> dict[str, float]:
-    from fedbilevel.engines.simulate import named_numbers
-
-    return {name: float(value) for name, value in named_numbers(settings).items()}

@@ -97,7 +97,8 @@ def map_clients(
 
 def _by_groups(function: Callable[[LocalData, Tree], Any], fleet: Fleet, per_client: Tree, layout: Layout) -> Any:
     assert layout.groups is not None
-    pieces, order = [], []
+    pieces: list[Any] = []
+    order: list[int] = []
     for positions, train_rows, val_rows in layout.groups:
         index = np.asarray(positions)
         data = LocalData(

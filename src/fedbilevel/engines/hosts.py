@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedbilevel.calculus import Tree
@@ -59,7 +61,7 @@ def place_fleet(fleet: Fleet, layout: Layout) -> Fleet:
 
 
 def place_state(state: State, layout: Layout) -> State:
-    """Server state on every device, local states with their clients."""
+    """Server state on every device, local states with their clients.  Every process passes the whole state."""
     if layout.mesh is None:
         return state
     shared = NamedSharding(layout.mesh, PartitionSpec(AXIS))
@@ -80,3 +82,23 @@ def seen_from_here(state: State, layout: Layout) -> tuple[Any, Tree]:
 
     server = jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), state.server)
     return server, jax.tree.map(gather, state.local)
+
+
+def whole_state(state: State) -> State:
+    """The state of all clients of all hosts as NumPy arrays, on every host: what a checkpoint holds."""
+    if jax.process_count() == 1:
+        return jax.tree.map(np.asarray, state)  # type: ignore[no-any-return]
+    return multihost_utils.process_allgather(state, tiled=True)  # type: ignore[no-any-return]
+
+
+def agree(mark: str) -> str:
+    """One fingerprint for the run from those of all hosts, each of which knows its own clients' data."""
+    if jax.process_count() == 1:
+        return mark
+    marks = multihost_utils.process_allgather(np.frombuffer(bytes.fromhex(mark), np.uint8))
+    return hashlib.sha256(np.ascontiguousarray(marks).tobytes()).hexdigest()
+
+
+def writes() -> bool:
+    """Whether this process is the one that writes files."""
+    return jax.process_index() == 0

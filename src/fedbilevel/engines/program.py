@@ -41,7 +41,9 @@ def _sharded(program: Program, function: Any, arguments: tuple[Any, ...], output
     fleet = Fleet(each, each, each, each, each, each, same)  # type: ignore[arg-type]
     state = State(same, each, same, same, same)  # type: ignore[arg-type]
     specs = {"fleet": fleet, "state": state, "same": same}
-    inputs = tuple(specs["fleet" if isinstance(a, Fleet) else "state" if isinstance(a, State) else "same"] for a in arguments)
+    inputs = tuple(
+        specs["fleet" if isinstance(a, Fleet) else "state" if isinstance(a, State) else "same"] for a in arguments
+    )
     mapped = jax.shard_map(
         function,
         mesh=program.layout.mesh,
@@ -58,16 +60,6 @@ def begin(program: Program, settings: Any, seed: Any) -> State:
 
 
 @partial(jax.jit, static_argnames=("program",))
-def look(program: Program, settings: Any, fleet: Fleet, state: State) -> dict[str, jax.Array]:
-    """One row of history for ``state`` as it is."""
-
-    def inside(settings: Any, fleet: Fleet, state: State) -> Any:
-        return measure(program.build(settings), program.measuring, fleet, state, program.level or "cheap")
-
-    return _sharded(program, inside, (settings, fleet, state), "same")  # type: ignore[no-any-return]
-
-
-@partial(jax.jit, static_argnames=("program",))
 def advance(
     program: Program,
     settings: Any,
@@ -78,7 +70,10 @@ def advance(
     blocks: Any,
     every: Any,
 ) -> tuple[State, dict[str, jax.Array]]:
-    """``blocks`` times: ``every`` rounds, then a row.  ``first`` is the number of rounds done before."""
+    """``blocks`` times: ``every`` rounds, then a row.  ``first`` is the number of rounds done before.
+
+    One block of no rounds measures the state as it is: the row before round 1 comes from the same compiled program.
+    """
 
     def inside(settings: Any, fleet: Fleet, seed: Any, state: State, first: Any, blocks: Any, every: Any) -> Any:
         algorithm: Algorithm = program.build(settings)
@@ -87,9 +82,10 @@ def advance(
 
         def rounds(block: Any, state: State) -> State:
             done = first + block * every
-            return jax.lax.fori_loop(
+            result: State = jax.lax.fori_loop(
                 0, every, lambda i, held: run_round(algorithm, program.layout, fleet, key, held, done + i, watch), state
             )
+            return result
 
         if not watch:
             return jax.lax.fori_loop(0, blocks, rounds, state), {}

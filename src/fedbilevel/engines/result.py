@@ -30,7 +30,7 @@ class Result:
 class Diverged(ArithmeticError):
     """A run met a NaN or an infinity.  ``result`` holds what was recorded up to there."""
 
-    def __init__(self, sentence: str, result: Result | None = None) -> None:
+    def __init__(self, sentence: str, result: Result) -> None:
         super().__init__(sentence)
         self.result = result
 

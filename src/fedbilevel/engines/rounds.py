@@ -51,17 +51,19 @@ def choose(fleet: Fleet, layout: Layout, round_key: jax.Array) -> Cohort:
     positions = None
     if layout.cohort is None:
         taking_part = fleet.ids < layout.clients
-    elif layout.gathers_cohort:
-        positions = jnp.sort(jax.random.permutation(sample_key, layout.clients)[: layout.cohort])
-        taking_part = jnp.ones(layout.cohort, bool)
     else:
-        drawn = jax.random.permutation(sample_key, layout.clients) < layout.cohort
-        padded = jnp.zeros(layout.places, bool).at[: layout.clients].set(drawn)
-        taking_part = padded[fleet.ids]
+        drawn = jax.random.permutation(sample_key, layout.clients)[: layout.cohort]
+        if layout.gathers_cohort:
+            positions = jnp.sort(drawn)
+            taking_part = jnp.ones(layout.cohort, bool)
+        else:
+            taking_part = jnp.zeros(layout.places, bool).at[drawn].set(True)[fleet.ids]
     active = taking_part
     if layout.dropout:
         ids = fleet.ids if positions is None else fleet.ids[positions]
-        chances = jax.vmap(lambda client: jax.random.uniform(jax.random.fold_in(drop_key, client), dtype=jnp.float32))(ids)
+        chances = jax.vmap(lambda client: jax.random.uniform(jax.random.fold_in(drop_key, client), dtype=jnp.float32))(
+            ids
+        )
         active = active & (chances >= fleet.dropout)
     return Cohort(positions, active, jnp.sum(taking_part, dtype=jnp.int32))
 

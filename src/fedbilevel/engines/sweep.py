@@ -19,8 +19,9 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel.engines.fleet import CHUNK
+from fedbilevel.engines.options import Options, named_numbers, path_name
 from fedbilevel.engines.result import Diverged, Progress, ProgressCallback, Result
-from fedbilevel.engines.simulate import Options, Run, named_numbers, path_name
+from fedbilevel.engines.simulate import Run
 from fedbilevel.plan import Algorithm
 from fedbilevel.problem import ClientData, positive, whole_number
 
@@ -37,7 +38,9 @@ class Sweep:
     @property
     def outer(self) -> Any:
         """The outer variables of all runs, stacked."""
-        return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *[r.outer for r in self.results])
+        return jax.tree.map(
+            lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *[r.outer for r in self.results]
+        )
 
 
 def sweep(
@@ -79,14 +82,14 @@ def sweep(
     known = named_numbers(algorithm.settings)
     for name, choices in values.items():
         if name not in known:
-            raise ValueError(f"{algorithm.name} has no float hyper-parameter {name!r}; it has {', '.join(sorted(known))}.")
+            raise ValueError(
+                f"{algorithm.name} has no float hyper-parameter {name!r}; it has {', '.join(sorted(known))}."
+            )
         if not len(choices):
             raise ValueError(f"{name} needs at least one value.")
         for value in choices:
             positive(name, value)
-    options = Options(
-        weights, participation, dropout, record_every or rounds, diagnostics, client_chunk, devices
-    )
+    options = Options(weights, participation, dropout, record_every or rounds, diagnostics, client_chunk, devices)
     run = Run(algorithm, data, options)
     plans = [dict(zip(values, map(float, choice), strict=True)) for choice in product(*values.values())]
     jobs = [(with_numbers(algorithm.settings, chosen), chosen, seed) for chosen in plans for seed in seed_list]
@@ -97,7 +100,6 @@ def sweep(
         try:
             return run.execute(settings, rounds, seed, in_one_go=True)
         except Diverged as failure:
-            assert failure.result is not None
             return replace(failure.result, diverged=str(failure))
 
     results: list[Result] = []
@@ -126,7 +128,7 @@ def _collect(results: list[Result], jobs: list[tuple[int, dict[str, float]]]) ->
     rows, frames = [], []
     for result, (seed, chosen) in zip(results, jobs, strict=True):
         labels = {"seed": seed, **chosen}
-        last = result.history.iloc[-1].to_dict() if len(result.history) else {}
+        last: dict[str, Any] = dict(result.history.iloc[-1]) if len(result.history) else {}
         rows.append({**labels, **last, "diverged": result.diverged is not None})
         frames.append(result.history.assign(**labels))
     history = pd.concat(frames, ignore_index=True)

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.engines.fleet import Fleet, Layout, map_clients
+from fedbilevel.engines.options import Options
 from fedbilevel.engines.rounds import start
-from fedbilevel.engines.simulate import Options, Run
+from fedbilevel.engines.simulate import Run
 from fedbilevel.plan import Algorithm, LocalStep, Phase, client_key, weighted_mean
 from fedbilevel.problem import ClientData, whole_number
 
@@ -24,7 +25,9 @@ def trace(algorithm: Algorithm, data: ClientData, rounds: int, seed: int = 0, *,
     whole_number("rounds", rounds)
     for item in algorithm.plan:
         if len(algorithm.plan) != 1 or not isinstance(item, Phase) or item.trace is None:
-            raise ValueError(f"{algorithm.name} cannot be traced: it needs a single phase that records its local steps.")
+            raise ValueError(
+                f"{algorithm.name} cannot be traced: it needs a single phase that records its local steps."
+            )
     run = Run(algorithm, data, Options(weights=weights, devices=jax.local_devices()[:1]))
     return _trace(algorithm.build, run.program.layout, rounds, algorithm.settings, run.fleet, np.uint32(seed))  # type: ignore[no-any-return]
 
@@ -51,6 +54,4 @@ def _trace(build: Any, layout: Layout, rounds: int, settings: Any, fleet: Fleet,
 
     _, steps = jax.lax.scan(one_round, (state.server, state.local), jnp.arange(rounds, dtype=jnp.int32))
     # [rounds, clients, local steps, ...] -> [all steps, clients, ...]
-    return jax.tree.map(
-        lambda leaf: jnp.moveaxis(leaf, 2, 1).reshape((-1, leaf.shape[1], *leaf.shape[3:])), steps
-    )
+    return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 2, 1).reshape((-1, leaf.shape[1], *leaf.shape[3:])), steps)

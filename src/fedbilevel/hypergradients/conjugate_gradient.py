@@ -65,7 +65,7 @@ def solve(
     goal = jnp.asarray(tolerance, energy.dtype) ** 2 * squared_norm(right)
 
     def unfinished(state: tuple[Any, ...]) -> jax.Array:
-        return (state[4] < steps) & (state[3] > goal)
+        return jnp.logical_and(state[4] < steps, state[3] > goal)
 
     def iterate(state: tuple[Any, ...]) -> tuple[Any, ...]:
         solution, residual, direction, energy, count = state

@@ -40,10 +40,12 @@ def hypergradients(
     linear = problem.linear
     assert linear is not None
     assert batches.draws.train is not None
-    rows, inner, tables = _operands(linear, points, batches, batches.draws.train)
+    (features, targets, cells, indices), inner, tables = _operands(linear, points, batches, batches.draws.train)
     right = jnp.stack([in_inner for _, in_inner in gradients])
     steps = jnp.full(len(points), step, inner.dtype)
-    solutions, products = kernels.neumann(*rows, inner, right, *tables, steps, link=linear.link)
+    solutions, products = kernels.neumann(
+        features, targets, cells, indices, inner, right, *tables, steps, link=linear.link
+    )
     return tuple(
         subtract(in_outer, _pull_back(linear, outer, y, solutions[number], products[number]))
         for number, ((outer, y), (in_outer, _)) in enumerate(zip(points, gradients, strict=True))
@@ -55,13 +57,13 @@ def inner_gradients(problem: BilevelProblem, points: Points, batches: Batches) -
     linear = problem.linear
     assert linear is not None
     assert batches.draws.inner is not None
-    rows, inner, tables = _operands(linear, points, batches, batches.draws.inner)
-    return tuple(kernels.gradient(*rows, inner, *tables, link=linear.link))
+    (features, targets, cells, indices), inner, tables = _operands(linear, points, batches, batches.draws.inner)
+    return tuple(kernels.gradient(features, targets, cells, indices, inner, *tables, link=linear.link))
 
 
 def _operands(
     linear: LinearInner, points: Points, batches: Batches, indices: jax.Array
-) -> tuple[tuple[jax.Array, ...], jax.Array, tuple[jax.Array, jax.Array]]:
+) -> tuple[tuple[Any, Any, Any, jax.Array], jax.Array, tuple[jax.Array, jax.Array]]:
     """(features, targets, cells, indices), the inner variables, (weight tables, ridges): stacked over the points."""
     rows, indices = batches.data.flat("train", indices)
     inner = jnp.stack([point[1] for point in points])

@@ -1,0 +1,28 @@
+# Two commands for a fresh machine: `make run` (the main job) and `make test`.  Both set up .venv first, once.
+PYTHON ?= python3
+BIN := .venv/bin
+WORKERS ?= auto
+
+.PHONY: run test lint clean
+.DELETE_ON_ERROR:
+
+run: .venv/ready
+	$(BIN)/fedbilevel rates --out runs/rates
+
+test: .venv/ready
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedbilevel needs Python 3.11 or newer; set PYTHON=python3.x")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv runs
