@@ -1,0 +1,176 @@
+"""Columns and tables in whatever form they arrive (pandas, polars, NumPy, lists), turned into pandas and checked.
+
+Everything that reads user data goes through here, so that a missing group, a wrong length or a misspelt column is
+reported once, in one sentence, under the name the caller used for the argument.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+# Between the values of several sensitive columns when they are read as one: "Black & Female".
+JOIN = " & "
+
+_NEGATIVE_AND_POSITIVE = ((0, 1), (-1, 1))  # the two codings of a binary label that need no `pos_label`
+
+
+def to_series(values: Any, name: str) -> pd.Series[Any]:
+    """One column as a pandas Series numbered from 0; `name` is the argument's name, for the error messages."""
+    if isinstance(values, pd.Series):
+        return values.reset_index(drop=True)
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a column (list, NumPy array, pandas or polars Series), not {values!r}.")
+    if _is_table(values):
+        frame = to_frame(values, name)
+        if frame.shape[1] != 1:
+            raise ValueError(f"{name} must be one column, but it has {frame.shape[1]}; pass the column you mean.")
+        return frame.iloc[:, 0]
+    if hasattr(values, "to_numpy"):
+        values = values.to_numpy()
+    if hasattr(values, "__array__"):
+        array = np.asarray(values)
+        if array.ndim == 2 and array.shape[1] == 1:
+            array = array[:, 0]
+        if array.ndim != 1:
+            raise ValueError(f"{name} must be one column, but its shape is {array.shape}.")
+        return pd.Series(array)
+    # Not np.asarray: it would turn a missing value among strings into the text 'nan'.
+    values = list(values)
+    return pd.Series(values) if values else pd.Series([], dtype=object)
+
+
+def to_frame(table: Any, name: str = "X") -> pd.DataFrame:
+    """A table as a pandas DataFrame with distinct text column names and rows numbered from 0."""
+    if isinstance(table, pd.DataFrame):
+        frame = table.reset_index(drop=True)
+    elif _is_table(table):
+        frame = pd.DataFrame({column: table[column].to_numpy() for column in table.columns})
+    else:
+        array = np.asarray(table)
+        if array.ndim != 2:
+            raise ValueError(f"{name} must be a table with rows and columns, but it has {array.ndim} dimension(s).")
+        frame = pd.DataFrame(array, columns=[f"x{i}" for i in range(array.shape[1])])
+    if any(not isinstance(column, str) for column in frame.columns):
+        frame = frame.set_axis([str(column) for column in frame.columns], axis=1)
+    repeated = frame.columns[frame.columns.duplicated()]
+    if len(repeated):
+        raise ValueError(f"{name} has two columns named {repeated[0]!r}; rename one of them.")
+    return frame
+
+
+def group_series(sensitive: Any, name: str = "sensitive_features") -> pd.Series[Any]:
+    """The sensitive group of each row as one column; several columns are joined ("Black & Female").
+
+    A row whose group is missing cannot be counted for or against anybody, so missing values are an error.
+    """
+    if isinstance(sensitive, pd.DataFrame) or _is_table(sensitive) or np.ndim(sensitive) == 2:
+        frame = to_frame(sensitive, name)
+        if frame.shape[1] == 0:
+            raise ValueError(f"{name} has no columns.")
+        parts = [_without_missing(frame[column], f"{name}[{column!r}]") for column in frame.columns]
+        if len(parts) > 1:
+            text = parts[0].astype(str)
+            for part in parts[1:]:
+                text = text + JOIN + part.astype(str)
+            return text.rename(JOIN.join(frame.columns))
+        return parts[0]
+    return _without_missing(to_series(sensitive, name), name)
+
+
+def encode_groups(
+    sensitive: Any, *, known: Sequence[Any] | None = None, name: str = "sensitive_features"
+) -> tuple[NDArray[np.int32], list[Any]]:
+    """Group codes 0..K-1 and the group names, sorted.
+
+    `known` fixes the names (those of the training part): a group outside it has no code, and that is an error.
+    """
+    series = group_series(sensitive, name)
+    if known is None:
+        codes, values = pd.factorize(series, sort=True)
+        return codes.astype(np.int32), list(values)
+    names = list(known)
+    codes = pd.Index(names).get_indexer(pd.Index(series))
+    if (codes < 0).any():
+        stranger = series.iloc[int(np.flatnonzero(codes < 0)[0])]
+        raise ValueError(
+            f"{name} holds the group {shown(stranger)}, which the training part does not have "
+            f"(it has {listed(names)}); add rows of that group to the training part or leave its rows out."
+        )
+    return codes.astype(np.int32), names
+
+
+def binary_labels(values: Any, name: str, *, pos_label: Any = None) -> NDArray[np.int8]:
+    """Labels as 0 and 1, where 1 stands for `pos_label`.
+
+    Without `pos_label` the values must be 0/1, False/True or -1/1. Predictions may hold one class only.
+    """
+    series = _without_missing(to_series(values, name), name)
+    distinct = list(pd.unique(series))
+    if pos_label is not None:
+        if len(distinct) > 2 or (len(distinct) == 2 and pos_label not in distinct):
+            raise ValueError(
+                f"{name} must hold {shown(pos_label)} and one other value, but it holds {listed(distinct)}."
+            )
+        return np.asarray(series == pos_label).astype(np.int8)
+    if not any(set(distinct) <= set(allowed) for allowed in _NEGATIVE_AND_POSITIVE):
+        raise ValueError(
+            f"{name} must hold 0/1, False/True or -1/1, but it holds {listed(distinct)}; "
+            "name the positive class with pos_label."
+        )
+    return np.asarray(series == 1).astype(np.int8)
+
+
+def check_lengths(**columns: Any) -> None:
+    """All the named columns must have the same, positive number of rows; those that are None are skipped."""
+    lengths = {name: len(column) for name, column in columns.items() if column is not None}
+    (first, expected), *others = lengths.items()
+    if expected == 0:
+        raise ValueError(f"{first} has no rows.")
+    for name, length in others:
+        if length != expected:
+            raise ValueError(f"{name} has {length} rows but {first} has {expected}; they must describe the same rows.")
+
+
+def check_columns(frame: pd.DataFrame, columns: Iterable[str], name: str) -> None:
+    """Every one of `columns` must be in `frame`; a misspelt one is answered with the nearest existing name."""
+    for column in columns:
+        if column not in frame.columns:
+            near = difflib.get_close_matches(str(column), list(frame.columns), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {listed(list(frame.columns))}."
+            raise ValueError(f"{name}: there is no column {column!r}; {hint}")
+
+
+def is_number_column(column: pd.Series[Any]) -> bool:
+    """Whether a column is to be read as numbers; truth values are categories."""
+    return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+
+
+def shown(value: Any) -> str:
+    """A value as it is written in messages: 0, not np.int64(0)."""
+    return repr(value.item() if isinstance(value, np.generic) else value)
+
+
+def listed(values: Sequence[Any], limit: int = 8) -> str:
+    """Values for a message, cut off when there are many."""
+    some = ", ".join(shown(value) for value in values[:limit])
+    return some + (f" and {len(values) - limit} more" if len(values) > limit else "")
+
+
+def _is_table(values: Any) -> bool:
+    return hasattr(values, "columns") and hasattr(values, "shape")
+
+
+def _without_missing(series: pd.Series[Any], name: str) -> pd.Series[Any]:
+    missing = np.flatnonzero(series.isna().to_numpy())
+    if missing.size:
+        raise ValueError(
+            f"{name} has {missing.size} missing value(s), the first in row {missing[0]}; "
+            "fill them in, give them a category of their own, or leave those rows out."
+        )
+    return series
