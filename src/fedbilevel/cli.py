@@ -60,11 +60,16 @@ def rates(
     with progress_lines() as report:
         result = experiment.run(out, quick=quick, seed=seed, progress=report)
     console = Console()
-    for title, table in result.tables().items():
-        show(console, title, table)
+    show(console, "Slope of log mean |grad h|^2 against log T, with 95 % intervals", result.slopes)
+    below = result.bounds.groupby(["algorithm", "variant"], sort=False).agg(
+        points=("holds", "size"), below_bound=("holds", "sum"), inside_region=("inside", "sum")
+    )
+    show(console, "Measurements with the theorems' step sizes, beside the theorems' bounds", below.reset_index())
+    show(console, "One hypergradient estimate averaged over clients: variance shrinks, bias stays", result.estimator)
+    failing = result.checks[~result.checks["holds"]]
+    console.print(f"{len(result.checks) - len(failing)} of {len(result.checks)} step-size conditions hold.")
     if out is not None:
-        written = experiment.write(result, out)
-        console.print(f"Wrote {len(written)} files to {out}", highlight=False)
+        console.print(f"Tables and figures are in {out}", highlight=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.calculus import Tree
+from fedbilevel.kernels import take
 
 
 class NeedsWholeSet(Exception):
@@ -44,9 +45,8 @@ class LocalData:
     exact: bool = True
 
     def rows(self, part: str, indices: jax.Array) -> Tree:
-        if self.shared:
-            return jax.tree.map(lambda leaf: leaf[self.client, indices], getattr(self, part))
-        return jax.tree.map(lambda leaf: leaf[indices], getattr(self, part))
+        tree, numbers = self.flat(part, indices)
+        return jax.tree.map(lambda leaf: take(leaf, numbers), tree)
 
     def whole(self, part: str) -> Tree:
         if not self.exact:

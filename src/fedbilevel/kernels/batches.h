@@ -1,0 +1,97 @@
+// Operands with leading batch dimensions, some of size 1: which part of every buffer a batch element works on.
+
+#ifndef FEDBILEVEL_KERNELS_BATCHES_H_
+#define FEDBILEVEL_KERNELS_BATCHES_H_
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace fedbilevel {
+
+namespace ffi = xla::ffi;
+
+// The size of the dimension `from_end` places from the end (the last is 1), or 0 if there is none.
+inline int64_t SizeOf(const ffi::AnyBuffer& buffer, size_t from_end) {
+  const auto dims = buffer.dimensions();
+  return from_end <= dims.size() ? dims[dims.size() - from_end] : 0;
+}
+
+template <typename T>
+class Operand {
+ public:
+  Operand(T* data, const std::vector<int64_t>& sizes, std::vector<int64_t> strides)
+      : data_(data), sizes_(sizes), strides_(std::move(strides)) {}
+
+  // The part of batch element `element`, counted in row-major order.
+  T* operator[](int64_t element) const {
+    int64_t offset = 0;
+    for (size_t k = sizes_.size(); k-- > 0;) {
+      offset += element % sizes_[k] * strides_[k];
+      element /= sizes_[k];
+    }
+    return data_ + offset;
+  }
+
+ private:
+  T* data_;
+  const std::vector<int64_t>& sizes_;
+  std::vector<int64_t> strides_;
+};
+
+class Batches {
+ public:
+  // The batch dimensions are those of a result before its own `rank` dimensions.
+  Batches(const ffi::AnyBuffer& result, size_t rank) {
+    const auto dims = result.dimensions();
+    if (dims.size() >= rank) sizes_.assign(dims.begin(), dims.end() - rank);
+  }
+
+  // A buffer with dimensions `own` after its batch dimensions, each of which is that of the result or 1. A buffer of
+  // another shape or type is remembered in `error`, and must not be used.
+  template <typename T>
+  __attribute__((noinline)) Operand<T> Bind(const char* name, const ffi::AnyBuffer& buffer,
+                                            const std::vector<int64_t>& own) {
+    using Number = std::remove_const_t<T>;
+    constexpr ffi::DataType kType = std::is_same_v<Number, int32_t> ? ffi::DataType::S32
+                                    : sizeof(Number) == 4           ? ffi::DataType::F32
+                                                                    : ffi::DataType::F64;
+    const auto dims = buffer.dimensions();
+    bool matches = buffer.element_type() == kType && dims.size() == sizes_.size() + own.size();
+    int64_t stride = 1;
+    for (size_t k = 0; matches && k < own.size(); ++k) {
+      matches = dims[sizes_.size() + k] == own[k];
+      stride *= own[k];
+    }
+    std::vector<int64_t> strides(sizes_.size(), 0);
+    for (size_t k = sizes_.size(); matches && k-- > 0;) {
+      matches = dims[k] == sizes_[k] || dims[k] == 1;
+      if (dims[k] != 1) strides[k] = stride;
+      stride *= dims[k];
+    }
+    if (!matches && error_.empty()) {
+      error_ = std::string("fedbilevel kernel: '") + name + "' has a shape or type that does not fit the others";
+    }
+    return Operand<T>(static_cast<T*>(buffer.untyped_data()), sizes_, std::move(strides));
+  }
+
+  const std::string& error() const { return error_; }
+
+  int64_t count() const {
+    int64_t count = 1;
+    for (int64_t size : sizes_) count *= size;
+    return count;
+  }
+
+ private:
+  std::vector<int64_t> sizes_;
+  std::string error_;
+};
+
+}  // namespace fedbilevel
+
+#endif  // FEDBILEVEL_KERNELS_BATCHES_H_

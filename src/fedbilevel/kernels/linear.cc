@@ -1,0 +1,173 @@
+// The kernels of model.h and take.h as calls of XLA's foreign function interface.
+//
+// A call runs on one thread and keeps no state. Leading dimensions of the operands are batch dimensions; an operand
+// whose batch dimension has size 1 is shared along it.
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "batches.h"
+#include "model.h"
+#include "take.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace fedbilevel {
+namespace {
+
+constexpr char kBadCount[] = "fedbilevel kernel: neither the operands of the Neumann series nor those of the gradient";
+constexpr char kBadType[] = "fedbilevel kernel: 'features' is neither float32 nor float64";
+constexpr char kBadLink[] = "fedbilevel kernel: 'link' is neither logistic (0) nor squared (1)";
+constexpr char kBadIndex[] = "fedbilevel kernel: 'indices' names a row that there is not";
+constexpr char kBadCell[] = "fedbilevel kernel: 'cells' names a cell that 'weights' does not have";
+constexpr char kBadTake[] = "fedbilevel kernel: the operands of 'take' do not fit each other";
+constexpr char kEmpty[] = "fedbilevel kernel: an operand has a dimension of size 0";
+
+bool Inside(const int32_t* indices, int64_t count, int64_t samples) {
+  bool inside = true;
+  for (int64_t i = 0; i < count; ++i) inside &= static_cast<uint32_t>(indices[i]) < static_cast<uint64_t>(samples);
+  return inside;
+}
+
+using Buffer = ffi::AnyBuffer;
+
+// Both calls, told apart by their number of operands: `indices` is [terms + 1, b] for the Neumann series and [b] for
+// the gradient, which has neither `vectors` nor `step` and one result.
+struct Call {
+  const Buffer features, targets, cells, indices, inner, weights, ridge, vectors, step, first_result, second_result;
+  const bool neumann;
+  const int32_t link;
+};
+
+template <typename T>
+ffi::Error Run(const Call& call) {
+  const bool neumann = call.neumann;
+  const int64_t samples = SizeOf(call.features, 2), length = SizeOf(call.features, 1);
+  const int64_t points = SizeOf(call.inner, 2), cell_count = SizeOf(call.weights, 1);
+  const int64_t batch = SizeOf(call.indices, 1), minibatches = neumann ? SizeOf(call.indices, 2) : 1;
+  if (std::min({samples, length, cell_count, points, batch, minibatches}) < 1) {
+    return ffi::Error::InvalidArgument(kEmpty);
+  }
+  std::vector<int64_t> index_shape = {batch};
+  if (neumann) index_shape = {minibatches, batch};
+
+  Batches all(call.first_result, 2);
+  const auto features = all.Bind<const T>("features", call.features, {samples, length});
+  const auto targets = all.Bind<const T>("targets", call.targets, {samples});
+  const auto cells = all.Bind<const int32_t>("cells", call.cells, {samples});
+  const auto indices = all.Bind<const int32_t>("indices", call.indices, index_shape);
+  const auto inner = all.Bind<const T>("inner", call.inner, {points, length});
+  const auto weights = all.Bind<const T>("weights", call.weights, {points, cell_count});
+  const auto ridge = all.Bind<const T>("ridge", call.ridge, {points});
+  const auto vectors = all.Bind<const T>("vectors", call.vectors, {points, length});
+  const auto step = all.Bind<const T>("step", call.step, {points});
+  const auto first = all.Bind<T>("first result", call.first_result, {points, length});
+  const auto second = all.Bind<T>("second result", call.second_result, {points, neumann ? cell_count : length});
+  if (!all.error().empty()) return ffi::Error::InvalidArgument(all.error());
+
+  const Shape<T> shape(length);
+  Workspace<T> space(shape);
+  const int64_t count = minibatches * batch;
+  for (int64_t e = 0; e < all.count(); ++e) {
+    const auto link = static_cast<Link>(call.link);
+    const Model<T> model = {features[e], targets[e], cells[e], samples, length, cell_count, link};
+    const Rows<T> run = {model.features, indices[e], count, length};
+    if (!Inside(run.indices, count, samples)) return ffi::Error(ffi::ErrorCode::kOutOfRange, kBadIndex);
+    bool valid = true;
+    for (int64_t p = 0; p < points; p += kPoints) {
+      const bool pair = p + 1 < points;
+      const int64_t at = p * length, cell = p * cell_count;
+      if (!neumann) {
+        const auto kernel = pair ? Gradient<T, 2> : Gradient<T, 1>;
+        valid &= kernel(model, shape, run, inner[e] + at, weights[e] + cell, ridge[e] + p, space, first[e] + at);
+        continue;
+      }
+      const auto kernel = link == kLogistic ? (pair ? Neumann<T, 2, true> : Neumann<T, 1, true>)
+                                            : (pair ? Neumann<T, 2, false> : Neumann<T, 1, false>);
+      valid &= kernel(model, shape, run, batch, inner[e] + at, vectors[e] + at, weights[e] + cell, ridge[e] + p,
+                      step[e] + p, space, first[e] + at, second[e] + cell);
+    }
+    if (!valid) return ffi::Error(ffi::ErrorCode::kOutOfRange, kBadCell);
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error RunForType(ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t link) {
+  const bool neumann = operands.size() == 9 && results.size() == 2;
+  if (!neumann && !(operands.size() == 7 && results.size() == 1)) return ffi::Error::InvalidArgument(kBadCount);
+  if (link != kLogistic && link != kSquared) return ffi::Error::InvalidArgument(kBadLink);
+  const auto operand = [&](size_t k) { return *operands.get<Buffer>(k); };
+  const auto result = [&](size_t k) { return **results.get<Buffer>(k); };
+  const Call call = {operand(0), operand(1), operand(2), operand(3), operand(4), operand(neumann ? 6 : 5),
+                     operand(neumann ? 7 : 6), operand(neumann ? 5 : 4), operand(neumann ? 8 : 6), result(0),
+                     result(neumann ? 1 : 0), neumann, link};
+  // Nothing may be thrown through the caller's frames; the only thing that can be is a lack of memory.
+  try {
+    if (call.features.element_type() == ffi::DataType::F32) return Run<float>(call);
+    if (call.features.element_type() == ffi::DataType::F64) return Run<double>(call);
+    return ffi::Error::InvalidArgument(kBadType);
+  } catch (const std::exception& error) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, std::string("fedbilevel kernel: ") + error.what());
+  }
+}
+
+// rows [..., N, row...], indices [..., b] -> [..., b, row...], for elements of any type.
+ffi::Error TakeRows(ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t row_rank) {
+  if (operands.size() != 2 || results.size() != 1) return ffi::Error::InvalidArgument(kBadCount);
+  const Buffer rows = *operands.get<Buffer>(0), indices = *operands.get<Buffer>(1), out = **results.get<Buffer>(0);
+  const size_t rank = static_cast<size_t>(row_rank);
+  const int64_t samples = SizeOf(rows, rank + 1), count = SizeOf(indices, 1);
+  const auto dims = rows.dimensions(), index_dims = indices.dimensions(), out_dims = out.dimensions();
+  if (dims.size() < rank + 1 || out_dims.size() != dims.size() || index_dims.size() + rank != dims.size() ||
+      indices.element_type() != ffi::DataType::S32 || out.element_type() != rows.element_type()) {
+    return ffi::Error::InvalidArgument(kBadTake);
+  }
+  int64_t row = 1, own = 1, total = 1;
+  for (size_t k = dims.size() - rank; k < dims.size(); ++k) row *= dims[k];
+  const size_t batch_rank = dims.size() - rank - 1;
+  std::vector<int64_t> sizes(batch_rank), row_strides(batch_rank), index_strides(batch_rank);
+  int64_t row_stride = 1, index_stride = 1;
+  for (size_t k = batch_rank; k-- > 0;) {
+    sizes[k] = out_dims[k];
+    if ((dims[k] != 1 && dims[k] != sizes[k]) || (index_dims[k] != 1 && index_dims[k] != sizes[k])) {
+      return ffi::Error::InvalidArgument(kBadTake);
+    }
+    row_strides[k] = dims[k] == 1 ? 0 : row_stride;
+    index_strides[k] = index_dims[k] == 1 ? 0 : index_stride;
+    row_stride *= dims[k];
+    index_stride *= index_dims[k];
+    total *= sizes[k];
+    own *= dims[k];
+  }
+  if (own * samples * row == 0 || total * count == 0) return ffi::Error::InvalidArgument(kEmpty);
+  const int64_t bytes = static_cast<int64_t>(rows.size_bytes()) / (own * samples);
+  const char* source = static_cast<const char*>(rows.untyped_data());
+  const int32_t* chosen = static_cast<const int32_t*>(indices.untyped_data());
+  char* target = static_cast<char*>(out.untyped_data());
+  for (int64_t e = 0; e < total; ++e) {
+    int64_t rest = e, from = 0, at = 0;
+    for (size_t k = batch_rank; k-- > 0;) {
+      from += rest % sizes[k] * row_strides[k];
+      at += rest % sizes[k] * index_strides[k];
+      rest /= sizes[k];
+    }
+    const char* base = source + from * samples * bytes;
+    if (!Take(base, samples, bytes, chosen + at * count, count, target + e * count * bytes)) {
+      return ffi::Error(ffi::ErrorCode::kOutOfRange, kBadIndex);
+    }
+  }
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelTake, TakeRows,
+                              ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("row_rank"));
+
+// Bound without a list of its operands, which would take longer to compile than the kernels.
+XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelLinear, RunForType,
+                              ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("link"));
+
+}  // namespace fedbilevel

@@ -1,0 +1,195 @@
+"""Building on demand: what is built, when it is not, and that nothing but a sentence comes of it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from fedbilevel import kernels
+from fedbilevel.kernels import build
+
+FOLDER = Path(build.__file__).parent
+
+# Holds the kernels against the references.
+PROGRAM = """
+import jax, jax.numpy as jnp, numpy as np
+from fedbilevel import kernels
+assert kernels.available(), kernels.why_not()
+rng = np.random.default_rng(0)
+for dtype, bound in ((np.float32, 1e-5), (np.float64, 1e-12)):
+    for length, batch, points, link in ((107, 19, 2, "logistic"), (5, 8, 1, "squared")):
+        f = lambda *shape: jnp.asarray(rng.normal(size=shape).astype(dtype))
+        targets, cells = jnp.asarray(rng.integers(0, 2, 12).astype(dtype)), jnp.asarray(rng.integers(0, 3, 12), jnp.int32)
+        indices = jnp.asarray(rng.integers(0, 12, (3, batch)), jnp.int32)
+        point = (f(points, length) / dtype(length**0.5), f(points, length), jnp.exp(f(points, 3)), jnp.exp(f(points)))
+        arguments = (f(12, length), targets, cells, indices, *point, jnp.full(points, 0.1 / length, dtype))
+        got = jax.jit(kernels.neumann, static_argnames="link")(*arguments, link=link)
+        want = jax.jit(kernels.neumann_reference, static_argnames="link")(*arguments, link=link)
+        for a, b in zip(got, want):
+            error = float(abs(a - b).max() / abs(b).max())
+            assert error < bound, (dtype, length, link, error)
+print("same")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _kernels_are_available():
+    if kernels.why_not() is not None:
+        pytest.skip(kernels.why_not())
+
+
+@pytest.fixture
+def reason(monkeypatch, tmp_path):
+    """Why a process like this one, but with an empty cache, would do without kernels."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return lambda: build._load.__wrapped__().reason
+
+
+def start(cache, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | {"XDG_CACHE_HOME": str(cache), "JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    output, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    return output.strip()
+
+
+def test_two_processes_build_at_once_and_leave_one_library(tmp_path):
+    # With vectors of 64 bytes, which this machine may not have: the compiler splits them, the results stay. Not
+    # optimised, to be quick: what is tested is how it is built.
+    compiler = f"{build._command()[0][0]} -O0 -DFEDBILEVEL_VECTOR_BYTES=64"
+    cache = tmp_path / "cache"
+    both = [start(cache, CXX=compiler) for _ in range(2)]
+    assert [finish(process) for process in both] == ["same", "same"]
+    (library,) = [path for path in cache.rglob("*") if path.is_file()]
+    assert library.name == "linear.so"
+    assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
+    assert list(library.parent.iterdir()) == [library]
+
+
+def test_a_damaged_library_is_built_anew_and_programs_are_kept(tmp_path, monkeypatch):
+    compiler = f"{build._command()[0][0]} -O0 -DFEDBILEVEL_VECTOR_BYTES=16"
+    environment = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    monkeypatch.setenv("CXX", compiler)
+    digest = build._command()[1]
+    folder = tmp_path / "cache" / "fedbilevel" / "kernels" / digest
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "linear.so").write_bytes(b"half a library")
+    assert finish(start(tmp_path / "cache", **environment)) == "same"
+    built = (folder / "linear.so").stat()
+    assert built.st_size > 1000
+    # A second process finds the library and the compiled programs that call it.
+    assert finish(start(tmp_path / "cache", **environment)) == "same"
+    assert (folder / "linear.so").stat().st_mtime_ns == built.st_mtime_ns
+
+
+def test_turned_off_by_the_environment(monkeypatch):
+    monkeypatch.setenv("FEDBILEVEL_KERNELS", "off")
+    assert not kernels.available()
+    assert "FEDBILEVEL_KERNELS" in kernels.why_not()
+    with pytest.raises(RuntimeError, match="FEDBILEVEL_KERNELS"):
+        build.target("linear")
+    monkeypatch.delenv("FEDBILEVEL_KERNELS")
+    assert kernels.available()
+
+
+def test_not_on_other_backends(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not kernels.available()
+    assert "'gpu'" in kernels.why_not()
+
+
+def test_no_compiler(monkeypatch, reason):
+    monkeypatch.setenv("CXX", "no-such-compiler -O1")
+    assert reason() == "The compiler 'no-such-compiler' that CXX names is not on this machine."
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", "")
+    assert reason() == "A C++ compiler (c++, g++ or clang++) is not on this machine."
+
+
+def test_a_compiler_that_does_not_run(monkeypatch, reason, tmp_path):
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\nexit 3\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert reason() == f"The C++ compiler {compiler} does not run (CalledProcessError)."
+
+
+def test_a_compiler_that_refuses_the_source(monkeypatch, reason, tmp_path):
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "x.cc:1: error: too old" >&2\nexit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert reason() == f"The C++ compiler {compiler} cannot compile the kernels (x.cc:1: error: too old)."
+
+
+def test_a_compiler_that_makes_no_library(monkeypatch, reason, tmp_path):
+    compiler = tmp_path / "compiler"
+    # The output is the last argument.
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\nfor last; do :; done\necho no > "$last"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert reason().startswith("The compiled kernels cannot be loaded (")
+
+
+def test_no_headers(monkeypatch, reason, tmp_path):
+    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
+    assert reason() == f"The headers of XLA's foreign functions are not where jaxlib keeps them ({tmp_path})."
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch, reason, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert reason().startswith("The cache folder for compiled kernels cannot be made (")
+
+
+def test_a_cache_that_others_can_write(reason):
+    folder = build._cache() / build._command()[1]
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    assert reason() == f"The cache folder {folder} belongs to somebody else or can be written by others."
+
+
+def test_a_relative_cache_counts_as_unset(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "somewhere")
+    assert build._cache() == tmp_path / ".cache" / "fedbilevel" / "kernels"
+
+
+def test_the_digest_covers_what_the_machine_code_depends_on(monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    digests = {build._command()[1]}
+    for name, value in (
+        ("_processor", lambda: "another"),
+        ("_version", lambda _: "another"),
+        ("version", lambda _: "0"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(build, name, value)
+            digests.add(build._command()[1])
+    monkeypatch.setenv("CXX", f"{build._command()[0][0]} -O1")
+    digests.add(build._command()[1])
+    assert len(digests) == 5
+    sources = {path.name for path in FOLDER.iterdir() if path.suffix in (".cc", ".h")}
+    assert sources == set(build._SOURCES)
+
+
+def test_the_name_known_to_xla_carries_the_digest():
+    for kernel in ("linear", "take"):
+        assert build.target(kernel) == f"fedbilevel_{kernel}_{build._command()[1]}"
