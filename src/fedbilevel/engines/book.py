@@ -67,7 +67,7 @@ class Book:
     def result(self, state: State) -> Result:
         algorithm = self.run.algorithm.build(self.settings)
         server, local = seen_from_here(state, self.run.program.layout)
-        inner = jax.vmap(lambda own: algorithm.view(server, own).inner)(local)
+        inner = jax.vmap(lambda own: algorithm.view(server, own).inner, axis_size=self.run.data.clients)(local)
         return Result(
             algorithm.outer(server),
             inner,

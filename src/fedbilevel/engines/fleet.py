@@ -19,7 +19,7 @@ from fedbilevel.problem import ClientData
 from fedbilevel.sampling import LocalData
 
 AXIS = "clients"
-CHUNK = 8
+CHUNK = 16
 """Clients vmapped together when there are more than twice as many: beyond about ten a step's minibatches leave the cache
 (measured by ``benchmarks/run.py clients``)."""
 

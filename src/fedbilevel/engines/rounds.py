@@ -54,7 +54,7 @@ def choose(fleet: Fleet, layout: Layout, round_key: jax.Array) -> Cohort:
     else:
         drawn = jax.random.permutation(sample_key, layout.clients)[: layout.cohort]
         if layout.gathers_cohort:
-            positions = jnp.sort(drawn)
+            positions = jnp.sort(drawn).astype(jnp.int32)
             taking_part = jnp.ones(layout.cohort, bool)
         else:
             taking_part = jnp.zeros(layout.places, bool).at[drawn].set(True)[fleet.ids]

@@ -1,0 +1,105 @@
+"""Soft rates against loops, their derivative against finite differences, and what happens to absent groups."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedbilevel.fairness.soft import (
+    group_totals,
+    largest_gap,
+    soft_false_positive_rates,
+    soft_selection_rates,
+    soft_true_positive_rates,
+)
+from tests.fairness.references_baselines import sigmoid, soft_gap
+
+ROUNDING = 1e-12
+KINDS = {
+    "true positive": (jax.jit(soft_true_positive_rates, static_argnums=3), lambda labels: labels == 1),
+    "false positive": (jax.jit(soft_false_positive_rates, static_argnums=3), lambda labels: labels == 0),
+    "selection": (jax.jit(soft_selection_rates, static_argnums=3), lambda labels: labels >= 0),
+}
+
+
+def rows(groups, seed=0, count=60):
+    rng = np.random.default_rng(seed)
+    return (
+        rng.normal(size=count),
+        rng.integers(2, size=count).astype(float),
+        rng.integers(groups, size=count).astype(np.int32),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("groups", [2, 5])
+def test_rates_equal_loops(kind, groups):
+    function, counting = KINDS[kind]
+    scores, labels, numbers = rows(groups)
+    labels[numbers == 1] = 1.0  # no negatives in group 1
+    numbers[numbers == groups - 1] = 0  # no rows of the last group
+    for temperature in (1.0, 10.0):
+        values, present = function(scores, labels, numbers, groups, temperature)
+        for group in range(groups):
+            chosen = (numbers == group) & counting(labels)
+            assert bool(present[group]) == chosen.any()
+            if chosen.any():
+                assert abs(values[group] - sigmoid(temperature * scores[chosen]).mean()) < ROUNDING
+
+
+def test_high_temperature_gives_the_rate_of_decisions():
+    scores, labels, numbers = rows(5)
+    values, _ = KINDS["true positive"][0](scores, labels, numbers, 5, 1e6)
+    for group in range(5):
+        assert abs(values[group] - (scores[(numbers == group) & (labels == 1)] > 0).mean()) < ROUNDING
+
+
+@pytest.mark.parametrize("groups", [2, 5])
+def test_gap_and_its_derivative(groups):
+    scores, labels, numbers = rows(groups, seed=1)
+    labels[numbers == 0] = 0.0 if groups > 2 else labels[numbers == 0]
+
+    @jax.jit
+    def gap(scores):
+        return largest_gap(soft_true_positive_rates(scores, labels, numbers, groups, 4.0))
+
+    value, slope = soft_gap(scores, labels, numbers, groups, 4.0)
+    assert value > 0.01
+    assert abs(gap(scores) - value) < ROUNDING
+    derivative = jax.grad(gap)(scores)
+    np.testing.assert_allclose(derivative, slope, rtol=0, atol=ROUNDING)
+    direction = np.random.default_rng(2).normal(size=len(scores))
+    moved = [float(gap(scores + sign * 1e-6 * direction)) for sign in (1, -1)]
+    # 1e-8: a central difference of step 1e-6 loses half of the 16 digits.
+    assert abs((moved[0] - moved[1]) / 2e-6 - derivative @ direction) < 1e-8
+
+
+@jax.jit
+def gap_and_derivative(scores, labels, numbers):
+    return jax.value_and_grad(lambda s: largest_gap(soft_true_positive_rates(s, labels, numbers, 3)))(scores)
+
+
+@pytest.mark.parametrize("present", [0, 1])
+def test_fewer_than_two_groups_have_no_gap_and_no_derivative(present):
+    scores, labels, numbers = rows(3)
+    labels[numbers >= present] = 0.0
+    gap, derivative = gap_and_derivative(scores, labels, numbers)
+    assert gap == 0
+    np.testing.assert_array_equal(derivative, 0)
+
+
+def test_equal_rates_have_no_derivative():
+    _, labels, numbers = rows(3)
+    gap, derivative = gap_and_derivative(np.zeros(len(labels)), labels, numbers)
+    assert gap == 0
+    np.testing.assert_allclose(derivative, 0, rtol=0, atol=ROUNDING)
+
+
+def test_group_totals_ignore_numbers_outside():
+    totals = group_totals(np.array([1.0, 2.0, 4.0]), np.array([0, 2, -1], np.int32), 3)
+    np.testing.assert_array_equal(totals, [1.0, 0.0, 2.0])
+
+
+def test_single_precision_stays():
+    scores, labels, numbers = rows(2)
+    values, _ = soft_true_positive_rates(scores.astype(np.float32), labels.astype(np.float32), numbers, 2, 10.0)
+    assert values.dtype == np.float32
