@@ -1,0 +1,73 @@
+"""Measures everything the project says about speed.
+
+    python benchmarks/run.py all                 # check, measure, write benchmarks/results and docs/performance.md
+    python benchmarks/run.py speed --repeats 3
+    python benchmarks/run.py speed --quick       # a short look: prints the table, writes nothing
+    python benchmarks/run.py all --render        # tables from the stored results, nothing is measured
+
+Before anything is timed, check.py makes sure that all implementations compute the same thing. Needs a C compiler and
+the `bench` extra (PyTorch). A full run takes about 45 minutes on two cores; keep the machine quiet meanwhile.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+
+import harness
+from sections import SECTIONS
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "sections", nargs="+", choices=[*SECTIONS, "all"], metavar="section", help=", ".join([*SECTIONS, "all"])
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="fresh processes per measurement (default: 5)")
+    parser.add_argument("--quick", action="store_true", help="one short repetition; prints and writes nothing")
+    parser.add_argument("--render", action="store_true", help="write the tables again from the stored results")
+    parser.add_argument(
+        "--no-check", action="store_true", help="with --quick: do not compare the implementations first"
+    )
+    options = parser.parse_args()
+    if options.repeats < 1:
+        parser.error(f"--repeats must be at least 1, not {options.repeats}")
+    if options.quick and options.render:
+        parser.error("--quick measures and --render does not: choose one")
+    if options.no_check and not options.quick:
+        parser.error("--no-check goes with --quick only: numbers that are kept come after the comparison")
+    return options
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def main() -> int:
+    options = arguments()
+    names = list(SECTIONS) if "all" in options.sections else list(dict.fromkeys(options.sections))
+    if not (options.render or options.no_check):
+        say("checking that all implementations agree")
+        if subprocess.run([sys.executable, str(harness.HERE / "check.py")], timeout=3600, check=False).returncode:
+            say("they do not: nothing was timed")
+            return 1
+    for name in names:
+        section = SECTIONS[name]
+        if options.quick:
+            print("\n" + section.table(section.collect(1, True, say)) + "\n", flush=True)
+            continue
+        if not options.render:
+            harness.save(name, options.repeats, section.collect(options.repeats, False, say))
+        try:
+            record = harness.load(name)
+        except FileNotFoundError:
+            say(f"{name}: no stored results; run without --render first")
+            return 1
+        table = section.table(record["measured"])
+        harness.insert(name, f"{table}\n\n{harness.describe(record)}")
+        print(f"\n{table}\n", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

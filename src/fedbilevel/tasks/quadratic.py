@@ -1,0 +1,291 @@
+"""Heterogeneous quadratic bilevel clients with everything in closed form.
+
+Client m, sample i:   g(x, y) = 1/2 y'H y - y'(A x + b),     f(x, y) = 1/2 z'W z - w'z with z = (x, y).
+Hence y_m(x) = H^-1 (A x + b), and h is a quadratic whose gradient and minimiser are known exactly. A client's H, A, b, w
+are the means over its samples, so a minibatch is an honest noisy oracle: samples that differ in b or w give gradient
+noise, samples that differ in H give Hessian noise.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbilevel.problem import BilevelProblem, ClientData
+
+Array = NDArray[np.float64]
+
+
+class InnerSample(NamedTuple):
+    """Training leaves: H [.., dy, dy], A [.., dy, dx], b [.., dy]."""
+
+    hessian: jax.Array | Array
+    cross: jax.Array | Array
+    offset: jax.Array | Array
+
+
+class OuterSample(NamedTuple):
+    """Validation leaves: W [.., dx+dy, dx+dy], w [.., dx+dy]."""
+
+    hessian: jax.Array | Array
+    linear: jax.Array | Array
+
+
+def inner_loss(outer: jax.Array, inner: jax.Array, batch: InnerSample) -> jax.Array:
+    """Mean over the batch of 1/2 y'H y - y'(A x + b)."""
+    hessian, cross, offset = (jnp.mean(leaf, axis=0) for leaf in batch)
+    return 0.5 * inner @ hessian @ inner - inner @ (cross @ outer + offset)
+
+
+def outer_loss(outer: jax.Array, inner: jax.Array, batch: OuterSample) -> jax.Array:
+    """Mean over the batch of 1/2 z'W z - w'z."""
+    hessian, linear = (jnp.mean(leaf, axis=0) for leaf in batch)
+    both = jnp.concatenate([outer, inner])
+    return 0.5 * both @ hessian @ both - linear @ both
+
+
+def _apply(matrices: Array, vectors: Array) -> Array:
+    """One matrix per client times one vector per client, over any leading axes."""
+    return np.asarray(np.einsum("mij,...mj->...mi", matrices, vectors))
+
+
+def _solve(matrices: Array, right: Array) -> Array:
+    return np.asarray(np.linalg.solve(matrices, right), dtype=np.float64)
+
+
+class QuadraticClients:
+    """Quadratic clients from per-sample arrays with leaves [clients, samples, ...].
+
+    Methods named after what they return take x as [..., clients, dx] (one point per client) and y as [..., clients, dy];
+    ``objective`` and ``gradient`` take one common x, [..., dx].
+    """
+
+    def __init__(self, train: InnerSample, val: OuterSample, outer: Array, inner: Array) -> None:
+        self.train = InnerSample(*(np.asarray(leaf, dtype=np.float64) for leaf in train))
+        self.val = OuterSample(*(np.asarray(leaf, dtype=np.float64) for leaf in val))
+        self.outer = np.asarray(outer, dtype=np.float64)
+        self.inner = np.asarray(inner, dtype=np.float64)
+        self.clients = self.train.hessian.shape[0]
+        self.outer_size, self.inner_size = self.outer.size, self.inner.size
+        both = self.outer_size + self.inner_size
+        samples, held = self.train.hessian.shape[1], self.val.hessian.shape[1]
+        expected = {
+            "train.hessian": (self.train.hessian, (self.clients, samples, self.inner_size, self.inner_size)),
+            "train.cross": (self.train.cross, (self.clients, samples, self.inner_size, self.outer_size)),
+            "train.offset": (self.train.offset, (self.clients, samples, self.inner_size)),
+            "val.hessian": (self.val.hessian, (self.clients, held, both, both)),
+            "val.linear": (self.val.linear, (self.clients, held, both)),
+        }
+        for name, (leaf, shape) in expected.items():
+            if leaf.shape != shape:
+                raise ValueError(f"{name} has shape {leaf.shape}, expected {shape} from the sizes of outer and inner.")
+        smallest = float(np.linalg.eigvalsh(self.train.hessian).min())
+        if smallest <= 0:
+            raise ValueError(
+                "Assumption 1 (g is strongly convex in y) does not hold: "
+                f"a sample of train.hessian has smallest eigenvalue {smallest:.3g}; it must be positive."
+            )
+
+    @cached_property
+    def inner_hessian(self) -> Array:
+        """H_m, [clients, dy, dy]."""
+        return np.asarray(np.asarray(self.train.hessian).mean(axis=1))
+
+    @cached_property
+    def inner_cross(self) -> Array:
+        """A_m, [clients, dy, dx]."""
+        return np.asarray(np.asarray(self.train.cross).mean(axis=1))
+
+    @cached_property
+    def inner_offset(self) -> Array:
+        """b_m, [clients, dy]."""
+        return np.asarray(np.asarray(self.train.offset).mean(axis=1))
+
+    @cached_property
+    def outer_hessian(self) -> Array:
+        """W_m, [clients, dx+dy, dx+dy]."""
+        return np.asarray(np.asarray(self.val.hessian).mean(axis=1))
+
+    @cached_property
+    def outer_linear(self) -> Array:
+        """w_m, [clients, dx+dy]."""
+        return np.asarray(np.asarray(self.val.linear).mean(axis=1))
+
+    @cached_property
+    def response(self) -> Array:
+        """dy_m/dx = H_m^-1 A_m, [clients, dy, dx]."""
+        return _solve(self.inner_hessian, self.inner_cross)
+
+    @cached_property
+    def client_curvature(self) -> Array:
+        """Hessians of h_m, [clients, dx, dx]."""
+        lift = self._lift
+        return np.asarray(np.einsum("mki,mkl,mlj->mij", lift, self.outer_hessian, lift))
+
+    @cached_property
+    def client_slope(self) -> Array:
+        """grad h_m at x = 0, [clients, dx]."""
+        rest = _solve(self.inner_hessian, self.inner_offset[..., None])[..., 0]
+        at_zero = np.concatenate([np.zeros((self.clients, self.outer_size)), rest], axis=1)
+        return np.asarray(np.einsum("mki,mk->mi", self._lift, _apply(self.outer_hessian, at_zero) - self.outer_linear))
+
+    @property
+    def _lift(self) -> Array:
+        identity = np.broadcast_to(np.eye(self.outer_size), (self.clients, self.outer_size, self.outer_size))
+        return np.concatenate([identity, self.response], axis=1)
+
+    def inner_solution(self, outer: Array) -> Array:
+        """y_m(x_m)."""
+        target = _apply(self.inner_cross, outer) + self.inner_offset
+        return _solve(self.inner_hessian, target[..., None])[..., 0]
+
+    def inner_gradient(self, outer: Array, inner: Array) -> Array:
+        """grad_y g_m(x_m, y_m)."""
+        return _apply(self.inner_hessian, inner) - _apply(self.inner_cross, outer) - self.inner_offset
+
+    def outer_gradients(self, outer: Array, inner: Array) -> tuple[Array, Array]:
+        """grad_x f_m and grad_y f_m at (x_m, y_m)."""
+        both = _apply(self.outer_hessian, np.concatenate([outer, inner], axis=-1)) - self.outer_linear
+        return both[..., : self.outer_size], both[..., self.outer_size :]
+
+    def hypergradient(self, outer: Array, inner: Array) -> Array:
+        """Phi_m(x_m, y_m)."""
+        direct, through = self.outer_gradients(outer, inner)
+        return np.asarray(direct + np.einsum("mji,...mj->...mi", self.response, through))
+
+    def neumann_hypergradient(self, outer: Array, inner: Array, terms: int, step: float) -> Array:
+        """The mean of the Neumann estimator with ``terms`` independent Hessian products."""
+        direct, vector = self.outer_gradients(outer, inner)
+        total = vector
+        for _ in range(terms):
+            vector = vector - step * _apply(self.inner_hessian, vector)
+            total = total + vector
+        return np.asarray(direct + step * np.einsum("mji,...mj->...mi", self.inner_cross, total))
+
+    def client_gradient(self, outer: Array) -> Array:
+        """grad h_m(x_m)."""
+        return _apply(self.client_curvature, outer) + self.client_slope
+
+    def gradient(self, outer: Array) -> Array:
+        """grad h(x) for one common x."""
+        return np.asarray(outer @ self.client_curvature.mean(axis=0) + self.client_slope.mean(axis=0))
+
+    def objective(self, outer: Array) -> Array:
+        """h(x) for one common x."""
+        point = np.broadcast_to(outer[..., None, :], (*outer.shape[:-1], self.clients, self.outer_size))
+        both = np.concatenate([point, self.inner_solution(point)], axis=-1)
+        value = 0.5 * np.sum(both * _apply(self.outer_hessian, both), axis=-1) - np.sum(
+            both * self.outer_linear, axis=-1
+        )
+        return np.asarray(value.mean(axis=-1))
+
+    def minimiser(self) -> Array:
+        """argmin h; h must be strictly convex."""
+        curvature = self.client_curvature.mean(axis=0)
+        if np.linalg.eigvalsh(curvature).min() <= 0:
+            raise ValueError("h has no unique minimiser: the mean curvature of the clients is not positive definite.")
+        return _solve(curvature, -self.client_slope.mean(axis=0))
+
+    def minimum(self) -> float:
+        """h at its minimiser."""
+        return float(self.objective(self.minimiser()))
+
+    def problem(self) -> BilevelProblem:
+        """The same clients as two losses and a fixed start."""
+        outer, inner = jnp.asarray(self.outer), jnp.asarray(self.inner)
+        return BilevelProblem(inner_loss=inner_loss, outer_loss=outer_loss, init=lambda key: (outer, inner))
+
+    def data(self) -> ClientData:
+        """The samples, one client after another."""
+        return ClientData(
+            train=InnerSample(*map(jnp.asarray, self.train)), val=OuterSample(*map(jnp.asarray, self.val))
+        )
+
+
+def _rotation(generator: np.random.Generator, size: int) -> Array:
+    basis, triangle = np.linalg.qr(generator.standard_normal((size, size)))
+    return np.asarray(basis * np.sign(np.diag(triangle)))
+
+
+def _centred(generator: np.random.Generator, shape: tuple[int, ...], deviation: float) -> Array:
+    """Noise [clients, samples, size] whose mean over samples is zero and whose mean squared norm is deviation^2, exactly."""
+    noise = generator.standard_normal(shape)
+    noise -= noise.mean(axis=1, keepdims=True)
+    spread = np.sqrt((noise**2).sum(axis=2).mean(axis=1))
+    return np.asarray(noise * (deviation / spread)[:, None, None])
+
+
+def random_quadratic(
+    seed: int,
+    *,
+    clients: int = 3,
+    outer_size: int = 3,
+    inner_size: int = 4,
+    strong_convexity: float = 0.5,
+    smoothness: float = 1.0,
+    coupling: float = 0.5,
+    heterogeneity: float = 1.0,
+    gradient_noise: float = 0.0,
+    hessian_noise: float = 0.0,
+    samples: int = 32,
+    ridge: float = 0.3,
+) -> QuadraticClients:
+    """Random clients: spectra of H in [strong_convexity, smoothness], ‖A‖ = coupling, W = diag(ridge, 1) up to a rotation.
+
+    ``heterogeneity`` 0 makes all clients equal, 1 draws them independently around a common centre. ``gradient_noise`` is
+    the deviation of a single sample's gradients (of g in y and of f, each), ``hessian_noise`` in [0, 1) the relative size
+    of a single sample's Hessian noise; the mean over a client's samples is exact.
+    """
+    if not 0 <= hessian_noise < 1:
+        raise ValueError(
+            f"hessian_noise must lie in [0, 1) so that every sample stays strongly convex, got {hessian_noise}."
+        )
+    if not 0 < strong_convexity <= smoothness:
+        raise ValueError(f"strong_convexity must lie in (0, smoothness], got {strong_convexity} and {smoothness}.")
+    noisy = gradient_noise > 0 or hessian_noise > 0
+    count = samples + samples % 2 if noisy else 1  # Hessian noise comes in pairs of opposite sign
+    generator = np.random.default_rng(seed)
+    both = outer_size + inner_size
+
+    def blend(draw: Array) -> Array:
+        """Client draws pulled towards the first, so that heterogeneity is a single dial."""
+        return draw[:1] + heterogeneity * (draw - draw[:1])
+
+    eigenvalues = blend(generator.uniform(strong_convexity, smoothness, (clients, inner_size)))
+    eigenvalues = np.clip(eigenvalues, strong_convexity, smoothness)
+    rotations = [_rotation(generator, inner_size) for _ in range(clients)]
+    if heterogeneity == 0:
+        rotations = rotations[:1] * clients
+    hessian = np.stack([turn * values @ turn.T for turn, values in zip(rotations, eigenvalues, strict=True)])
+    cross = blend(generator.standard_normal((clients, inner_size, outer_size)))
+    cross *= coupling / np.linalg.norm(cross, ord=2, axis=(1, 2), keepdims=True)
+    offset = blend(generator.standard_normal((clients, inner_size)))
+    weights = np.diag(np.concatenate([np.full(outer_size, ridge), np.ones(inner_size)]))
+    linear = blend(generator.standard_normal((clients, both)))
+
+    shake = generator.standard_normal((clients, count // 2 if noisy else 1, inner_size, inner_size))
+    shake = shake + np.swapaxes(shake, 2, 3)
+    shake *= hessian_noise / np.linalg.norm(shake, ord=2, axis=(2, 3), keepdims=True)
+    shake = np.concatenate([shake, -shake], axis=1) if noisy else np.zeros_like(shake)
+    values, vectors = np.linalg.eigh(hessian)
+    root = (vectors * np.sqrt(values)[:, None, :]) @ np.swapaxes(vectors, 1, 2)
+    hessians = hessian[:, None] + root[:, None] @ shake @ root[:, None]
+
+    def repeat(mean: Array) -> Array:
+        return np.repeat(mean[:, None], count, axis=1)
+
+    offsets, linears = repeat(offset), repeat(linear)
+    if gradient_noise > 0:
+        offsets = offsets + _centred(generator, (clients, count, inner_size), gradient_noise)
+        linears = linears + _centred(generator, (clients, count, both), gradient_noise)
+    return QuadraticClients(
+        train=InnerSample(hessians, repeat(cross), offsets),
+        val=OuterSample(np.broadcast_to(weights, (clients, count, both, both)).copy(), linears),
+        outer=np.asarray(generator.standard_normal(outer_size)),
+        inner=np.asarray(generator.standard_normal(inner_size)),
+    )

@@ -1,0 +1,52 @@
+"""The paper's analysis, usable: constants, step sizes for which the theorems hold, bounds, and lemmas along runs.
+
+>>> from fedbilevel import theory
+>>> constants = theory.Constants(L=2.0, mu=0.5, M=1.0, C_gxy=1.0, sigma=0.1)
+>>> theory.fedbio_steps(constants, local_steps=5, rounds=1000).holds
+True
+"""
+
+from fedbilevel.theory import lemmas
+from fedbilevel.theory.accelerated import FedBiOAccSteps, fedbioacc_steps
+from fedbilevel.theory.bounds import Bound, fedbio_bound, fedbioacc_bound
+from fedbilevel.theory.constants import Constants, InnerRates
+from fedbilevel.theory.estimate import (
+    Region,
+    Reweighting,
+    covering_region,
+    logistic_constants,
+    quadratic_constants,
+    softmax_weights,
+)
+from fedbilevel.theory.lemmas import Evaluation, Oracles, Path, fedbio_lemmas, fedbioacc_lemmas, path_of
+from fedbilevel.theory.oracles import ProblemOracles
+from fedbilevel.theory.sampled import sampled_constants
+from fedbilevel.theory.steps import Check, FedBiOSteps, fedbio_steps
+
+__all__ = [
+    "Bound",
+    "Check",
+    "Constants",
+    "Evaluation",
+    "FedBiOAccSteps",
+    "FedBiOSteps",
+    "InnerRates",
+    "Oracles",
+    "Path",
+    "ProblemOracles",
+    "Region",
+    "Reweighting",
+    "covering_region",
+    "fedbio_bound",
+    "fedbio_lemmas",
+    "fedbio_steps",
+    "fedbioacc_bound",
+    "fedbioacc_lemmas",
+    "fedbioacc_steps",
+    "lemmas",
+    "logistic_constants",
+    "path_of",
+    "quadratic_constants",
+    "sampled_constants",
+    "softmax_weights",
+]

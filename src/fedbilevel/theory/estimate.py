@@ -1,0 +1,247 @@
+"""Constants of a concrete problem: exact for quadratics, rigorous bounds from the data for logistic problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbilevel.theory.constants import Constants
+from fedbilevel.theory.lemmas import Oracles, Path
+
+Array = NDArray[np.float64]
+
+
+class Region(NamedTuple):
+    """Where constants are meant to hold: ‖x - outer‖ <= outer_radius and ‖y - inner‖ <= inner_radius."""
+
+    outer: Array
+    inner: Array
+    outer_radius: float
+    inner_radius: float
+
+    def __str__(self) -> str:
+        return f"‖x - x_1‖ <= {self.outer_radius:.4g} and ‖y - y_1‖ <= {self.inner_radius:.4g}"
+
+    def contains(self, path: Path, oracles: Oracles) -> bool:
+        """Whether all points of a path, and the inner solutions belonging to them, lie inside."""
+        other = covering_region(path, oracles, slack=1.0, centre=(self.outer, self.inner))
+        slack = 1 + 1e-12
+        return other.outer_radius <= self.outer_radius * slack and other.inner_radius <= self.inner_radius * slack
+
+
+def covering_region(
+    path: Path, oracles: Oracles, slack: float = 1.1, centre: tuple[Array, Array] | None = None
+) -> Region:
+    """The smallest region around the start that holds a path, its proposals and their inner solutions, times ``slack``."""
+    outer, inner = (path.outer[0, 0, 0], path.inner[0, 0, 0]) if centre is None else centre
+    means = np.broadcast_to(path.proposed.mean(axis=2, keepdims=True), path.proposed.shape)
+    outer_radius = max(float(np.linalg.norm(points - outer, axis=-1).max()) for points in (path.outer, path.proposed))
+    inners = [path.inner] + [oracles.inner_solution(points) for points in (path.outer, path.proposed, means)]
+    inner_radius = max(float(np.linalg.norm(points - inner, axis=-1).max()) for points in inners)
+    return Region(outer, inner, slack * outer_radius, slack * inner_radius)
+
+
+class Quadratics(Protocol):
+    """Per-sample matrices of quadratic clients; `fedbilevel.tasks.quadratic.QuadraticClients` is one."""
+
+    train: Any
+    val: Any
+    clients: int
+
+    @property
+    def inner_hessian(self) -> Array: ...
+    @property
+    def inner_cross(self) -> Array: ...
+    @property
+    def inner_offset(self) -> Array: ...
+    @property
+    def outer_hessian(self) -> Array: ...
+    @property
+    def outer_linear(self) -> Array: ...
+    @property
+    def response(self) -> Array: ...
+
+
+def _spectral(matrices: Array) -> Array:
+    return np.asarray(np.linalg.norm(matrices, ord=2, axis=(-2, -1)))
+
+
+def _pairs(values: Array) -> Array:
+    """All differences between two clients, [clients * clients, ...]."""
+    return np.asarray((values[:, None] - values[None]).reshape(-1, *values.shape[1:]))
+
+
+def quadratic_constants(clients: Quadratics, region: Region, batch_size: int | None = None) -> Constants:
+    """Constants of quadratic clients, exact up to the triangle inequality over the ball where a supremum over it is needed.
+
+    With a ``batch_size`` the constants also hold for every minibatch, and sigma is the deviation of the inner gradient and
+    of the hypergradient with minibatches of that size, drawn with replacement; the latter for clients whose samples share
+    one Hessian. With Hessian noise use `Constants.with_neumann`.
+    """
+    size = region.outer.size
+    train_hessian, train_cross = np.asarray(clients.train.hessian), np.asarray(clients.train.cross)
+    weight, linear = np.asarray(clients.val.hessian), np.asarray(clients.val.linear)
+    if batch_size is None:
+        train_hessian, train_cross = clients.inner_hessian[:, None], clients.inner_cross[:, None]
+        weight, linear = clients.outer_hessian[:, None], clients.outer_linear[:, None]
+    zero = np.zeros((*train_hessian.shape[:2], size, size))
+    joint = np.block([[zero, -np.swapaxes(train_cross, -1, -2)], [-train_cross, train_hessian]])
+    centre = np.concatenate([region.outer, region.inner])
+    reach = float(np.hypot(region.outer_radius, region.inner_radius))
+    gradients = np.linalg.norm(weight @ centre - linear, axis=-1) + _spectral(weight) * reach
+
+    between, shift = _pairs(clients.outer_hessian), _pairs(clients.outer_linear)
+    apart = [
+        np.linalg.norm(between[:, rows] @ centre - shift[:, rows], axis=-1) + _spectral(between[:, rows]) * reach
+        for rows in (slice(None, size), slice(size, None))
+    ]
+    response = _pairs(clients.response)
+    rest = _pairs(
+        np.asarray(np.linalg.solve(clients.inner_hessian, clients.inner_offset[..., None]), np.float64)[..., 0]
+    )
+    solutions = np.linalg.norm(response @ region.outer + rest, axis=-1) + _spectral(response) * region.outer_radius
+    sigma = 0.0 if batch_size is None else _quadratic_noise(clients, region) / np.sqrt(batch_size)
+    return Constants(
+        L=float(max(_spectral(joint).max(), _spectral(weight).max())),
+        mu=float(np.linalg.eigvalsh(train_hessian).min()),
+        M=float(gradients.max()),
+        C_gxy=float(_spectral(train_cross).max()),
+        zeta_f=float(max(values.max() for values in apart)),
+        zeta_gxy=float(_spectral(_pairs(clients.inner_cross)).max()),
+        zeta_gyy=float(_spectral(_pairs(clients.inner_hessian)).max()),
+        zeta_gstar=float(solutions.max()),
+        sigma=float(sigma),
+        clients=clients.clients,
+        region=str(region),
+    )
+
+
+def _quadratic_noise(clients: Quadratics, region: Region) -> float:
+    """Deviation of one sample's inner gradient and hypergradient, the larger of the two."""
+    hessian = np.asarray(clients.train.hessian) - clients.inner_hessian[:, None]
+    cross = np.asarray(clients.train.cross) - clients.inner_cross[:, None]
+    offset = np.asarray(clients.train.offset) - clients.inner_offset[:, None]
+    at_centre = hessian @ region.inner - cross @ region.outer - offset
+    inner = (
+        np.linalg.norm(at_centre, axis=-1)
+        + _spectral(hessian) * region.inner_radius
+        + _spectral(cross) * region.outer_radius
+    )
+    linear = np.asarray(clients.val.linear) - clients.outer_linear[:, None]
+    size = region.outer.size
+    outer = linear[..., :size] + np.einsum("mji,msj->msi", clients.response, linear[..., size:])
+    squares = ((inner**2).mean(axis=1), (outer**2).sum(axis=-1).mean(axis=1))
+    return float(np.sqrt(max(values.max() for values in squares)))
+
+
+def power_iteration(
+    apply: Callable[[Array], Array], size: int, *, iterations: int = 1000, tolerance: float = 1e-12, seed: int = 0
+) -> float:
+    """Largest eigenvalue of a positive semidefinite operator."""
+    vector = np.random.default_rng(seed).standard_normal(size)
+    vector /= np.linalg.norm(vector)
+    value = 0.0
+    for _ in range(iterations):
+        image = apply(vector)
+        renewed = float(vector @ image)
+        length = float(np.linalg.norm(image))
+        if length == 0:
+            return 0.0
+        vector = image / length
+        if abs(renewed - value) <= tolerance * renewed:
+            return renewed
+        value = renewed
+    return value
+
+
+def _mean_square(features: Array, rows: int) -> float:
+    """‖X'X‖ / rows by power iteration, without forming X'X."""
+    return power_iteration(lambda vector: features.T @ (features @ vector), features.shape[1]) / rows
+
+
+class Reweighting(NamedTuple):
+    """How the outer variable weighs the inner loss: w <= bound, and the Lipschitz constants of w(x) and of its Jacobian."""
+
+    bound: float
+    lipschitz: float
+    curvature: float
+
+
+def softmax_weights(groups: int) -> Reweighting:
+    """w(x) = K softmax(x): the softmax has Jacobian diag(s) - ss', of norm at most 1/2, itself 5/2-Lipschitz."""
+    return Reweighting(groups, groups / 2, 5 * groups / 2)
+
+
+def logistic_constants(
+    train_features: Sequence[Array],
+    train_groups: Sequence[NDArray[np.int64]],
+    val_features: Sequence[Array],
+    *,
+    ridge: float,
+    weights: Reweighting,
+    batch_size: int | None = None,
+) -> Constants:
+    """Rigorous bounds for g = mean_i w(x)[group_i] logloss_i(y) + ridge/2 ‖y‖^2 and f = mean logloss on validation rows.
+
+    One array of features [rows, size] per client (append a column of ones for an intercept). L covers grad f and grad_y g;
+    the proofs never use the curvature of g in x alone, which is unbounded here. Nothing is sampled: the heterogeneity
+    constants are worst cases over all x and y, hence large.
+    """
+    if ridge <= 0:
+        raise ValueError(
+            f"Assumption 1 (g is mu-strongly convex in y) does not hold: ridge must be positive, got {ridge}; "
+            "the logistic loss alone has curvature that tends to zero."
+        )
+    rows = []
+    for features, groups, held in zip(train_features, train_groups, val_features, strict=True):
+        count, norms = features.shape[0], np.linalg.norm(features, axis=1)
+        curvature = _mean_square(features, count)
+        members = [groups == group for group in np.unique(groups)]
+        pulls = np.array([norms[chosen].sum() / count for chosen in members])
+        bends = np.array([_mean_square(features[chosen], count) / 4 for chosen in members])
+        cross = weights.lipschitz * float(np.linalg.norm(pulls))
+        rows.append(
+            {
+                "inner": weights.bound * curvature / 4,
+                "outer": _mean_square(held, held.shape[0]) / 4,
+                "M": float(np.linalg.norm(held, axis=1).max() if batch_size else np.linalg.norm(held, axis=1).mean()),
+                "C_gxy": cross,
+                # |second derivative of the logistic function| <= 1/(6 sqrt(3))
+                "L_gyy": float(
+                    np.hypot(
+                        weights.bound * norms.max() * curvature / (6 * np.sqrt(3)), weights.lipschitz * curvature / 4
+                    )
+                ),
+                "L_gxy": float(
+                    np.hypot(weights.lipschitz * np.linalg.norm(bends), weights.curvature * np.linalg.norm(pulls))
+                ),
+                "reach": weights.bound * float(norms.mean()) / (2 * ridge),
+                "noise": weights.bound * float(np.sqrt((norms**2).mean())),
+            }
+        )
+    table = {name: sorted((row[name] for row in rows), reverse=True) for name in rows[0]}
+    several = len(rows) > 1
+
+    def apart(name: str) -> float:
+        """Two clients differ by at most the sum of their bounds."""
+        return sum(table[name][:2]) if several else 0.0
+
+    smooth = float(np.hypot(table["inner"][0] + ridge, table["C_gxy"][0]))
+    return Constants(
+        L=max(smooth, table["outer"][0]),
+        mu=ridge,
+        M=table["M"][0],
+        C_gxy=table["C_gxy"][0],
+        L_gxy=table["L_gxy"][0],
+        L_gyy=table["L_gyy"][0],
+        zeta_f=apart("M"),
+        zeta_gxy=apart("C_gxy"),
+        zeta_gyy=table["inner"][0] if several else 0.0,  # both Hessians lie between ridge and ridge + inner
+        zeta_gstar=apart("reach"),
+        sigma=table["noise"][0] / float(np.sqrt(batch_size)) if batch_size else 0.0,
+        clients=len(rows),
+        region="everywhere",
+    )

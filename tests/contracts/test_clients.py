@@ -1,0 +1,159 @@
+"""What may not matter: who is first, how rows are stored, how clients are laid out, whether the program is compiled."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.contracts.cases import NAMES, ROUNDS, SHORT, STEPS, algorithm, answer, listed, reference
+from tests.references.compare import FUSION, close, identical
+from tests.references.quadratic import inner_loss, outer_loss, quadratic
+
+import fedbilevel as fb
+from fedbilevel.engines.rounds import run_round, start
+from fedbilevel.engines.simulate import Options, Run
+
+UNEQUAL = ((6, 4), (6, 4), (4, 3))
+every = pytest.mark.parametrize("name", NAMES)
+some = pytest.mark.parametrize("name", SHORT)
+
+
+@cache
+def plain(name):
+    return answer(fb.simulate(algorithm(name), reference().data(), ROUNDS, record_every=None))
+
+
+@every
+def test_compiled_equals_eager(name):
+    with jax.disable_jit():
+        eager = fb.simulate(algorithm(name), reference().data(), 1, record_every=None)
+    compiled = fb.simulate(algorithm(name), reference().data(), 1, record_every=None)
+    close(answer(compiled), answer(eager), FUSION)
+
+
+@every
+def test_order_of_clients(name):
+    order = [2, 0, 1]
+    outer, inner = answer(fb.simulate(algorithm(name), listed(reference().data(), order), ROUNDS, record_every=None))
+    wanted_outer, wanted_inner = plain(name)
+    close(outer, wanted_outer, FUSION)
+    if name != "fedavg":
+        close(inner, wanted_inner[np.array(order)], FUSION)
+
+
+@every
+def test_a_client_listed_twice_has_weight_two(name):
+    """The third client counts nothing on one side and is the second again on the other."""
+    data = reference().data()
+    twice = fb.simulate(algorithm(name), listed(data, [0, 1, 1]), ROUNDS, record_every=None)
+    heavy = fb.simulate(algorithm(name), data, ROUNDS, record_every=None, weights=[1.0, 2.0, 0.0])
+    close(twice.outer, heavy.outer, FUSION)
+    if name != "fedavg":
+        close(twice.inner[:2], heavy.inner[:2], FUSION)
+        identical(twice.inner[1], twice.inner[2])
+
+
+def stored(data, fill):
+    """The same clients with three more rows of padding, all of them ``fill``."""
+
+    def pad(leaf, sizes):
+        grown = np.full((leaf.shape[0], leaf.shape[1] + 3, *leaf.shape[2:]), fill)
+        for number, size in enumerate(sizes):
+            grown[number, :size] = leaf[number, :size]
+        return grown
+
+    train = jax.tree.map(lambda leaf: pad(leaf, data.train_sizes), data.train)
+    val = jax.tree.map(lambda leaf: pad(leaf, data.val_sizes), data.val)
+    return fb.ClientData(train, val, data.train_sizes, data.val_sizes)
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+@some
+def test_padding_is_never_read(name, batch_size):
+    """Whole sets are cut to size, row numbers depend on a client's own size: garbage behind the rows changes no bit."""
+    chosen, data = algorithm(name, batch_size=batch_size), reference(UNEQUAL).data()
+    tidy = fb.simulate(chosen, stored(data, 0.0), ROUNDS, record_every=None)
+    garbage = fb.simulate(chosen, stored(data, np.nan), ROUNDS, record_every=None)
+    identical(answer(garbage), answer(tidy))
+    assert np.isfinite(tidy.outer).all()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbio/neumann"])
+def test_unequal_clients_do_what_each_does_alone(name):
+    """Within one round the clients know nothing of each other."""
+    data = reference(UNEQUAL).data()
+    outer, inner = answer(fb.simulate(algorithm(name), stored(data, np.nan), 1, record_every=None))
+    alone = [answer(fb.simulate(algorithm(name), data.only(client), 1, record_every=None)) for client in range(3)]
+    close(outer, np.mean([one[0] for one in alone], axis=0), FUSION)
+    if name != "fedavg":
+        close(inner, np.concatenate([one[1] for one in alone]), FUSION)
+
+
+def test_minibatches_do_not_depend_on_the_storage():
+    chosen, data = algorithm("fedavg", batch_size=3), reference(UNEQUAL).data()
+    tight = fb.simulate(chosen, data, ROUNDS, record_every=None)
+    loose = fb.simulate(chosen, stored(data, np.nan), ROUNDS, record_every=None)
+    close(loose.outer, tight.outer, FUSION)
+
+
+def test_a_mask_in_the_losses_equals_cutting():
+    def masked(loss, names):
+        def evaluate(x, y, batch):
+            share = batch["real"] * len(batch["real"]) / jnp.sum(batch["real"])
+            scaled = {n: batch[n] * share.reshape(-1, *[1] * (batch[n].ndim - 1)) for n in names}
+            return loss(x, y, {**batch, **scaled})
+
+        return evaluate
+
+    def outer(x, y, batch):
+        real = batch["real"] / jnp.sum(batch["real"])
+        spread = jnp.sum((y - batch["p"]) ** 2, axis=1) + 0.5 * jnp.sum((x - batch["q"]) ** 2, axis=1)
+        zero = jnp.zeros((1, 1))
+        rest = outer_loss(x, y, {"p": zero, "q": zero}) - 0.5 * jnp.sum(y**2) - 0.25 * jnp.sum(x**2)
+        return 0.5 * jnp.sum(real * spread) + rest
+
+    unequal = quadratic(UNEQUAL)
+    plain_problem = unequal.problem()
+    problem = fb.BilevelProblem(masked(inner_loss, ("H", "A", "b")), outer, plain_problem.init)
+    steps = {"inner_step": 0.4, "outer_step": 0.3, "local_steps": STEPS}
+    data = unequal.data(mask="real")
+    assert data.equal_sizes(), "with a mask all clients run together"
+    found = fb.simulate(fb.fedbio(problem, fb.exact(), **steps), data, ROUNDS, record_every=None)
+    wanted = fb.simulate(fb.fedbio(plain_problem, fb.exact(), **steps), unequal.data(), ROUNDS, record_every=None)
+    close(answer(found), answer(wanted), FUSION)
+
+
+@some
+def test_chunks_of_clients(name):
+    """Three clients in chunks of one: mapped one after another instead of together."""
+    chosen, data = algorithm(name, batch_size=3), reference().data()
+    together = fb.simulate(chosen, data, ROUNDS, record_every=None)
+    chunked = fb.simulate(chosen, data, ROUNDS, record_every=None, client_chunk=1)
+    close(answer(chunked), answer(together), FUSION)
+
+
+@every
+def test_float32_stays_float32(name):
+    """Shapes and types of a whole round, traced: no leaf of the state is promoted although x64 is on."""
+    chosen = algorithm(name, batch_size=3)
+    data = reference().data()
+    small = fb.ClientData(*jax.tree.map(lambda leaf: leaf.astype(np.float32), (data.train, data.val)))
+    if name == "fedavg":
+        chosen = chosen.build(replace(chosen.settings, init=lambda key: jnp.zeros(4, jnp.float32)))
+    else:
+        problem = fb.BilevelProblem(
+            inner_loss, outer_loss, lambda key: (jnp.zeros(3, jnp.float32), jnp.zeros(4, jnp.float32))
+        )
+        chosen = chosen.build(replace(chosen.settings, problem=problem))
+    run = Run(chosen, small, Options())
+    key = jax.random.key(0)
+    before = jax.eval_shape(lambda: start(chosen, run.program.layout, key))
+    after = jax.eval_shape(lambda state: run_round(chosen, run.program.layout, run.fleet, key, state, 0, False), before)
+    floats = [leaf for leaf in jax.tree.leaves((after.server, after.local)) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    assert floats
+    assert {leaf.dtype for leaf in floats} == {np.dtype(np.float32)}
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), before) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), after
+    )

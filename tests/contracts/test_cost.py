@@ -1,0 +1,79 @@
+"""What a run may cost: one compilation for any seeds, steps and lengths; bytes as many as the arrays that travel."""
+
+import jax
+import numpy as np
+import pytest
+from tests.contracts.cases import NAMES, SHORT, algorithm, reference
+from tests.references.compare import identical
+
+import fedbilevel as fb
+from fedbilevel.calculus import bytes_of
+from fedbilevel.engines.simulate import Options, Run
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Names of everything XLA compiled, in order."""
+    events = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **about: events.append(event) if event.endswith("backend_compile_duration") else None
+    )
+    return events
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_second_run_compiles_nothing(compiled, name):
+    data = reference().data()
+    first = fb.simulate(algorithm(name, batch_size=3), data, 3, seed=0, record_every=None)
+    before = len(compiled)
+    assert before > 0, "the listener must hear the first compilation"
+    again = fb.simulate(
+        algorithm(name, batch_size=3, scale=0.5), data, 7, seed=9, record_every=None, weights=[1.0, 2.0, 3.0]
+    )
+    assert len(compiled) == before
+    assert not np.array_equal(first.outer, again.outer)
+    identical(fb.simulate(algorithm(name, batch_size=3), data, 3, record_every=None).outer, first.outer)
+    assert len(compiled) == before
+
+
+def test_a_sweep_compiles_once_and_recording_does_not_compile_again(compiled):
+    data, chosen = reference().data(), algorithm("fedavg", batch_size=3)
+    fb.simulate(chosen, data, 2, diagnostics="cheap")
+    before = len(compiled)
+    found = fb.sweep(chosen, data, 5, seeds=[1, 2], step=[0.1, 0.2], record_every=2, diagnostics="cheap")
+    fb.simulate(chosen, data, 6, seed=3, diagnostics="cheap", record_every=4)
+    assert len(compiled) == before
+    assert len(found.results) == 4
+
+
+VECTORS = {"fedavg": 1, "fedbio": 1, "fedbioacc-paper": 2, "fedbioacc-local": 2}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_are_those_of_the_arrays_sent(name):
+    """FedAvg and FedBiO send one outer-sized vector up and down, FedBiOAcc two (and the step number down)."""
+    chosen = algorithm(name)
+    traffic = Run(chosen, reference().data(), Options()).traffic
+    key = jax.random.key(0)
+    server = chosen.init(key)
+    outer = bytes_of(chosen.outer(server))
+    assert outer == 8 * (4 if name == "fedavg" else 3)
+    vectors = VECTORS[name.split("/")[0]]
+    assert traffic.up == vectors * outer
+    assert traffic.down == vectors * outer + (4 if vectors == 2 else 0)
+    assert traffic.down == bytes_of(chosen.plan[0].send(server))
+
+
+def test_history_adds_up_what_travelled():
+    """Replies that are lost went down but not up."""
+    data, chosen = reference().data(), algorithm("fedavg", batch_size=3)
+    history = fb.simulate(chosen, data, 6, seed=2, dropout=0.5, diagnostics="cheap").history
+    assert history["contacts"].tolist() == [3 * number for number in range(7)]
+    lost = history["contacts"] - history["replies"]
+    assert (np.diff(history["replies"]) >= 0).all()
+    assert 0 < lost.iloc[-1] < 18
+    assert history["bytes_up"].tolist() == (history["replies"] * 32).tolist()
+    assert history["bytes_down"].tolist() == (history["contacts"] * 32).tolist()
+    assert history["gradient_calls"].tolist() == (history["replies"] * 2).tolist(), (
+        "a lost reply leaves its client as it was"
+    )

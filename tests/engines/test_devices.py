@@ -1,0 +1,137 @@
+"""Clients spread over four devices, and over two processes: the same numbers as on one."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WAIT = 240
+"""Seconds after which a child is stopped: many times what it takes."""
+
+PREAMBLE = """
+import json, sys
+import jax
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+import numpy as np
+import fedbilevel as fb
+from tests.references.quadratic import quadratic
+
+def algorithm(reference, batch_size=3):
+    return fb.fedbioacc(reference.problem(), fb.neumann(1, 0.6), delta=0.8, u=2.0, inner_step=0.4, outer_step=0.3,
+                        local_steps=2, batch_size=batch_size, previous="local")
+
+def numbers(result):
+    return {"outer": np.asarray(result.outer).tolist(), "inner": np.asarray(result.inner).tolist()}
+"""
+
+DEVICES = """
+assert len(jax.devices()) == 4
+found = {}
+for name, count, options in json.loads(sys.argv[1]):
+    reference = quadratic(sizes=((6, 4),) * count)
+    for devices in (4, 1):
+        result = fb.simulate(algorithm(reference), reference.data(), 4, seed=2, devices=jax.devices()[:devices], **options)
+        found[f"{name}/{devices}"] = {
+            **numbers(result),
+            "history": result.history.drop(columns="seconds", errors="ignore").to_dict("list"),
+        }
+print(json.dumps(found))
+"""
+
+HOSTS = """
+port, number, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=number, initialization_timeout=120)
+reference = quadratic(sizes=((6, 4),) * 4)
+reference.clients = reference.clients[2 * number : 2 * number + 2]
+run = lambda rounds, **options: fb.simulate(
+    algorithm(reference), reference.data(), rounds, seed=2, participation=3, diagnostics="cheap",
+    weights=[1.0 + number, 2.0], **options
+)
+whole = run(4)
+run(2, checkpoint=f"{folder}/run.npz")
+resumed = run(4, checkpoint=f"{folder}/run.npz")
+assert np.array_equal(resumed.outer, whole.outer) and np.array_equal(resumed.inner, whole.inner)
+print(json.dumps({**numbers(whole), "history": whole.history.drop(columns="seconds").to_dict("list")}))
+"""
+
+
+def child(script, *arguments, devices=1):
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "ignore", "-c", PREAMBLE + script, *map(str, arguments)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    )
+
+
+def answers(children):
+    """What each child printed last; every child is stopped whatever happens."""
+    try:
+        spoken = [process.communicate(timeout=WAIT) for process in children]
+    finally:
+        for process in children:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    for process, (_, complaint) in zip(children, spoken, strict=True):
+        assert process.returncode == 0, complaint[-3000:]
+    return [json.loads(out.strip().splitlines()[-1]) for out, _ in spoken]
+
+
+SUMMATION = 1e-12
+"""The devices' partial sums are added in another order."""
+
+CASES = [
+    ("divisible", 8, {"diagnostics": "cheap"}),
+    ("ghosts", 6, {"participation": 4, "dropout": 0.3, "weights": [1, 2, 3, 4, 5, 6], "diagnostics": "cheap"}),
+]
+
+
+def alike(one, other):
+    for name in ("outer", "inner"):
+        np.testing.assert_allclose(one[name], other[name], rtol=0, atol=SUMMATION)
+    assert one["history"].keys() == other["history"].keys()
+    for name, column in one["history"].items():
+        np.testing.assert_allclose(column, other["history"][name], rtol=0, atol=SUMMATION, err_msg=name)
+
+
+def test_four_devices_equal_one():
+    (found,) = answers([child(DEVICES, json.dumps(CASES), devices=4)])
+    for name, clients, _ in CASES:
+        alike(found[f"{name}/4"], found[f"{name}/1"])
+        assert np.shape(found[f"{name}/4"]["inner"]) == (clients, 4), "ghosts are not shown"
+    lost = np.array(found["ghosts/4"]["history"]["contacts"]) - found["ghosts/4"]["history"]["replies"]
+    assert found["ghosts/4"]["history"]["contacts"][-1] == 16
+    assert lost[-1] > 0, "the seed must lose replies"
+
+
+@pytest.fixture(scope="module")
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+ONE_HOST = """
+reference = quadratic(sizes=((6, 4),) * 4)
+options = {"participation": 3, "diagnostics": "cheap", "weights": [1.0, 2.0, 2.0, 2.0]}
+result = fb.simulate(algorithm(reference), reference.data(), 4, seed=2, **options)
+print(json.dumps({**numbers(result), "history": result.history.drop(columns="seconds").to_dict("list")}))
+"""
+
+
+def test_two_processes_equal_one(free_port, tmp_path):
+    """jax.distributed on loopback: each process holds two of the four clients; saving and going on works there too."""
+    first, second, alone = answers(
+        [child(HOSTS, free_port, 0, tmp_path), child(HOSTS, free_port, 1, tmp_path), child(ONE_HOST)]
+    )
+    assert first["outer"] == second["outer"], "both processes hold the same answer"
+    together = {**first, "inner": first["inner"] + second["inner"]}
+    alike(together, alone)

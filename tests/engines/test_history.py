@@ -1,0 +1,157 @@
+"""The columns of the history against NumPy on quadratics, where everything is known in closed form."""
+
+import numpy as np
+import pytest
+from tests.references import phi
+from tests.references.compare import FUSION, close
+from tests.references.fedbio import fedbio
+from tests.references.fedbioacc import fedbioacc
+from tests.references.quadratic import quadratic
+from tests.references.rows import whole
+
+import fedbilevel as fb
+from fedbilevel.engines.diagnose import level_for
+
+ROUNDS, STEPS = 3, 2
+WEIGHTS = np.array([0.5, 0.2, 0.3])
+LENGTHS = {"inner_step": 0.4, "outer_step": 0.3}
+CONSTANTS = {**LENGTHS, "delta": 0.8, "u": 2.0, "sigma": 1.0, "c_inner": 0.9, "c_outer": 1.2}
+SOLVED = 1e-9
+"""Newton's method stops at a gradient of about 1e-14; errors squared and summed stay far below this."""
+
+reference = quadratic()
+data = reference.data()
+
+
+def make(name):
+    problem = reference.problem()
+    if name == "fedbio":
+        return fb.fedbio(problem, fb.exact(), **LENGTHS, local_steps=STEPS)
+    return fb.fedbioacc(problem, fb.exact(), **CONSTANTS, local_steps=STEPS, previous=name)
+
+
+def naive(name, rounds, last=None):
+    """(x, y) of the naive loop; with ``last`` only that client replies in the last round, so x is its own."""
+    cohorts = [[0, 1, 2]] * rounds if last is None else [[0, 1, 2]] * (rounds - 1) + [[last]]
+    shared = {"rounds": rounds, "local_steps": STEPS, "weights": WEIGHTS, "cohorts": cohorts}
+    oracle = phi.exact(reference)
+    if name == "fedbio":
+        return fedbio(reference, oracle, reference.start, whole, **LENGTHS, **shared)
+    return fedbioacc(reference, oracle, reference.start, whole, constants=CONSTANTS, previous=name, **shared)
+
+
+def mean(values):
+    return np.average(np.array(values), axis=0, weights=WEIGHTS)
+
+
+@pytest.mark.parametrize("name", ["fedbio", "paper", "local"])
+def test_every_column(name):
+    """One recorded run per algorithm; the checks below look at its columns in turn."""
+    result = fb.simulate(make(name), data, ROUNDS, weights=WEIGHTS)
+    check_objective_gradient_and_inner_error(name, result)
+    check_consensus_error(name, result)
+    check_momentum_errors(name, result)
+    check_counters_and_clock(name, result)
+    silent = fb.simulate(make(name), data, ROUNDS, weights=WEIGHTS, record_every=None)
+    assert len(silent.history) == 0
+    close((silent.outer, silent.inner), (result.outer, result.inner), FUSION)
+
+
+def check_objective_gradient_and_inner_error(name, result):
+    for number, row in result.history.set_index("round").iterrows():
+        x, y = naive(name, int(number))
+        solutions = [reference.solution(m, x) for m in range(3)]
+        assert row["objective"] == pytest.approx(mean([reference.value(m, x, y[m]) for m in range(3)]), abs=SOLVED)
+        assert row["true_objective"] == pytest.approx(
+            mean([reference.value(m, x, solutions[m]) for m in range(3)]), abs=SOLVED
+        )
+        gradient = mean([reference.gradient(m, x) for m in range(3)])
+        assert row["hypergradient_squared_norm"] == pytest.approx(gradient @ gradient, abs=SOLVED)
+        assert row["inner_error"] == pytest.approx(
+            mean([np.sum((y[m] - solutions[m]) ** 2) for m in range(3)]), abs=SOLVED
+        )
+
+
+def check_consensus_error(name, result):
+    """How far apart the replied outer variables were; for the printed FedBiOAcc those are x_t, not x_{t+1}."""
+    assert result.history["consensus_error"].iloc[0] == 0
+    if name == "paper":
+        steps = fb.trace(make(name), data, ROUNDS, weights=WEIGHTS)
+        replies = np.asarray(steps.outer)[STEPS - 1 :: STEPS]
+    else:
+        replies = np.array([[naive(name, number, last)[0] for last in range(3)] for number in range(1, ROUNDS + 1)])
+    for found, own in zip(result.history["consensus_error"].iloc[1:], replies, strict=True):
+        assert found == pytest.approx(mean(np.sum((own - mean(own)) ** 2, axis=1)), abs=FUSION)
+        assert found > 1e-6
+
+
+def check_momentum_errors(name, result):
+    """At the points where the momenta were estimated: |nu - grad h|^2 and the mean of |omega_m - grad_y g_m|^2."""
+    if name == "fedbio":
+        assert not {"outer_momentum_error", "inner_momentum_error"} & set(result.history.columns)
+        return
+    local, server, row = result.local, result.server, result.history.iloc[-1]
+    points = (
+        np.asarray(local.previous_outer) if name == "local" else np.repeat(np.asarray(server.previous)[None], 3, axis=0)
+    )
+    gap = np.asarray(server.momentum) - mean([reference.gradient(m, points[m]) for m in range(3)])
+    assert row["outer_momentum_error"] == pytest.approx(gap @ gap, abs=SOLVED)
+    gaps = [
+        np.asarray(local.momentum[m]) - reference.inner_gradient(m, points[m], np.asarray(local.previous_inner[m]))
+        for m in range(3)
+    ]
+    assert row["inner_momentum_error"] == pytest.approx(mean([own @ own for own in gaps]), abs=SOLVED)
+    assert row["outer_momentum_error"] > 1e-8
+
+
+def check_counters_and_clock(name, result):
+    history = result.history
+    points = 1 if name == "fedbio" else 2
+    rounds = np.arange(ROUNDS + 1)
+    assert history["round"].tolist() == rounds.tolist()
+    assert history["step"].tolist() == (STEPS * rounds).tolist()
+    each = 3 * STEPS * points * rounds
+    assert history["gradient_calls"].tolist() == (2 * each).tolist()
+    assert history["cross_calls"].tolist() == each.tolist()
+    assert history["hessian_vector_calls"].tolist() == (4 * each).tolist(), "the dense Hessian has four columns"
+    assert history["bytes_up"].tolist() == (3 * 24 * points * rounds).tolist()
+    assert (np.diff(history["seconds"]) >= 0).all()
+
+
+def test_by_conjugate_gradients():
+    """The same columns without a dense matrix."""
+    found = fb.simulate(make("fedbio"), data, ROUNDS, weights=WEIGHTS, diagnostics="conjugate_gradient").history
+    x, y = naive("fedbio", ROUNDS)
+    gradient = mean([reference.gradient(m, x) for m in range(3)])
+    assert found["hypergradient_squared_norm"].iloc[-1] == pytest.approx(gradient @ gradient, abs=SOLVED)
+    errors = [np.sum((y[m] - reference.solution(m, x)) ** 2) for m in range(3)]
+    assert found["inner_error"].iloc[-1] == pytest.approx(mean(errors), abs=SOLVED)
+
+
+def test_rows_every_so_many_rounds_and_at_the_end():
+    tiny = fb.fedavg(lambda model, batch: (model - batch[0]) ** 2, init=np.zeros(()), step=0.1, local_steps=3)
+    history = fb.simulate(tiny, fb.ClientData(train=np.array([[1.0], [2.0]])), 8, record_every=3).history
+    assert history["round"].tolist() == [0, 3, 6, 8]
+    models = [1.5 * (1 - 0.8 ** (3 * number)) for number in (0, 3, 6, 8)]
+    np.testing.assert_allclose(history["objective"], [((m - 1) ** 2 + (m - 2) ** 2) / 2 for m in models], atol=FUSION)
+    np.testing.assert_allclose(history["hypergradient_squared_norm"], [(2 * m - 3) ** 2 for m in models], atol=FUSION)
+
+
+def test_more_rows_than_one_call_returns():
+    tiny = fb.fedavg(lambda model, batch: (model - batch[0]) ** 2, init=np.zeros(()), step=0.1, local_steps=3)
+    history = fb.simulate(tiny, fb.ClientData(train=np.array([[1.0], [2.0]])), 600).history
+    assert history["round"].tolist() == list(range(601))
+
+
+def test_auto_is_exact_where_that_is_quick():
+    chosen = make("fedbio")
+    assert level_for("auto", chosen, data) == "exact"
+    assert level_for("cheap", chosen, data) == "cheap"
+    wide = fb.BilevelProblem(
+        chosen.problem.inner_loss, chosen.problem.outer_loss, lambda key: (np.zeros(3), np.zeros(301))
+    )
+    assert level_for("auto", chosen._replace(problem=wide), data) == "cheap"
+    with pytest.raises(
+        ValueError, match="diagnostics must be 'auto', 'cheap', 'exact', 'conjugate_gradient', not 'all'"
+    ):
+        level_for("all", chosen, data)

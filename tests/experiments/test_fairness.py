@@ -1,0 +1,169 @@
+"""The fairness experiment: its splits, its choices, its tables, and a small run that is stopped and goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedbilevel.experiments import fairness
+from fedbilevel.experiments.fairness_data import CASES, make_split, widened
+from fedbilevel.experiments.fairness_design import GRIDS, Design, entries
+from fedbilevel.fairness.rows import client_rows
+
+CREDIT = CASES["credit-status"]
+SMALL = Design(("credit-status",), ("iid",), splits=2, slow_splits=2, grid_cases=(), steps=40, weight_steps=20)
+
+
+@pytest.fixture(scope="module")
+def split():
+    return make_split(CREDIT, "noniid", 3)
+
+
+def rows_of(features):
+    return {row.tobytes() for row in np.ascontiguousarray(features)}
+
+
+def test_parts_of_a_split_share_no_row_and_keep_all(split):
+    sizes = [len(part.labels) for part in (split.train, split.aside, split.test)]
+    assert sum(sizes) == 1000
+    assert sizes[2] == 300
+    assert sizes[1] == pytest.approx(0.2 * 700, abs=12)
+    train, aside, test = (rows_of(part.features) for part in (split.train, split.aside, split.test))
+    assert not train & aside
+    assert not (train | aside) & test
+
+
+def test_clients_hold_the_training_rows_and_nothing_else(split):
+    held = [client_rows(split.same, "train", client) for client in range(3)]
+    assert set().union(*(rows_of(part["features"]) for part in held)) == rows_of(split.train.features)
+    for client in range(3):
+        np.testing.assert_array_equal(
+            client_rows(split.same, "train", client)["features"], client_rows(split.same, "val", client)["features"]
+        )
+        val = client_rows(split.balanced, "val", client)["groups"]
+        counts = np.bincount(val)
+        assert len(set(counts[counts > 0])) == 1
+
+
+def test_a_split_is_a_function_of_its_number(split):
+    again, other = make_split(CREDIT, "noniid", 3), make_split(CREDIT, "noniid", 4)
+    np.testing.assert_array_equal(again.test.features, split.test.features)
+    assert rows_of(other.test.features) != rows_of(split.test.features)
+    with pytest.raises(ValueError, match="distribution must be one of"):
+        make_split(CREDIT, "sorted", 0)
+
+
+def test_statistics_come_from_training_rows_only(split):
+    features = split.train.features
+    numbers = np.flatnonzero([len(np.unique(column)) > 30 for column in features.T])
+    assert len(numbers) >= 2
+    np.testing.assert_allclose(features[:, numbers].mean(axis=0), 0, atol=1e-5)
+
+
+def test_widened_adds_zeros_before_and_a_one_behind():
+    assert widened(np.full((1, 2), 5.0, np.float32), 5).tolist() == [[0, 0, 5, 5, 1]]
+    with pytest.raises(ValueError, match="do not fit"):
+        widened(np.zeros((1, 3), np.float32), 3)
+
+
+def test_grids_have_equal_sizes_and_hold_their_defaults():
+    design = Design()
+    found = entries(design, CASES["adult-sex"], 0)
+    for method in GRIDS:
+        own = [entry for entry in found if entry.label == method]
+        assert len(own) == 4
+        assert sum(entry.default for entry in own) == 1
+        assert len({entry.recipe for entry in own}) == 4
+    assert all(entry.label != "FCFL" for entry in entries(design, CASES["adult-sex"], design.slow_splits))
+    assert len(entries(design, CREDIT, 19)) == 8
+
+
+def made_up(splits=6, seed=0):
+    """Rows as the experiment would give them: method B has two settings, one fair and one accurate."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for split in range(splits):
+        shared = 0.01 * rng.normal()
+        for method, setting, default, accuracy, gap in (
+            ("FedAvg", "", True, 0.85, 0.10),
+            ("FedReg", "penalty=1", True, 0.83, 0.01),
+            ("FedReg", "penalty=2", False, 0.848, 0.06),
+            ("FedBiOAcc, cells", "strength=5", True, 0.849, 0.03),
+        ):
+            row = {"case": "c", "distribution": "iid", "split": split, "method": method, "setting": setting}
+            row |= {"default": default, "weights": ""}
+            for part in ("train", "aside", "test"):
+                noise = 0.001 * rng.normal(size=2)
+                row |= {f"{part}_accuracy": accuracy + shared + noise[0], f"{part}_gap": gap + shared / 5 + noise[1]}
+                row[f"{part}_gap_majority"] = row[f"{part}_gap"]
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def test_choice_is_made_on_rows_set_aside_under_the_accuracy_rule():
+    rows = made_up()
+    # The fairer setting of FedReg costs two points, so the other is chosen, whatever the test rows say.
+    rows.loc[rows["setting"] == "penalty=2", "test_gap"] = 0.9
+    chosen = fairness.choose(rows)
+    assert set(chosen[chosen["method"] == "FedReg"]["setting"]) == {"penalty=2"}
+    assert len(chosen) == 6 * 3
+
+
+def test_without_an_allowed_setting_the_most_accurate_is_chosen():
+    rows = made_up()
+    rows = rows[rows["setting"] != "penalty=2"]
+    assert set(fairness.choose(rows)["setting"]) == {"", "penalty=1", "strength=5"}
+
+
+def test_tables_hold_means_and_paired_differences():
+    rows = made_up()
+    result = fairness.summarise(rows, {})
+    student = result.table[result.table["interval"] == "student"].set_index(["method", "metric"])
+    ours = rows[rows["method"] == "FedBiOAcc, cells"]["test_gap"].to_numpy()
+    base = rows[rows["method"] == "FedAvg"]["test_gap"].to_numpy()
+    row = student.loc[("FedBiOAcc, cells", "test_gap")]
+    assert row["mean"] == pytest.approx(ours.mean())
+    assert row["difference"] == pytest.approx((ours - base).mean())
+    assert row["excludes_zero"]
+    duel = result.duels.set_index("against").loc["FedReg"]
+    assert duel["dominates"]
+    assert duel["gap"] == pytest.approx(-0.03, abs=0.003)
+    assert len(result.fronts) == 4
+
+
+def test_a_method_with_fewer_splits_is_compared_on_those_it_has():
+    rows = made_up()
+    rows = rows[~((rows["method"] == "FedReg") & (rows["split"] > 2))]
+    table = fairness.compare(rows[rows["default"]]).set_index(["method", "metric", "interval"])
+    assert table.loc[("FedReg", "test_gap", "student"), "splits"] == 3
+    assert table.loc[("FedAvg", "test_gap", "student"), "splits"] == 6
+
+
+def test_a_small_run_writes_its_files_and_goes_on_where_it_stopped(tmp_path):
+    told = []
+    first = fairness.run(tmp_path, design=replace(SMALL, splits=1), workers=1, progress=lambda *news: told.append(news))
+    assert told[-1][1:] == (1, 1)
+    told.clear()
+    result = fairness.run(tmp_path, design=SMALL, workers=1, progress=lambda *news: told.append(news))
+    assert [news[1] for news in told] == [2]
+    assert result.rows.groupby("method")["split"].nunique().tolist() == [2] * 8
+    before = first.rows.set_index("method")["test_accuracy"]
+    after = result.rows[result.rows["split"] == 0].set_index("method")["test_accuracy"]
+    pd.testing.assert_series_equal(before, after.astype(float))
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {
+        "fairness-rows.csv", "fairness-table.csv", "fairness-settings.json", "fairness-differences.png",
+        "fairness-differences.svg",
+    }  # fmt: skip
+    assert result.rows["test_accuracy"].between(0.5, 1).all()
+
+
+def test_figures_of_every_kind_can_be_drawn():
+    from fedbilevel.report.fairness_figures import fairness_figures
+
+    figures = fairness_figures(fairness.summarise(made_up(), {}))
+    assert set(figures) == {"plane", "differences"}
+    assert len(figures["plane"].axes[0].get_legend_handles_labels()[1]) == 3

@@ -1,0 +1,42 @@
+"""Tolerances, named by their cause, and the comparisons every module shares."""
+
+import jax
+import numpy as np
+
+from fedbilevel.engines.rounds import PARTICIPATION, choose
+from fedbilevel.engines.simulate import Options, Run
+from fedbilevel.plan import client_key
+
+ROUNDING = 1e-10
+"""Float64 numbers of order one after some hundred operations done in another order."""
+FUSION = 1e-12
+"""The same operations, fused differently by the compiler."""
+
+
+def close(found, wanted, tolerance=ROUNDING):
+    """Same structure, same shapes, every number within ``tolerance``."""
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert np.shape(one) == np.shape(other)
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=0, atol=tolerance)
+
+
+def identical(found, wanted):
+    """Equal to the last bit."""
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        one, other = np.asarray(one), np.asarray(other)
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def cohorts(algorithm, data, seed, rounds, **options):
+    """Who replies in each round, by the engine's own choice: lists of client numbers."""
+    run = Run(algorithm, data, Options(**options))
+    key = jax.random.key(seed)
+    chosen = []
+    for number in range(rounds):
+        cohort = choose(run.fleet, run.program.layout, client_key(key, number, 0, PARTICIPATION))
+        everyone = np.arange(data.clients) if cohort.positions is None else np.asarray(cohort.positions)
+        chosen.append(everyone[np.asarray(cohort.active)].tolist())
+    return chosen

@@ -1,0 +1,50 @@
+"""FedBiOAcc (Alg. 3), naively: lists of clients, no JAX."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+
+def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previous, weights,
+              cohorts=None, project=lambda x: x, three_vectors=False, average_momentum=True):  # fmt: skip
+    """(x, [y of each client]).  ``three_vectors`` averages x_{t+1} itself, as line 17 is printed, not through x_t and nu_t."""
+    k = SimpleNamespace(**constants)
+    alpha = lambda t: k.delta / np.cbrt(k.u + k.sigma**2 * t)  # noqa: E731
+    kept = lambda c, t: min(1.0, max(0.0, 1 - c * alpha(t) ** 2))  # noqa: E731
+    x = before = project(start[0])
+    nu = [np.zeros_like(x) for _ in weights]
+    sites = [SimpleNamespace(y=start[1], y_before=start[1], x_before=x, omega=None, last=0) for _ in weights]
+    done = 0
+    for number in range(rounds):
+        active = range(len(weights)) if cohorts is None else cohorts[number]
+        sent = []
+        for m in active:
+            site, own, momentum = sites[m], x, nu[m]
+            missed = previous == "local" and site.last != done
+            own_before = x if missed else before if previous == "paper" else site.x_before
+            for i in range(local_steps):
+                t, read = done + i + 1, rows(number, m, i)
+                omega, estimate = model.inner_gradient(m, own, site.y, read.inner), phi(m, own, site.y, read)
+                if site.omega is not None:
+                    earlier = model.inner_gradient(m, own_before, site.y_before, read.inner)
+                    omega = omega + kept(k.c_inner, t - 1) * (site.omega - earlier)
+                if t > 1:
+                    earlier = phi(m, own_before, site.y_before, read)
+                    estimate = estimate + kept(k.c_outer, t - 1) * (momentum - earlier)
+                momentum, site.omega, own_before, site.y_before = estimate, omega, own, site.y
+                site.y = site.y - k.inner_step * alpha(t) * omega
+                own = project(own - k.outer_step * alpha(t) * momentum)
+            site.x_before, site.last = own_before, done + local_steps
+            nu[m] = momentum
+            sent.append((weights[m], own_before, momentum, own))
+        if not sent:
+            continue
+        done += local_steps
+        shares = [reply[0] for reply in sent]
+        before, mean_nu, after = (np.average([reply[i] for reply in sent], axis=0, weights=shares) for i in (1, 2, 3))
+        if previous == "paper" and not three_vectors:
+            after = before - k.outer_step * alpha(done) * mean_nu
+        x = project(after)
+        if average_momentum:
+            nu = [mean_nu for _ in weights]
+    return x, np.stack([site.y for site in sites])

@@ -1,0 +1,102 @@
+"""Heterogeneous quadratic clients: losses for the package, and everything about them in closed form.
+
+    g_m(x, y) = mean_i 1/2 y'H_i y - y'(A_i x + b_i)        f_m(x, y) = mean_i 1/2|y - p_i|^2 + r/2 |x - q_i|^2 + x'E y
+
+so y_m(x) = H^-1 (A x + b) with the client's means, and grad h_m(x) = r (x - q) + E y + (H^-1 A)' (y - p + E'x).
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+import fedbilevel as fb
+
+RIDGE = 0.5
+TIE = np.array([[0.1, 0.0, -0.2, 0.3], [0.2, -0.1, 0.0, 0.1], [0.0, 0.3, 0.1, -0.2]])
+
+
+def inner_loss(x, y, batch):
+    hessian, cross, offset = (jnp.mean(batch[name], axis=0) for name in ("H", "A", "b"))
+    return 0.5 * y @ hessian @ y - y @ (cross @ x + offset)
+
+
+def outer_loss(x, y, batch):
+    near_p = jnp.mean(jnp.sum((y - batch["p"]) ** 2, axis=1))
+    near_q = jnp.mean(jnp.sum((x - batch["q"]) ** 2, axis=1))
+    return 0.5 * near_p + 0.5 * RIDGE * near_q + x @ jnp.asarray(TIE, x.dtype) @ y
+
+
+class Quadratic:
+    """NumPy derivatives per client; ``rows`` are row numbers, None for all."""
+
+    def __init__(self, clients):
+        self.clients, self.problems = clients, {}
+        self.start = np.array([0.3, -0.2, 0.5]), np.array([0.1, 0.4, -0.3, 0.2])
+
+    def mean(self, client, part, name, rows):
+        leaf = self.clients[client][part][name]
+        return np.mean(leaf if rows is None else leaf[rows], axis=0)
+
+    def inner_gradient(self, m, x, y, rows=None):
+        return self.inner_hessian(m, x, y, rows) @ y + self.cross(m, x, y, rows).T @ x - self.mean(m, 0, "b", rows)
+
+    def inner_hessian(self, m, x, y, rows=None):
+        return self.mean(m, 0, "H", rows)
+
+    def cross(self, m, x, y, rows=None):
+        return -self.mean(m, 0, "A", rows).T
+
+    def outer_gradients(self, m, x, y, rows=None):
+        return RIDGE * (x - self.mean(m, 1, "q", rows)) + TIE @ y, y - self.mean(m, 1, "p", rows) + TIE.T @ x
+
+    def solution(self, m, x):
+        return np.linalg.solve(
+            self.inner_hessian(m, x, None), self.mean(m, 0, "A", None) @ x + self.mean(m, 0, "b", None)
+        )
+
+    def gradient(self, m, x):
+        """grad h_m(x)."""
+        y = self.solution(m, x)
+        in_outer, in_inner = self.outer_gradients(m, x, y)
+        response = np.linalg.solve(self.inner_hessian(m, x, y), self.mean(m, 0, "A", None))
+        return in_outer + response.T @ in_inner
+
+    def value(self, m, x, y):
+        """f_m(x, y)."""
+        val = self.clients[m][1]
+        near_p, near_q = np.mean(np.sum((y - val["p"]) ** 2, 1)), np.mean(np.sum((x - val["q"]) ** 2, 1))
+        return 0.5 * near_p + 0.5 * RIDGE * near_q + x @ TIE @ y
+
+    def problem(self, project=None):
+        """Made once for each projection, so that what was compiled for it is found again."""
+        x, y = self.start
+        if project not in self.problems:
+            self.problems[project] = fb.BilevelProblem(
+                inner_loss, outer_loss, lambda key: (jnp.asarray(x), jnp.asarray(y)), project
+            )
+        return self.problems[project]
+
+    def data(self, mask=None):
+        return fb.ClientData.from_clients(self.clients, mask=mask)
+
+
+def quadratic(sizes=((6, 4), (6, 4), (6, 4)), seed=0, spread=1.0):
+    """One client per ``(training rows, validation rows)``; ``spread`` scales what differs between the clients."""
+    rng = np.random.default_rng(seed)
+    clients = []
+    for train, val in sizes:
+        basis = np.linalg.qr(rng.standard_normal((4, 4)))[0]
+        hessian = basis * np.linspace(0.5, 1.0, 4) @ basis.T
+        noise = 0.1 * rng.standard_normal((train, 4, 4))
+        centre_b, centre_p, centre_q = (spread * rng.standard_normal(size) for size in (4, 4, 3))
+        cross = 0.5 * rng.standard_normal((4, 3))
+        rows = {
+            "H": hessian + 0.5 * (noise + noise.transpose(0, 2, 1)),
+            "A": cross + 0.1 * rng.standard_normal((train, 4, 3)),
+            "b": centre_b + 0.3 * rng.standard_normal((train, 4)),
+        }
+        held = {
+            "p": centre_p + 0.3 * rng.standard_normal((val, 4)),
+            "q": centre_q + 0.3 * rng.standard_normal((val, 3)),
+        }
+        clients.append((rows, held))
+    return Quadratic(clients)

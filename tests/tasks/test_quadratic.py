@@ -1,0 +1,99 @@
+"""Closed forms of the quadratic clients against finite differences, automatic differentiation and brute force."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedbilevel as fb
+from fedbilevel import theory
+from fedbilevel.tasks import InnerSample, QuadraticClients, random_quadratic
+
+
+@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 4), st.integers(1, 5))
+def test_gradient_is_the_derivative_of_the_objective(seed, clients, outer_size, inner_size):
+    q = random_quadratic(seed, clients=clients, outer_size=outer_size, inner_size=inner_size, gradient_noise=0.3)
+    x, step = np.random.default_rng(seed).standard_normal(outer_size), 1e-5
+    slopes = [(q.objective(x + step * e) - q.objective(x - step * e)) / (2 * step) for e in np.eye(outer_size)]
+    np.testing.assert_allclose(q.gradient(x), slopes, rtol=1e-6, atol=1e-8)
+    everywhere = np.broadcast_to(x, (clients, outer_size))
+    np.testing.assert_allclose(q.client_gradient(everywhere).mean(axis=0), q.gradient(x), rtol=1e-10, atol=1e-12)
+    solution = q.inner_solution(everywhere)
+    np.testing.assert_allclose(q.inner_gradient(everywhere, solution), 0, atol=1e-12)
+    np.testing.assert_allclose(
+        q.hypergradient(everywhere, solution), q.client_gradient(everywhere), rtol=1e-9, atol=1e-11
+    )
+
+
+def test_minimiser_is_where_the_gradient_vanishes():
+    q = random_quadratic(1, clients=4)
+    assert np.abs(q.gradient(q.minimiser())).max() < 1e-12
+    generator = np.random.default_rng(0)
+    others = q.minimiser() + generator.standard_normal((100, 3))
+    assert (q.objective(others) > q.minimum()).all()
+
+
+def test_losses_agree_with_the_closed_forms():
+    q = random_quadratic(2, clients=3, gradient_noise=0.4, hessian_noise=0.2)
+    oracles = theory.ProblemOracles(q.problem(), q.data())
+    generator = np.random.default_rng(0)
+    x, y = generator.standard_normal((5, 3, 3)), generator.standard_normal((5, 3, 4))
+    cases = {"inner_solution": (x,), "inner_gradient": (x, y), "hypergradient": (x, y), "objective": (x[:, 0],)}
+    for name, arguments in cases.items():
+        np.testing.assert_allclose(
+            getattr(oracles, name)(*arguments), getattr(q, name)(*arguments), rtol=1e-8, atol=1e-10
+        )
+
+
+def test_neumann_mean_tends_to_the_hypergradient():
+    q = random_quadratic(3, clients=2)
+    x, y = np.ones((2, 3)), np.ones((2, 4))
+    target = q.hypergradient(x, y)
+    errors = [np.linalg.norm(q.neumann_hypergradient(x, y, terms, 0.9) - target) for terms in (0, 5, 20, 60)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 1e-9
+
+
+def test_noise_has_the_stated_size_and_mean_zero():
+    q = random_quadratic(4, clients=3, gradient_noise=0.7, hessian_noise=0.5, samples=20)
+    for leaf, mean in ((q.train.offset, q.inner_offset), (q.val.linear, q.outer_linear)):
+        deviation = np.sqrt(((leaf - mean[:, None]) ** 2).sum(axis=2).mean(axis=1))
+        np.testing.assert_allclose(deviation, 0.7)
+    spectra = np.linalg.eigvalsh(q.train.hessian)
+    assert spectra.min() >= 0.5 * np.linalg.eigvalsh(q.inner_hessian).min() * (1 - 1e-12)
+    assert np.ptp(q.train.hessian, axis=1).max() > 0.1
+
+
+def test_heterogeneity_zero_makes_equal_clients():
+    q = random_quadratic(5, clients=3, heterogeneity=0.0)
+    assert np.ptp(q.client_curvature, axis=0).max() < 1e-12
+    assert np.ptp(q.client_slope, axis=0).max() < 1e-12
+    assert np.ptp(random_quadratic(5, clients=3).client_slope, axis=0).max() > 0.1
+
+
+def test_algorithms_run_on_them_unchanged():
+    q = random_quadratic(6, clients=3, gradient_noise=0.2)
+    whole = fb.fedbio(q.problem(), fb.exact(), inner_step=0.5, outer_step=0.05, local_steps=1)
+    result = fb.simulate(whole, q.data(), rounds=600, record_every=600)
+    np.testing.assert_allclose(result.outer, q.minimiser(), atol=1e-6)
+    last = result.history.iloc[-1]
+    assert last["true_objective"] == pytest.approx(q.minimum(), rel=1e-9)
+    np.testing.assert_allclose(result.history.iloc[0]["hypergradient_squared_norm"], (q.gradient(q.outer) ** 2).sum())
+
+
+def test_bad_input_gets_a_sentence():
+    with pytest.raises(ValueError, match="hessian_noise must lie in"):
+        random_quadratic(0, hessian_noise=1.0)
+    with pytest.raises(ValueError, match="strong_convexity must lie in"):
+        random_quadratic(0, strong_convexity=2.0)
+    q = random_quadratic(0)
+    with pytest.raises(ValueError, match=r"train.offset has shape"):
+        QuadraticClients(q.train._replace(offset=np.zeros((3, 1, 9))), q.val, q.outer, q.inner)
+    flat = InnerSample(np.zeros_like(q.train.hessian), q.train.cross, q.train.offset)
+    with pytest.raises(ValueError, match=r"Assumption 1 .*smallest eigenvalue"):
+        QuadraticClients(flat, q.val, q.outer, q.inner)
+    bent = q.val._replace(hessian=-np.asarray(q.val.hessian))
+    with pytest.raises(ValueError, match="no unique minimiser"):
+        QuadraticClients(q.train, bent, q.outer, q.inner).minimiser()
+    assert jax.tree.leaves(q.data().train)[0].shape[0] == 3

@@ -1,0 +1,126 @@
+"""What follows from the constants, held against the functions they are about."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbilevel import theory
+from fedbilevel.tasks import random_quadratic
+
+
+def region_of(q, radius=1.0):
+    return theory.Region(q.outer, q.inner, radius, radius)
+
+
+def points(q, generator, count, radius=1.0):
+    """Points of the region, one per client."""
+
+    def ball(centre):
+        vectors = generator.standard_normal((count, q.clients, centre.size))
+        lengths = radius * generator.uniform(size=(count, q.clients, 1)) ** (1 / centre.size)
+        return centre + lengths * vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+    return ball(q.outer), ball(q.inner)
+
+
+def norm(vectors):
+    return np.linalg.norm(vectors, axis=-1)
+
+
+@given(st.integers(0, 10**6), st.floats(0.05, 1.0), st.floats(0.05, 2.0))
+def test_proposition_2_and_3_on_random_quadratics(seed, strong_convexity, coupling):
+    q = random_quadratic(seed, clients=3, strong_convexity=strong_convexity, coupling=coupling)
+    k = theory.quadratic_constants(q, region_of(q))
+    generator = np.random.default_rng(seed)
+    x, y = points(q, generator, 50)
+    other_x, other_y = points(q, generator, 50)
+    solution, other = q.inner_solution(x), q.inner_solution(other_x)
+    slack = 1 + 1e-9
+    distance = np.hypot(norm(x - other_x), norm(y - other_y))
+    assert (norm(q.hypergradient(x, y) - q.client_gradient(x)) <= slack * k.C * norm(y - solution)).all()
+    assert (norm(solution - other) <= slack * k.rho * norm(x - other_x)).all()
+    assert (norm(q.client_gradient(x) - q.client_gradient(other_x)) <= slack * k.L_bar * norm(x - other_x)).all()
+    assert (norm(q.hypergradient(x, y) - q.hypergradient(other_x, other_y)) <= slack * k.Gamma * distance).all()
+    assert (norm(q.hypergradient(x, y)) <= slack * k.M_h).all()
+    same = np.broadcast_to(x[:, :1], x.shape)
+    gradients = q.client_gradient(same)
+    assert (norm(gradients[:, :, None] - gradients[:, None]) <= slack * k.zeta).all()
+
+
+@given(st.floats(0.01, 1.0), st.floats(0.0, 1.0), st.floats(0.0, 5.0), st.floats(0.0, 5.0), st.floats(0.0, 5.0))
+def test_gamma_is_c_and_l_bar_is_one_plus_rho_times_gamma(mu, cross, bound, cross_lipschitz, hessian_lipschitz):
+    k = theory.Constants(L=1.0, mu=mu, M=bound, C_gxy=cross, L_gxy=cross_lipschitz, L_gyy=hessian_lipschitz)
+    assert pytest.approx(k.Gamma) == k.C
+    assert k.L_bar == pytest.approx((1 + k.rho) * k.Gamma)
+    assert k.L_h == pytest.approx(k.L_bar)
+
+
+def test_inner_rates_contract():
+    k = theory.Constants(L=2.0, mu=0.5, M=1.0, C_gxy=1.0)
+    q, q_bar, q_1, q_1_bar = k.inner_rates(0.4)
+    assert (q, q_bar, q_1, q_1_bar) == pytest.approx((0.9, 11.0, 1.05, 21.0))
+    assert q * q_1 < 1
+
+
+@pytest.mark.parametrize("terms", [0, 1, 4, 12])
+def test_neumann_bias_and_deviation_stay_within_proposition_1(terms):
+    from tests.theory.loops import outer_oracle
+
+    step, draws = 0.6, 3000
+    q = random_quadratic(5, clients=2, gradient_noise=0.5, hessian_noise=0.4)
+    k = theory.quadratic_constants(q, region_of(q, 0.0), batch_size=1)
+    x, y = (np.broadcast_to(v, (draws, 2, v.size)) for v in (q.outer, q.inner))
+    samples = outer_oracle(q, np.random.default_rng(1), draws, 1, (terms, step))(x, y)
+    mean = q.neumann_hypergradient(x[0], y[0], terms, step)
+    bias = norm(mean - q.hypergradient(x[0], y[0]))
+    deviation = np.sqrt(((samples - mean) ** 2).sum(axis=-1).mean(axis=0))
+    assert (bias <= k.G_1(terms, step)).all()
+    assert (deviation <= k.G_2(terms, step)).all()
+    error = norm(samples.mean(axis=0) - mean)
+    assert (error <= 5 * deviation / np.sqrt(draws)).all()  # the closed form of the mean is the mean
+    changed = k.with_neumann(terms, step)
+    assert (changed.G, changed.sigma) == (k.G_1(terms, step), max(k.sigma, k.G_2(terms, step)))
+
+
+GOOD = {"L": 2.0, "mu": 0.5, "M": 1.0, "C_gxy": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"mu": 0.0}, "Assumption 1 .*mu must be a positive number, got 0.0"),
+        ({"mu": -1.0}, "Assumption 1 "),
+        ({"mu": 3.0}, "Assumptions 1 and 3 contradict"),
+        ({"M": -1.0}, "Assumption 2 "),
+        ({"L": float("nan")}, "Assumptions 2 and 3 "),
+        ({"C_gxy": 2.5}, "Assumption 3 contradicts itself"),
+        ({"C_gxy": -0.1}, "Assumption 3a"),
+        ({"L_gyy": -1.0}, "Assumption 3b"),
+        ({"sigma": -1.0}, "Assumptions 4 and 6"),
+        ({"zeta_gyy": float("inf")}, "Assumption 5d"),
+        ({"G": -1.0}, "Assumption 6"),
+        ({"clients": 0}, "clients must be at least 1"),
+    ],
+)
+def test_constants_that_break_an_assumption_name_it(change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        theory.Constants(**{**GOOD, **change})
+
+
+@pytest.mark.parametrize("step", [0.0, -0.1, 0.5, 2.0])
+def test_steps_outside_zero_to_one_over_l_are_refused(step):
+    k = theory.Constants(**GOOD)
+    with pytest.raises(ValueError, match=r"Theorem 1.*Assumption 3"):
+        k.inner_rates(step)
+    with pytest.raises(ValueError, match="Proposition 1 needs 0 < step < 1/L"):
+        k.G_1(3, step)
+
+
+def test_region_is_kept_in_words():
+    q = random_quadratic(0)
+    assert "‖x - x_1‖ <= 1" in theory.quadratic_constants(q, region_of(q)).region
+    assert not theory.quadratic_constants(q, region_of(q)).estimated
+    assert dataclasses.replace(theory.Constants(**GOOD), estimated=True).estimated
