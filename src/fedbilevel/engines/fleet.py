@@ -123,5 +123,15 @@ def size_groups(data: ClientData) -> tuple[tuple[tuple[int, ...], int, int], ...
     return tuple((tuple(members), *sizes) for sizes, members in sorted(groups.items()))
 
 
+def host_fleet(data: ClientData, weights: np.ndarray, dropout: float) -> Fleet:
+    """The clients of ``data`` as arrays of this process, not yet on a device."""
+    sizes: Any = np.asarray(data.train_sizes)
+    val_sizes: Any = val_sizes_of(data)
+    shares: Any = weights
+    ids: Any = np.arange(data.clients, dtype=np.int32)
+    chance: Any = np.asarray(dropout, np.float32)
+    return Fleet(data.train, data.val, sizes, val_sizes, shares, ids, chance)
+
+
 def val_sizes_of(data: ClientData) -> np.ndarray:
     return np.zeros(data.clients, np.int32) if data.val is None else np.asarray(data.val_sizes)

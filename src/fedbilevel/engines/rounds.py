@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fedbilevel.calculus import Tree, bytes_of, select, squared_norm, subtract
 from fedbilevel.engines.fleet import AXIS, Fleet, Layout, map_clients
 from fedbilevel.plan import Algorithm, Phase, Repeat, client_key, phases_of, weighted_mean
+from fedbilevel.sampling import LocalData
 
 PARTICIPATION = 0x7FFFFFFF
 """The client number whose key decides who takes part and who drops out: no client has it."""
@@ -148,23 +149,20 @@ class Traffic(NamedTuple):
 
 
 def traffic(algorithm: Algorithm, layout: Layout, fleet: Fleet) -> Traffic:
-    """Trace every phase without computing and weigh its message and its reply."""
+    """Trace every phase on one client without computing, and weigh its message and its reply."""
     key = jax.random.key(0)
     server = jax.eval_shape(algorithm.init, key)
     local = jax.eval_shape(algorithm.enroll, key)
+    train, val = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (fleet.train, fleet.val))
+    number: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    data = LocalData(train, val, number, number, number, exact=not layout.padded or layout.groups is not None)
     down = up = 0
     for phase, times in phases_of(algorithm.plan):
         message = jax.eval_shape(phase.send, server)
-        replies, _ = jax.eval_shape(partial(_work_on_all, phase, layout), fleet, message, local, key)
+        reply, _ = jax.eval_shape(phase.work, message, local, data, key)
         down += times * bytes_of(message)
-        up += times * bytes_of(replies) // fleet.ids.shape[0]
+        up += times * bytes_of(reply)
     return Traffic(down, up)
-
-
-def _work_on_all(phase: Phase, layout: Layout, fleet: Fleet, message: Tree, local: Tree, key: jax.Array) -> Any:
-    count = fleet.ids.shape[0]
-    own = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), (local, key))
-    return map_clients(lambda data, item: phase.work(message, item[0], data, item[1]), fleet, own, layout)
 
 
 def _pick(tree: Tree, positions: jax.Array) -> Tree:

@@ -15,7 +15,7 @@ from fedbilevel.calculus import all_finite
 from fedbilevel.engines.book import Book, Pace
 from fedbilevel.engines.diagnose import level_for
 from fedbilevel.engines.diverge import blame
-from fedbilevel.engines.fleet import CHUNK, Fleet, Layout, size_groups
+from fedbilevel.engines.fleet import CHUNK, Fleet, Layout, host_fleet, size_groups
 from fedbilevel.engines.hosts import client_mesh, place_fleet, place_state
 from fedbilevel.engines.options import Options, chance, client_weights, cohort_size
 from fedbilevel.engines.program import Program, advance, begin, without_mesh
@@ -101,31 +101,17 @@ class Run:
     def _lay_out(self, layout: Layout) -> None:
         """Trace the work once without computing: it tells the bytes per message and whether whole sets are read."""
         grouped = replace(without_mesh(layout), groups=size_groups(self.data)) if layout.padded else layout
+        fleet = host_fleet(self.data, self.weights, self.options.dropout)
         try:
-            self.traffic: Traffic = traffic(self.algorithm, without_mesh(layout), self._fleet(without_mesh(layout)))
+            self.traffic: Traffic = traffic(self.algorithm, layout, fleet)
         except NeedsWholeSet:
             layout = grouped
-            self.traffic = traffic(self.algorithm, layout, self._fleet(layout))
-        if layout.padded and layout.mesh is not None and self.level is not None:
-            layout = without_mesh(
-                layout
-            )  # recording reads whole sets of unequal sizes: those groups live on one device
+            self.traffic = traffic(self.algorithm, layout, fleet)
+        if layout.padded and self.level is not None:
+            layout = without_mesh(layout)  # recording reads whole sets in groups, and those live on one device
         measuring = grouped if layout.padded else layout
         self.program = Program(self.algorithm.build, layout, measuring, self.level)
-        self.fleet: Fleet = place_fleet(self._fleet(layout), layout)
-
-    def _fleet(self, layout: Layout) -> Fleet:
-        data = self.data
-        val_sizes = np.zeros(data.clients, np.int32) if data.val is None else data.val_sizes
-        return Fleet(
-            data.train,
-            data.val,
-            np.asarray(data.train_sizes),  # type: ignore[arg-type]
-            np.asarray(val_sizes),  # type: ignore[arg-type]
-            self.weights,  # type: ignore[arg-type]
-            np.arange(data.clients, dtype=np.int32),  # type: ignore[arg-type]
-            np.asarray(self.options.dropout, np.float32),  # type: ignore[arg-type]
-        )
+        self.fleet: Fleet = place_fleet(fleet, layout)
 
     def warm_up(self, settings: Any) -> None:
         """Compile without running a round, so that threads find the program ready."""
