@@ -6,7 +6,7 @@
     python benchmarks/run.py all --render        # tables from the stored results, nothing is measured
 
 Before anything is timed, check.py makes sure that all implementations compute the same thing. Needs a C compiler and
-the `bench` extra (PyTorch). A full run takes about 45 minutes on two cores; keep the machine quiet meanwhile.
+the `bench` extra (PyTorch). Keep the machine quiet meanwhile.
 """
 
 import argparse
@@ -55,6 +55,7 @@ def main() -> int:
         section = SECTIONS[name]
         if options.quick:
             print("\n" + section.table(section.collect(1, True, say)) + "\n", flush=True)
+            say("a quick look: one short repetition, in which fixed costs weigh too much to judge a target by it")
             continue
         if not options.render:
             harness.save(name, options.repeats, section.collect(options.repeats, False, say))

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.references.compare import close
-from tests.references.logistic import LINEAR, logistic
 
 from fedbilevel import calculus
+from tests.references.compare import close
+from tests.references.logistic import LINEAR, logistic
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.references.compare import close
 
 import fedbilevel as fb
+from tests.references.compare import close
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.references.compare import FUSION
 
 from fedbilevel.plan import Phase, Repeat, client_key, phases_of, weighted_mean
+from tests.references.compare import FUSION
 
 numbers = st.floats(-100, 100, allow_subnormal=False)
 

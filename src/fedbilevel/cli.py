@@ -142,11 +142,11 @@ class progress_lines:
 
 
 def show(console: Console, title: str, frame: Any) -> None:
-    """A DataFrame as a table on the terminal."""
+    """A DataFrame as a table on the terminal; long texts wrap rather than being cut."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for name in frame.columns:
         numeric = frame[name].dtype.kind in "fiu"
-        table.add_column(str(name), justify="right" if numeric else "left")
+        table.add_column(str(name).replace("_", " "), justify="right" if numeric else "left", overflow="fold")
     for row in frame.itertuples(index=False):
         table.add_row(*(_cell(value) for value in row))
     console.print(table)

@@ -217,7 +217,8 @@ def positive(name: str, value: Any) -> None:
     """Refuse a step that is not a positive number; traced values pass, they were checked before tracing."""
     if isinstance(value, jax.core.Tracer):
         return
-    if isinstance(value, bool) or (not np.isscalar(value) and np.ndim(value) != 0):
+    number = isinstance(value, int | float | np.number) or (hasattr(value, "dtype") and value.dtype.kind in "fiu")
+    if isinstance(value, bool) or not number or np.ndim(value) != 0:
         raise TypeError(f"{name} must be a number, not {value!r}.")
     if not (np.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be a positive number, not {value}.")

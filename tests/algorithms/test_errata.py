@@ -4,15 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import fedbilevel as fb
+from fedbilevel.algorithms.fedbioacc import Reply
+from fedbilevel.plan import Algorithm, Phase
 from tests.references import phi
 from tests.references.compare import close
 from tests.references.fedbioacc import fedbioacc
 from tests.references.quadratic import quadratic
 from tests.references.rows import whole
-
-import fedbilevel as fb
-from fedbilevel.algorithms.fedbioacc import Reply
-from fedbilevel.plan import Algorithm, Phase
 
 CONSTANTS = {"inner_step": 1.0, "outer_step": 0.3, "delta": 1.0, "u": 8.0, "sigma": 1.0, "c_inner": 4.0, "c_outer": 4.0}
 

@@ -3,13 +3,13 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import fedbilevel as fb
 from tests.references.compare import close, cohorts
 from tests.references.fedavg import fedavg
 from tests.references.logistic import logistic, losses, sigmoid
 from tests.references.quadratic import quadratic
 from tests.references.rows import drawn, whole
-
-import fedbilevel as fb
 
 ROUNDS, STEPS = 4, 3
 WEIGHTS = (1.0, 3.0, 0.5)

@@ -5,14 +5,14 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import fedbilevel as fb
 from tests.references import phi
 from tests.references.compare import close, cohorts
 from tests.references.fedbioacc import fedbioacc
 from tests.references.logistic import logistic
 from tests.references.quadratic import quadratic
 from tests.references.rows import drawn, whole
-
-import fedbilevel as fb
 
 ROUNDS, STEPS = 4, 3
 WEIGHTS = np.array([1.0, 3.0, 0.5])

@@ -5,9 +5,9 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tests.references.quadratic import quadratic
 
 import fedbilevel as fb
+from tests.references.quadratic import quadratic
 
 ROUNDS, STEPS = 3, 2
 ESTIMATORS = {

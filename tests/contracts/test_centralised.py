@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+
+import fedbilevel as fb
 from tests.contracts.cases import ROUNDS, SHORT, STEPS, TUNED, algorithm, reference
 from tests.references import phi
 from tests.references.compare import close
 from tests.references.rows import Rows
-
-import fedbilevel as fb
 
 
 def descent(model, estimate):

@@ -7,17 +7,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.contracts.cases import NAMES, ROUNDS, SHORT, STEPS, algorithm, answer, listed, reference
-from tests.references.compare import FUSION, close, identical
-from tests.references.quadratic import inner_loss, outer_loss, quadratic
 
 import fedbilevel as fb
 from fedbilevel.engines.rounds import run_round, start
 from fedbilevel.engines.simulate import Options, Run
+from tests.contracts.cases import NAMES, ROUNDS, STEPS, algorithm, answer, listed, reference
+from tests.references.compare import FUSION, close, identical
+from tests.references.quadratic import inner_loss, outer_loss, quadratic
 
 UNEQUAL = ((6, 4), (6, 4), (4, 3))
-every = pytest.mark.parametrize("name", NAMES)
-some = pytest.mark.parametrize("name", SHORT)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def name(request):
+    """Module-wide, so that the contracts of one algorithm run one after another and share what is compiled for it."""
+    return request.param
+
+
+@pytest.fixture(scope="module", params=["fedavg", "fedbio/neumann", "fedbioacc-local/neumann"])
+def laid_out(request):
+    """One of a kind, for contracts that only the layout of the clients can break."""
+    return request.param
 
 
 @cache
@@ -25,7 +35,11 @@ def plain(name):
     return answer(fb.simulate(algorithm(name), reference().data(), ROUNDS, record_every=None))
 
 
-@every
+EAGER = ["fedavg", "fedbio/exact", "fedbio/conjugate_gradient", "fedbioacc-paper/neumann", "fedbioacc-local/neumann"]
+"""Every algorithm and every estimator once."""
+
+
+@pytest.mark.parametrize("name", EAGER, scope="module")
 def test_compiled_equals_eager(name):
     with jax.disable_jit():
         eager = fb.simulate(algorithm(name), reference().data(), 1, record_every=None)
@@ -33,7 +47,6 @@ def test_compiled_equals_eager(name):
     close(answer(compiled), answer(eager), FUSION)
 
 
-@every
 def test_order_of_clients(name):
     order = [2, 0, 1]
     outer, inner = answer(fb.simulate(algorithm(name), listed(reference().data(), order), ROUNDS, record_every=None))
@@ -43,7 +56,6 @@ def test_order_of_clients(name):
         close(inner, wanted_inner[np.array(order)], FUSION)
 
 
-@every
 def test_a_client_listed_twice_has_weight_two(name):
     """The third client counts nothing on one side and is the second again on the other."""
     data = reference().data()
@@ -70,10 +82,9 @@ def stored(data, fill):
 
 
 @pytest.mark.parametrize("batch_size", [None, 3])
-@some
-def test_padding_is_never_read(name, batch_size):
+def test_padding_is_never_read(laid_out, batch_size):
     """Whole sets are cut to size, row numbers depend on a client's own size: garbage behind the rows changes no bit."""
-    chosen, data = algorithm(name, batch_size=batch_size), reference(UNEQUAL).data()
+    chosen, data = algorithm(laid_out, batch_size=batch_size), reference(UNEQUAL).data()
     tidy = fb.simulate(chosen, stored(data, 0.0), ROUNDS, record_every=None)
     garbage = fb.simulate(chosen, stored(data, np.nan), ROUNDS, record_every=None)
     identical(answer(garbage), answer(tidy))
@@ -125,16 +136,14 @@ def test_a_mask_in_the_losses_equals_cutting():
     close(answer(found), answer(wanted), FUSION)
 
 
-@some
-def test_chunks_of_clients(name):
+def test_chunks_of_clients(laid_out):
     """Three clients in chunks of one: mapped one after another instead of together."""
-    chosen, data = algorithm(name, batch_size=3), reference().data()
+    chosen, data = algorithm(laid_out, batch_size=3), reference().data()
     together = fb.simulate(chosen, data, ROUNDS, record_every=None)
     chunked = fb.simulate(chosen, data, ROUNDS, record_every=None, client_chunk=1)
     close(answer(chunked), answer(together), FUSION)
 
 
-@every
 def test_float32_stays_float32(name):
     """Shapes and types of a whole round, traced: no leaf of the state is promoted although x64 is on."""
     chosen = algorithm(name, batch_size=3)

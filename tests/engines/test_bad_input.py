@@ -5,9 +5,9 @@ from importlib import import_module
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.references.quadratic import inner_loss, outer_loss, quadratic
 
 import fedbilevel as fb
+from tests.references.quadratic import inner_loss, outer_loss, quadratic
 
 reference = quadratic()
 data = reference.data()

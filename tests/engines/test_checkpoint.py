@@ -6,10 +6,10 @@ import os
 
 import numpy as np
 import pytest
-from tests.references.compare import identical
-from tests.references.quadratic import quadratic
 
 import fedbilevel as fb
+from tests.references.compare import identical
+from tests.references.quadratic import quadratic
 
 ROUNDS = 11
 reference = quadratic(sizes=((6, 4),) * 4)

@@ -4,10 +4,10 @@ import re
 
 import numpy as np
 import pytest
-from tests.references.compare import cohorts
-from tests.references.quadratic import quadratic
 
 import fedbilevel as fb
+from tests.references.compare import cohorts
+from tests.references.quadratic import quadratic
 
 
 def spoiled(client, name, change):

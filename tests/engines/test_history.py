@@ -2,15 +2,15 @@
 
 import numpy as np
 import pytest
+
+import fedbilevel as fb
+from fedbilevel.engines.diagnose import level_for
 from tests.references import phi
 from tests.references.compare import FUSION, close
 from tests.references.fedbio import fedbio
 from tests.references.fedbioacc import fedbioacc
 from tests.references.quadratic import quadratic
 from tests.references.rows import whole
-
-import fedbilevel as fb
-from fedbilevel.engines.diagnose import level_for
 
 ROUNDS, STEPS = 3, 2
 WEIGHTS = np.array([0.5, 0.2, 0.3])

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from tests.references.compare import identical
-from tests.references.quadratic import quadratic
 
 import fedbilevel as fb
+from tests.references.compare import identical
+from tests.references.quadratic import quadratic
 
 reference = quadratic()
 data = reference.data()

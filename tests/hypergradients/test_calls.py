@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.references.quadratic import quadratic
 
 import fedbilevel as fb
 from fedbilevel.hypergradients import Neumann
 from fedbilevel.sampling import Batches, Draws, LocalData
+from tests.references.quadratic import quadratic
 
 # Several modules are named like the function they hold, so they are fetched by name.
 base, conjugate_gradient, exact, neumann = (

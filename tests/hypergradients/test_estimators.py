@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import fedbilevel as fb
+from fedbilevel.hypergradients.conjugate_gradient import solve
+from fedbilevel.sampling import Batches, Draws, LocalData
 from tests.references import phi
 from tests.references.compare import close
 from tests.references.logistic import logistic as make_logistic
 from tests.references.logistic import outer_loss
 from tests.references.quadratic import quadratic as make_quadratic
 from tests.references.rows import Rows
-
-import fedbilevel as fb
-from fedbilevel.hypergradients.conjugate_gradient import solve
-from fedbilevel.sampling import Batches, Draws, LocalData
 
 # Eigenvalues of the Hessians lie in [0.4, 1.2] (quadratic) and [0.2, 1.6] (logistic): 400 terms leave (1 - 0.12)^401 < 1e-22.
 ACCURATE = {"exact": fb.exact(), "cg": fb.conjugate_gradient(100, 1e-14), "neumann": fb.neumann(400, 0.6)}

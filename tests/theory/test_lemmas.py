@@ -125,7 +125,7 @@ def test_fedbioacc_without_noise_holds_on_every_run(seed, previous):
     names = ("outer momentum", "inner momentum", "inner drift", "dispersion", "descent")
     assert not broken({name: found[name] for name in names})
     if previous == "local":  # without noise and without the bias of averaging x_t the momenta are exact
-        state = theory.lemmas.acc_state(acc_steps(k, arguments, rounds), path, q)
+        state = theory.acc_state(acc_steps(k, arguments, rounds), path, q)
         assert state.outer_error.max() < 1e-24
         assert state.inner_momentum.max() < 1e-24
 
@@ -212,6 +212,25 @@ def test_lemmas_along_a_logistic_run():
     found = theory.fedbio_lemmas(k, steps, path, oracles, minimum=0.0)  # the log loss is never negative
     assert len(found) == 6
     assert not broken(found)
+
+
+def test_potential_is_the_sum_it_is_defined_as():
+    q = random_quadratic(8, clients=2, gradient_noise=0.3)
+    k = unlimited(q, batch_size=2)
+    steps = theory.fedbioacc_steps(k, 3, 4)
+    path = fedbioacc_loop(q, steps.arguments(), 4, seeds=2, batch=2)
+    levels = theory.potential_along(k, steps, path, q)
+    assert levels.shape == (2, 12)
+    t, seed = 5, 1
+    x, y, nu, omega = (part[seed, t - 1] for part in path[:4])
+    before = steps.delta / (steps.u + steps.sigma**2 * (t - 1)) ** (1 / 3)
+    expected = (
+        float(q.objective(x.mean(axis=0)))
+        + 2 * steps.outer_step / (320 * k.L_h**2) / before * ((nu.mean(0) - q.hypergradient(x, y).mean(0)) ** 2).sum()
+        + ((y - q.inner_solution(x)) ** 2).sum(axis=1).mean()
+        + steps.inner_step / (32 * k.L**2) / before * ((omega - q.inner_gradient(x, y)) ** 2).sum(axis=1).mean()
+    )
+    assert levels[seed, t - 1] == pytest.approx(expected, rel=1e-12)
 
 
 def test_path_needs_a_trace():

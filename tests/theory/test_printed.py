@@ -209,7 +209,7 @@ def test_inner_momentum_is_biased_by_averaging_x():
             c_outer=100.0,
         )
         path = fedbioacc_loop(q, {**arguments, "previous": previous}, 2)
-        state = theory.lemmas.acc_state(steps, path, q)
+        state = theory.acc_state(steps, path, q)
         alpha = steps.alphas(20)
         after = float(state.inner_momentum[0, 10])  # t = 11, the first step after the averaging
         if previous == "local":
@@ -233,7 +233,7 @@ def test_dispersion_is_not_zero_at_the_start():
     k = dataclasses.replace(theory.quadratic_constants(q, ball(q, 1.0, 1.0)), sigma=1.0)
     steps = theory.fedbioacc_steps(k, 5, 1, u=1e9, outer_step=1e-3)
     path = fedbioacc_loop(q, steps.arguments(), 1)
-    state = theory.lemmas.acc_state(steps, path, q)
+    state = theory.acc_state(steps, path, q)
     alpha = steps.alphas(5)[1:]
     assert float(alpha[0]) < 1 / (16 * k.L_h * 5)
     allowed = printed.dispersion_sum(

@@ -73,7 +73,7 @@ def save(path: Path, mark: str, round_number: int, state: Tree, rows: list[dict[
 def load(path: Path, mark: str, like: Tree) -> tuple[int, Tree, list[dict[str, Any]], float]:
     """(rounds done, state, rows, seconds) of the same run; refuses anything else."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
             about = json.loads(bytes(file["about"]))
             arrays = [file[f"leaf{number}"] for number in range(len(file.files) - 1)]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, UnicodeDecodeError) as error:

@@ -88,7 +88,14 @@ def whole_state(state: State) -> State:
     """The state of all clients of all hosts as NumPy arrays, on every host: what a checkpoint holds."""
     if jax.process_count() == 1:
         return jax.tree.map(np.asarray, state)  # type: ignore[no-any-return]
-    return multihost_utils.process_allgather(state, tiled=True)  # type: ignore[no-any-return]
+
+    def here(leaf: Any) -> np.ndarray:
+        return np.asarray(leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf)
+
+    everywhere = multihost_utils.process_allgather(state.local, tiled=True)
+    return State(
+        *(everywhere if name == "local" else jax.tree.map(here, part) for name, part in state._asdict().items())
+    )
 
 
 def agree(mark: str) -> str:
@@ -97,6 +104,18 @@ def agree(mark: str) -> str:
         return mark
     marks = multihost_utils.process_allgather(np.frombuffer(bytes.fromhex(mark), np.uint8))
     return hashlib.sha256(np.ascontiguousarray(marks).tobytes()).hexdigest()
+
+
+def first_says(answer: bool) -> bool:
+    """The first process's answer on all of them: whether a file is there must not depend on when each one looks."""
+    if jax.process_count() == 1:
+        return answer
+    return bool(multihost_utils.broadcast_one_to_all(np.asarray(answer)))
+
+
+def wait_for_all(what: str) -> None:
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)
 
 
 def writes() -> bool:

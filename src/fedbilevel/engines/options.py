@@ -68,7 +68,12 @@ def chance(dropout: float) -> float:
 def named_numbers(settings: Any) -> dict[str, Any]:
     """The float hyper-parameters by the names `sweep` takes."""
     leaves = jax.tree_util.tree_flatten_with_path(settings)[0]
-    return {path_name(path): leaf for path, leaf in leaves if np.ndim(leaf) == 0}
+    return {path_name(path): leaf for path, leaf in leaves if _is_number(leaf)}
+
+
+def _is_number(leaf: Any) -> bool:
+    """A scalar given as an array of NumPy's is a model to start from, not a hyper-parameter."""
+    return np.ndim(leaf) == 0 and not isinstance(leaf, np.ndarray)
 
 
 def path_name(path: tuple[Any, ...]) -> str:

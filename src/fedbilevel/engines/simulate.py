@@ -140,7 +140,7 @@ class Run:
         state = place_state(begin(self.program, settings, np.uint32(seed)), self.program.layout)
         book = Book(self, settings, seed)
         store = None if checkpoint is None else Store(Path(checkpoint), checkpoint_every, self, settings, seed, rounds)
-        if store is not None and store.file.exists():
+        if store is not None and store.exists():
             state = store.resume(book, state)
         if self.level is not None and not book.rows:
             book.note(self._advance(settings, seed, state, 0, 1, 0)[1], 1, 0, 0.0)

@@ -11,7 +11,7 @@ import jax
 
 from fedbilevel.engines import checkpoint
 from fedbilevel.engines.book import Book
-from fedbilevel.engines.hosts import agree, place_state, whole_state, writes
+from fedbilevel.engines.hosts import agree, first_says, place_state, wait_for_all, whole_state, writes
 from fedbilevel.engines.rounds import State
 
 if TYPE_CHECKING:
@@ -35,12 +35,20 @@ class Store:
         }
         everything = (run.data.train, run.data.val, run.data.train_sizes, run.data.val_sizes, run.weights)
         self.mark = agree(checkpoint.fingerprint(run.algorithm.name, settings, options, everything))
-        self.run = run
+        self.run, self.rounds = run, rounds
         self.at = 0
         self.when = time.perf_counter()
 
+    def exists(self) -> bool:
+        return first_says(self.file.exists())
+
     def resume(self, book: Book, state: State) -> State:
         done, kept, rows, seconds = checkpoint.load(self.file, self.mark, state)
+        if done > self.rounds:
+            raise checkpoint.CheckpointError(
+                f"{self.file} holds {done} rounds of this run, more than rounds={self.rounds}: ask for at least {done}, or "
+                f"use another file."
+            )
         book.rows, book.done, book.before, self.at = rows, done, seconds, done
         return place_state(kept, self.run.program.layout)
 
@@ -55,4 +63,5 @@ class Store:
         whole = whole_state(state)
         if writes():
             checkpoint.save(self.file, self.mark, book.done, whole, book.rows, book.seconds)
+        wait_for_all("saved")
         self.at, self.when = book.done, time.perf_counter()

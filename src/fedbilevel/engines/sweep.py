@@ -76,15 +76,21 @@ def sweep(
     """
     whole_number("rounds", rounds)
     whole_number("workers", workers, optional=True)
-    seed_list = [int(seed) for seed in seeds]
+    if not isinstance(seeds, Iterable):
+        raise TypeError(f"seeds must be several whole numbers, such as range({seeds}), not {seeds!r}.")
+    seed_list = list(seeds)
     if not seed_list:
         raise ValueError("sweep needs at least one seed.")
+    for seed in seed_list:
+        whole_number("seed", seed, least=0)
     known = named_numbers(algorithm.settings)
     for name, choices in values.items():
         if name not in known:
             raise ValueError(
                 f"{algorithm.name} has no float hyper-parameter {name!r}; it has {', '.join(sorted(known))}."
             )
+        if not isinstance(choices, Iterable):
+            raise TypeError(f"{name} must be a list of values to try, such as [{choices}], not {choices!r}.")
         if not len(choices):
             raise ValueError(f"{name} needs at least one value.")
         for value in choices:

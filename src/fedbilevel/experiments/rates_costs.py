@@ -27,7 +27,7 @@ def communication(design: Design, seed: int) -> pd.DataFrame:
             algorithm = fb.fedbioacc(
                 problem, fb.exact(), batch_size=BATCH, local_steps=local_steps, previous="local", **PRESETS["tuned"]
             )
-        seeds = range(1 if name == "fedbio" else min(design.seeds, 4))
+        seeds = range(1 if name == "fedbio" else min(design.seeds, 3))
         found = fb.sweep(
             algorithm,
             data,

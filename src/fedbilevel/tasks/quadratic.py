@@ -122,6 +122,11 @@ class QuadraticClients:
         return _solve(self.inner_hessian, self.inner_cross)
 
     @cached_property
+    def _rest(self) -> Array:
+        """y_m(0) = H_m^-1 b_m, [clients, dy]."""
+        return _solve(self.inner_hessian, self.inner_offset[..., None])[..., 0]
+
+    @cached_property
     def client_curvature(self) -> Array:
         """Hessians of h_m, [clients, dx, dx]."""
         lift = self._lift
@@ -130,8 +135,7 @@ class QuadraticClients:
     @cached_property
     def client_slope(self) -> Array:
         """grad h_m at x = 0, [clients, dx]."""
-        rest = _solve(self.inner_hessian, self.inner_offset[..., None])[..., 0]
-        at_zero = np.concatenate([np.zeros((self.clients, self.outer_size)), rest], axis=1)
+        at_zero = np.concatenate([np.zeros((self.clients, self.outer_size)), self._rest], axis=1)
         return np.asarray(np.einsum("mki,mk->mi", self._lift, _apply(self.outer_hessian, at_zero) - self.outer_linear))
 
     @property
@@ -141,8 +145,7 @@ class QuadraticClients:
 
     def inner_solution(self, outer: Array) -> Array:
         """y_m(x_m)."""
-        target = _apply(self.inner_cross, outer) + self.inner_offset
-        return _solve(self.inner_hessian, target[..., None])[..., 0]
+        return _apply(self.response, outer) + self._rest
 
     def inner_gradient(self, outer: Array, inner: Array) -> Array:
         """grad_y g_m(x_m, y_m)."""

@@ -6,7 +6,6 @@
 True
 """
 
-from fedbilevel.theory import lemmas
 from fedbilevel.theory.accelerated import FedBiOAccSteps, fedbioacc_steps
 from fedbilevel.theory.bounds import Bound, fedbio_bound, fedbioacc_bound
 from fedbilevel.theory.constants import Constants, InnerRates
@@ -18,8 +17,9 @@ from fedbilevel.theory.estimate import (
     quadratic_constants,
     softmax_weights,
 )
-from fedbilevel.theory.lemmas import Evaluation, Oracles, Path, fedbio_lemmas, fedbioacc_lemmas, path_of
+from fedbilevel.theory.lemmas import acc_state, fedbio_lemmas, fedbioacc_lemmas, potential_along
 from fedbilevel.theory.oracles import ProblemOracles
+from fedbilevel.theory.paths import Evaluation, Oracles, Path, path_of
 from fedbilevel.theory.sampled import sampled_constants
 from fedbilevel.theory.steps import Check, FedBiOSteps, fedbio_steps
 
@@ -36,6 +36,7 @@ __all__ = [
     "ProblemOracles",
     "Region",
     "Reweighting",
+    "acc_state",
     "covering_region",
     "fedbio_bound",
     "fedbio_lemmas",
@@ -43,9 +44,9 @@ __all__ = [
     "fedbioacc_bound",
     "fedbioacc_lemmas",
     "fedbioacc_steps",
-    "lemmas",
     "logistic_constants",
     "path_of",
+    "potential_along",
     "quadratic_constants",
     "sampled_constants",
     "softmax_weights",

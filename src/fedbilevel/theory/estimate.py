@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbilevel.theory.constants import Constants
-from fedbilevel.theory.lemmas import Oracles, Path
+from fedbilevel.theory.paths import Oracles, Path
 
 Array = NDArray[np.float64]
 

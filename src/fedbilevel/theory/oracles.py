@@ -106,7 +106,7 @@ def _everywhere(function: Callable[..., jax.Array], points: tuple[jax.Array, ...
 
 
 class ProblemOracles:
-    """`fedbilevel.theory.lemmas.Oracles` of any `BilevelProblem` and its `ClientData`."""
+    """`fedbilevel.theory.paths.Oracles` of any `BilevelProblem` and its `ClientData`."""
 
     def __init__(self, problem: BilevelProblem, data: ClientData) -> None:
         self._flat = FlatProblem(problem)
