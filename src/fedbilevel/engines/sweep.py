@@ -134,8 +134,10 @@ def _collect(results: list[Result], jobs: list[tuple[int, dict[str, float]]]) ->
     rows, frames = [], []
     for result, (seed, chosen) in zip(results, jobs, strict=True):
         labels = {"seed": seed, **chosen}
-        last: dict[str, Any] = dict(result.history.iloc[-1]) if len(result.history) else {}
+        # FedAvg's step size is called like the column that counts steps: the swept value keeps the name.
+        own = result.history.rename(columns={name: f"history_{name}" for name in labels})
+        last: dict[str, Any] = dict(own.iloc[-1]) if len(own) else {}
         rows.append({**labels, **last, "diverged": result.diverged is not None})
-        frames.append(result.history.assign(**labels))
+        frames.append(own.assign(**labels))
     history = pd.concat(frames, ignore_index=True)
     return Sweep(results, pd.DataFrame(rows), history)
