@@ -17,17 +17,11 @@ if TYPE_CHECKING:
     from fedbilevel.algorithms.fedavg import fedavg
     from fedbilevel.algorithms.fedbio import fedbio
     from fedbilevel.algorithms.fedbioacc import TUNED, fedbioacc
-    from fedbilevel.engines import (
-        CheckpointError,
-        Diverged,
-        Interrupted,
-        Progress,
-        Result,
-        Sweep,
-        simulate,
-        sweep,
-        trace,
-    )
+    from fedbilevel.engines.checkpoint import CheckpointError
+    from fedbilevel.engines.result import Diverged, Interrupted, Progress, Result
+    from fedbilevel.engines.simulate import simulate
+    from fedbilevel.engines.sweep import Sweep, sweep
+    from fedbilevel.engines.trace import trace
     from fedbilevel.hypergradients.conjugate_gradient import conjugate_gradient
     from fedbilevel.hypergradients.exact import exact
     from fedbilevel.hypergradients.neumann import neumann
@@ -35,23 +29,22 @@ if TYPE_CHECKING:
     from fedbilevel.plan import Algorithm, Phase, Repeat
     from fedbilevel.problem import BilevelProblem, ClientData
 
+# Each name by the module that defines it: several functions are called like their module.
 _HOMES = {
     "fedbilevel.problem": ("BilevelProblem", "ClientData"),
     "fedbilevel.linear": ("LinearInner", "linear_problem"),
     "fedbilevel.plan": ("Algorithm", "Phase", "Repeat"),
-    "fedbilevel.hypergradients": ("conjugate_gradient", "exact", "neumann"),
-    "fedbilevel.algorithms": ("TUNED", "fedavg", "fedbio", "fedbioacc"),
-    "fedbilevel.engines": (
-        "CheckpointError",
-        "Diverged",
-        "Interrupted",
-        "Progress",
-        "Result",
-        "Sweep",
-        "simulate",
-        "sweep",
-        "trace",
-    ),
+    "fedbilevel.hypergradients.conjugate_gradient": ("conjugate_gradient",),
+    "fedbilevel.hypergradients.exact": ("exact",),
+    "fedbilevel.hypergradients.neumann": ("neumann",),
+    "fedbilevel.algorithms.fedavg": ("fedavg",),
+    "fedbilevel.algorithms.fedbio": ("fedbio",),
+    "fedbilevel.algorithms.fedbioacc": ("TUNED", "fedbioacc"),
+    "fedbilevel.engines.checkpoint": ("CheckpointError",),
+    "fedbilevel.engines.result": ("Diverged", "Interrupted", "Progress", "Result"),
+    "fedbilevel.engines.simulate": ("simulate",),
+    "fedbilevel.engines.sweep": ("Sweep", "sweep"),
+    "fedbilevel.engines.trace": ("trace",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

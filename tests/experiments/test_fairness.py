@@ -71,14 +71,20 @@ def test_widened_adds_zeros_before_and_a_one_behind():
 
 def test_grids_have_equal_sizes_and_hold_their_defaults():
     design = Design()
-    found = entries(design, CASES["adult-sex"], 0)
+    case = CASES["adult-sex"]
+    found = entries(design, case, slow=False) + entries(design, case, slow=True)
     for method in GRIDS:
         own = [entry for entry in found if entry.label == method]
         assert len(own) == 4
         assert sum(entry.default for entry in own) == 1
         assert len({entry.recipe for entry in own}) == 4
-    assert all(entry.label != "FCFL" for entry in entries(design, CASES["adult-sex"], design.slow_splits))
-    assert len(entries(design, CREDIT, 19)) == 8
+    assert {entry.label for entry in entries(design, case, slow=True)} == {"FCFL"}
+    assert (len(entries(design, CREDIT, slow=False)), entries(design, CREDIT, slow=True)) == (8, [])
+
+
+def test_jobs_cover_every_split_once():
+    jobs = Design(splits=4, slow_splits=2).jobs()
+    assert len(jobs) == len(set(jobs)) == 3 * 2 * 4 + 2 * 2 * 2
 
 
 def made_up(splits=6, seed=0):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.hypergradients import Neumann
+from fedbilevel.hypergradients.neumann import Neumann
 from fedbilevel.sampling import Batches, Draws, LocalData
 from tests.references.quadratic import quadratic
 

@@ -30,7 +30,7 @@ from fedbilevel.algorithms.local import (
     settle_outer_batch,
 )
 from fedbilevel.calculus import Calls, Tree, no_calls, step_along
-from fedbilevel.hypergradients import Hypergradient
+from fedbilevel.hypergradients.base import Hypergradient
 from fedbilevel.plan import Algorithm, LocalStep, View
 from fedbilevel.problem import BilevelProblem, positive
 from fedbilevel.sampling import Batches, LocalData

@@ -39,7 +39,7 @@ from fedbilevel.algorithms.local import (
     settle_outer_batch,
 )
 from fedbilevel.calculus import Calls, Tree, add, no_calls, scale, select, step_along, subtract, zeros
-from fedbilevel.hypergradients import Hypergradient
+from fedbilevel.hypergradients.base import Hypergradient
 from fedbilevel.plan import Algorithm, LocalStep, View
 from fedbilevel.problem import BilevelProblem, positive
 from fedbilevel.sampling import Batches, LocalData

@@ -1,4 +1,12 @@
-"""Group-fair classification: metrics and their uncertainty."""
+"""Group-fair classification: metrics and their uncertainty, formulations, methods, and a scikit-learn estimator.
+
+Metrics load at once; what needs JAX or scikit-learn (the estimator, formulations, methods, baselines) on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from fedbilevel.fairness.bootstrap import bootstrap_difference, bootstrap_interval
 from fedbilevel.fairness.intervals import Interval, across_splits, comparison_table, paired_difference
@@ -15,10 +23,28 @@ from fedbilevel.fairness.metrics import (
     group_table,
 )
 
+if TYPE_CHECKING:
+    from fedbilevel.fairness.estimator import FairFederatedClassifier
+    from fedbilevel.fairness.formulation import Formulation, fair_problem
+    from fedbilevel.fairness.models import Model
+    from fedbilevel.fairness.recipe import Recipe
+
+_LATER = {
+    "FairFederatedClassifier": "estimator",
+    "Formulation": "formulation",
+    "Model": "models",
+    "Recipe": "recipe",
+    "fair_problem": "formulation",
+}
+
 __all__ = [
     "Disparity",
+    "FairFederatedClassifier",
+    "Formulation",
     "GroupLeftOut",
     "Interval",
+    "Model",
+    "Recipe",
     "accuracy",
     "across_splits",
     "auc",
@@ -30,6 +56,19 @@ __all__ = [
     "disparity",
     "equal_opportunity_difference",
     "equalized_odds_difference",
+    "fair_problem",
     "group_table",
     "paired_difference",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        value = getattr(import_module(f"fedbilevel.fairness.{_LATER[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'fedbilevel.fairness' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
