@@ -36,11 +36,17 @@ def test_logistic_loss_does_not_overflow(batch):
 
 
 def test_problem_carries_the_declaration():
-    inner = fb.LinearInner(lambda x: x, 0.1)
-    problem = fb.linear_problem(inner, lambda x, y, batch: jnp.sum(y), lambda key: None, project=jnp.abs)
+    def start(key):
+        return None
+
+    inner = fb.LinearInner(jnp.exp, 0.1)
+    problem = fb.linear_problem(inner, jnp.sum, start, project=jnp.abs)
     assert problem.linear is inner
-    assert problem.inner_loss == inner.loss
+    assert problem.inner_loss is inner
     assert problem.project is jnp.abs
+    # Equal declarations make equal problems, so that a second one compiles nothing.
+    again = fb.linear_problem(fb.LinearInner(jnp.exp, 0.1), jnp.sum, start, project=jnp.abs)
+    assert (again, hash(again)) == (problem, hash(problem))
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,10 @@ class LinearInner:
         value = self.ridge(outer) if callable(self.ridge) else self.ridge
         return jnp.asarray(value, like.dtype)
 
+    def __call__(self, outer: Tree, inner: jax.Array, batch: Any) -> jax.Array:
+        """g itself."""
+        return self.loss(outer, inner, batch)
+
     def loss(self, outer: Tree, inner: jax.Array, batch: Any) -> jax.Array:
         table = self.cell_weights(outer).astype(inner.dtype)
         margin = batch[self.features] @ inner
@@ -70,4 +74,5 @@ def linear_problem(
     """A `BilevelProblem` whose inner loss is ``inner`` and whose inner variable is one coefficient vector."""
     from fedbilevel.problem import BilevelProblem
 
-    return BilevelProblem(inner.loss, outer_loss, init, project, linear=inner)
+    # The record itself is the loss: equal declarations are equal functions, and share one compiled program.
+    return BilevelProblem(inner, outer_loss, init, project, linear=inner)
