@@ -1,0 +1,53 @@
+"""Writing a `FairnessResult`: CSV tables, a JSON summary, figures.  Every file appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedbilevel.experiments.fairness import FairnessResult
+
+TABLES = ("table", "chosen", "fronts", "duels")
+ROWS_FILE = "fairness-rows.csv"
+
+
+def _whole(target: Path, save: Callable[[Path], Any]) -> Path:
+    """Write under a temporary name in the same folder, then rename."""
+    draft = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
+    try:
+        save(draft)
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+    return target
+
+
+def save_rows(rows: pd.DataFrame, out: Path) -> Path:
+    """The raw measurements; every number as precise as it was, so that a run can go on from them."""
+    out.mkdir(parents=True, exist_ok=True)
+    return _whole(out / ROWS_FILE, partial(rows.to_csv, index=False))
+
+
+def write(result: FairnessResult, out: Path, formats: tuple[str, ...] = ("png", "svg")) -> list[Path]:
+    """Tables as fairness-*.csv, fairness-settings.json and fairness-*.png|svg in ``out``; returns the files."""
+    from fedbilevel.report.fairness_figures import fairness_figures
+    from fedbilevel.report.figures import save_figure
+
+    written = [save_rows(result.rows, out)]
+    for name in TABLES:
+        table = getattr(result, name)
+        if len(table):
+            saving = partial(table.to_csv, index=False, float_format="%.6g")
+            written.append(_whole(out / f"fairness-{name}.csv", saving))
+    text = json.dumps(result.settings, indent=2, default=str) + "\n"
+    written.append(_whole(out / "fairness-settings.json", lambda path: path.write_text(text, encoding="utf-8")))
+    for name, figure in fairness_figures(result).items():
+        written += [_whole(out / f"fairness-{name}.{kind}", partial(save_figure, figure)) for kind in formats]
+    return written

@@ -1,0 +1,301 @@
+"""A scikit-learn classifier that is fair to groups and trained over clients: the door for people with tables."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import assert_all_finite, check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+from fedbilevel.datasets import partition
+from fedbilevel.datasets.tables import check_columns, encode_groups, shown, to_frame
+from fedbilevel.fairness.encoder import TableEncoder
+from fedbilevel.fairness.formulation import Deviation, Formulation
+from fedbilevel.fairness.inputs import as_numpy, named_weights, row_weights, same_length, smoothness
+from fedbilevel.fairness.methods import fit
+from fedbilevel.fairness.models import Model, probabilities
+from fedbilevel.fairness.recipe import Recipe
+from fedbilevel.problem import ClientData, whole_number
+
+SMALLEST_CAPACITY = 512
+"""Clients' arrays are padded to this many rows or the next power of two: tables of similar sizes share a compiled program."""
+SMOOTH = 2.5
+"""Step sizes are meant for losses at most this smooth (Adult, encoded: 2.4); for steeper ones they are divided."""
+
+
+class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Classifier with equal rates over sensitive groups, trained over clients that keep their rows (simulated here).
+
+    With the defaults FedBiOAcc learns one weight per (group, label) cell so that the groups' true-positive rates agree, then
+    FedAvg trains a logistic regression with those weights.  With groups of few positives (below some hundred a client) the
+    default strength costs accuracy: lower it.  docs/fairness.md says which method suits when, with measurements.
+
+    Args:
+        method: "fedbioacc", "fedbio", "fedavg" (no fairness), "fedreg", "fedminmax" or "fcfl".
+        formulation: "cells" (ours) or "paper" (one weight per group, group-balanced validation set); bilevel methods only.
+        metric: what "cells" equalises: "equal_opportunity", "equalized_odds", "demographic_parity", or a function like those
+            in `fedbilevel.fairness.formulation`.
+        strength: how much "cells" cares about that, against the loss; for "fedreg" the weight of its penalty.
+            None: the method's default (cells: 5, FedReg: 0.1).
+        temperature: sharpness of the soft decisions in ``metric``.
+        model: "logistic" (two or more classes) or "mlp", one hidden layer of ``hidden`` units.
+        ridge: weight of the squared parameters in the loss.
+        steps: training steps of the model; None: 2,000 (FCFL: 1,020 rounds).
+        weight_steps: steps of the bilevel stage; None: 1,000 ("cells") or 2,000 ("paper").
+        local_steps: steps between two rounds of communication (FedMinMax and FCFL: always 1).
+        batch_size: rows a step draws; cut to the smallest client's rows.
+        step: learning rate; divided automatically where the encoded features make the loss steeper than usual.
+        validation: the share of each client's rows that the outer level reads and the inner one does not.  None: "cells" reads
+            the same rows on both levels (it fits a handful of numbers), "paper" takes a fifth.
+        client_weights: how clients count in averages, "uniform" or "samples" (by their rows).
+        history_rows: about how many rounds of every stage ``history_`` shows; 0 records nothing, and tables of similar sizes
+            then share one compiled program, which saves seconds in a cross-validation.
+        random_state: seed or generator; None for a new one each time.
+
+    Attributes:
+        classes_, n_features_in_, feature_names_in_ (tables with named columns), groups_, clients_: what was seen in fit.
+        group_weights_: the learned weights, a Series over groups or over (group, label); None for methods without.
+        history_: objective, bytes sent and calls of gradients at ``history_rows`` rounds.
+        params_, model_, encoder_: the fitted model.
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X, sex, site = rng.normal(size=(300, 3)), rng.choice(["f", "m"], 300), rng.choice(["A", "B"], 300)
+    >>> y = np.where(X[:, 0] + 0.3 * rng.normal(size=300) > 0, "yes", "no")
+    >>> clf = FairFederatedClassifier(steps=200, weight_steps=50, batch_size=32, random_state=0)
+    >>> clf = clf.fit(X, y, sensitive_features=sex, clients=site)
+    >>> bool(clf.score(X, y) > 0.85), clf.clients_, list(clf.group_weights_.index)
+    (True, ['A', 'B'], [('f', 'no'), ('f', 'yes'), ('m', 'no'), ('m', 'yes')])
+    """
+
+    def __init__(
+        self,
+        method: str = "fedbioacc",
+        *,
+        formulation: str = "cells",
+        metric: str | Deviation = "equal_opportunity",
+        strength: float | None = None,
+        temperature: float = 4.0,
+        model: str = "logistic",
+        hidden: int = 16,
+        ridge: float = 1e-3,
+        steps: int | None = None,
+        weight_steps: int | None = None,
+        local_steps: int = 5,
+        batch_size: int | None = 128,
+        step: float = 0.1,
+        validation: float | None = None,
+        client_weights: str = "uniform",
+        history_rows: int = 20,
+        random_state: Any = None,
+    ) -> None:
+        self.method = method
+        self.formulation = formulation
+        self.metric = metric
+        self.strength = strength
+        self.temperature = temperature
+        self.model = model
+        self.hidden = hidden
+        self.ridge = ridge
+        self.steps = steps
+        self.weight_steps = weight_steps
+        self.local_steps = local_steps
+        self.batch_size = batch_size
+        self.step = step
+        self.validation = validation
+        self.client_weights = client_weights
+        self.history_rows = history_rows
+        self.random_state = random_state
+
+    def fit(
+        self, X: Any, y: Any, *, sensitive_features: Any = None, clients: Any = None, sample_weight: Any = None
+    ) -> FairFederatedClassifier:
+        """Train on the rows of ``X``.
+
+        Args:
+            X: a table (pandas, polars) with number and text columns, or a matrix.
+            y: the class of every row: numbers or text.
+            sensitive_features: the group of every row: a column, or a table whose columns are joined.  None: everybody is
+                one group, and nothing is made fair; a warning says so.
+            clients: which site every row belongs to.  None: one client holds all rows.
+            sample_weight: a weight of every row ("fedavg", "fedbio", "fedbioacc").
+        """
+        features, labels = self._learn(X, y)
+        codes = self._groups(sensitive_features, len(labels))
+        parts = self._clients(clients, len(labels))
+        weights = row_weights(sample_weight, len(labels))
+        data, apart = self._data(features, labels, codes, parts, weights)
+        smooth = max(1.0, smoothness(features) / SMOOTH)
+        recipe = self._recipe(data, smooth, apart)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.model_ = Model(self.model, features.shape[1], len(self.classes_), self.hidden)
+        whole_number("history_rows", self.history_rows, least=0)
+        every = (
+            None if self.history_rows == 0 else max(1, max(recipe.rounds, recipe.weight_rounds) // self.history_rows)
+        )
+        capacity = max(SMALLEST_CAPACITY, 1 << (max(map(len, parts)) - 1).bit_length())
+        fitted = fit(
+            recipe, data, self.model_, len(self.groups_), seed=seed, record_every=every,
+            capacity=None if recipe.method == "fcfl" or recipe.batch_size is None else capacity,
+        )  # fmt: skip
+        self.params_ = as_numpy(fitted.params)
+        self.history_ = fitted.history
+        found = fitted.weights
+        self.group_weights_ = None if found is None else named_weights(found, self.groups_, self.classes_)
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probability of every class, columns in the order of ``classes_``."""
+        check_is_fitted(self)
+        return probabilities(self.model_, self.params_, self._encoded(X))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of every row."""
+        check_is_fitted(self)
+        return np.asarray(self.classes_[np.argmax(self.predict_proba(X), axis=1)])
+
+    def save(self, path: str | Path) -> Path:
+        """Write the fitted classifier to one ``.npz`` file, without pickle; see `load`."""
+        from fedbilevel.fairness.saving import save
+
+        return save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> FairFederatedClassifier:
+        """A classifier written by `save`."""
+        from fedbilevel.fairness.saving import load
+
+        return load(path)
+
+    def _learn(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Encode features and labels, and remember how."""
+        if y is None:
+            raise ValueError(
+                "This FairFederatedClassifier estimator requires y to be passed, but the target y is None."
+            )
+        if hasattr(X, "columns"):
+            validate_data(self, X, skip_check_array=True)
+            self.encoder_: TableEncoder | None = TableEncoder.learn(X)
+            features = self.encoder_.transform(X)
+            self.means_, self.scales_ = self.encoder_.means, self.encoder_.scales
+        else:
+            matrix = validate_data(self, X, dtype=np.float64)
+            self.encoder_ = None
+            self.means_ = matrix.mean(axis=0)
+            spread = matrix.std(axis=0)
+            self.scales_ = np.where(spread > 10 * np.finfo(np.float64).eps * np.abs(self.means_), spread, 1.0)
+            features = self._standard(matrix)
+        values = column_or_1d(y.to_numpy() if hasattr(y, "to_numpy") else y, warn=True)
+        if values.dtype.kind == "f":
+            assert_all_finite(values, input_name="y")
+        if pd.isna(values).any():
+            raise ValueError(f"y has {int(pd.isna(values).sum())} missing value(s) (NaN); leave those rows out.")
+        check_classification_targets(values)
+        if len(values) != len(features):
+            raise ValueError(f"y has {len(values)} rows but X has {len(features)}: inconsistent numbers of samples.")
+        self.classes_, labels = np.unique(values, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y holds one class only ({shown(self.classes_[0])}): a classifier needs at least two.")
+        return features, labels
+
+    def _standard(self, matrix: np.ndarray) -> np.ndarray:
+        scaled = (matrix - self.means_) / self.scales_
+        return np.concatenate([scaled, np.ones((len(matrix), 1))], axis=1).astype(np.float32)
+
+    def _encoded(self, X: Any) -> np.ndarray:
+        if self.encoder_ is not None:
+            frame = to_frame(X)
+            if not hasattr(X, "columns"):
+                raise TypeError("X must be a table with the columns seen in fit, not a matrix without names.")
+            check_columns(frame, self.encoder_.columns, "X")
+            return self.encoder_.transform(frame)
+        if hasattr(X, "columns"):
+            warnings.warn(
+                "X has feature names, but FairFederatedClassifier was fitted without feature names", stacklevel=3
+            )
+            X = to_frame(X).to_numpy()
+        return self._standard(validate_data(self, X, dtype=np.float64, reset=False))
+
+    def _groups(self, sensitive_features: Any, rows: int) -> np.ndarray:
+        if sensitive_features is None:
+            if self.method != "fedavg":
+                warnings.warn(
+                    "sensitive_features was not given: all rows count as one group, and nothing is made fair.",
+                    stacklevel=3,
+                )
+            self.groups_: list[Any] = ["all"]
+            return np.zeros(rows, np.int32)
+        codes, self.groups_ = encode_groups(sensitive_features)
+        same_length("sensitive_features", len(codes), rows)
+        return codes
+
+    def _clients(self, clients: Any, rows: int) -> list[np.ndarray]:
+        if clients is None:
+            self.clients_: list[Any] = ["all"]
+            return [np.arange(rows)]
+        codes, self.clients_ = encode_groups(clients, name="clients")
+        same_length("clients", len(codes), rows)
+        parts = partition.by_column(codes)
+        for name, part in zip(self.clients_, parts, strict=True):
+            if len(part) < 2:
+                raise ValueError(f"Client {shown(name)} has one row; every client needs two at least, so leave it out.")
+        return [np.asarray(part) for part in parts]
+
+    def _data(
+        self,
+        features: np.ndarray,
+        labels: np.ndarray,
+        codes: np.ndarray,
+        parts: list[np.ndarray],
+        weights: np.ndarray | None,
+    ) -> tuple[ClientData, bool]:
+        """The clients' rows, and whether validation rows were set apart from the training rows."""
+
+        def rows(index: np.ndarray) -> dict[str, np.ndarray]:
+            found = {"features": features[index], "labels": labels[index].astype(np.float32), "groups": codes[index]}
+            return found if weights is None else {**found, "weights": weights[index]}
+
+        share = self.validation
+        if share is not None and not 0 < share < 1:
+            raise ValueError(f"validation must lie between 0 and 1 or be None, not {share}.")
+        balanced = self.formulation == "paper" and len(self.groups_) > 1
+        if not self.method.startswith("fedbio") or (share is None and not balanced):
+            return ClientData.from_clients([(rows(part), rows(part)) for part in parts]), False
+        if balanced:
+            split = partition.balanced_validation(codes, parts, size=share or 0.2)
+        else:
+            split = partition.proportional_validation(codes, parts, share=share or 0.2)
+        pairs = zip(split.train, split.validation, strict=True)
+        return ClientData.from_clients([(rows(train), rows(val)) for train, val in pairs]), True
+
+    def _recipe(self, data: ClientData, smooth: float, apart: bool) -> Recipe:
+        whole_number("batch_size", self.batch_size, optional=True)
+        form = Formulation(self.formulation, self.metric, temperature=self.temperature, ridge=self.ridge)
+        batch = None if self.batch_size is None else min(self.batch_size, int(data.train_sizes.min()))
+        plain = Recipe(
+            self.method,
+            form if self.strength is None else replace(form, strength=self.strength),
+            self.steps,
+            self.weight_steps,
+            self.local_steps,
+            batch,
+            step=self.step / smooth,
+            client_weights=self.client_weights,
+            train_on="all" if apart else "train",
+        )
+        if self.strength is not None:
+            plain = replace(plain, penalty=self.strength)
+        return plain.slower(smooth)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = self.method not in ("fedreg", "fedminmax", "fcfl")
+        tags.input_tags.categorical = True
+        return tags

@@ -1,0 +1,231 @@
+"""Group fairness as a bilevel problem: weights of groups or cells outside, a weighted classifier inside.
+
+    minimise over x    1/M sum_m F_m(y_m(x))      subject to   y_m(x) = argmin_y  mean_i w(x)[cell_i] loss_i(y) + ridge/2 |y|^2
+
+The means run over client m's validation rows outside and its training rows inside.  Two formulations:
+
+- ``"paper"``: one weight per group, w = K softmax(x); F is the mean loss on a group-balanced validation set.
+- ``"cells"``: one weight per (group, label) cell, w = K C softmax(x); F adds ``strength`` times a smooth squared deviation
+  of the groups' rates from the overall one.  One weight per group cannot move a true-positive rate without moving the
+  false-positive rate along; one per cell can.
+
+Weights are positive and have mean one over the cells; x = 0 is the unweighted problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedbilevel.calculus import Tree, squared_norm
+from fedbilevel.fairness.models import Model, row_losses, soft_decisions
+from fedbilevel.fairness.soft import group_totals
+from fedbilevel.linear import LinearInner
+from fedbilevel.problem import BilevelProblem, whole_number
+
+FORMULATIONS = ("cells", "paper")
+
+Deviation = Callable[[jax.Array, jax.Array, jax.Array, int], jax.Array]
+"""``(decisions [n, columns], labels [n], groups [n], number of groups) -> scalar``, 0 when the groups are treated alike."""
+
+
+def squared_deviation(decisions: jax.Array, counting: jax.Array, groups: jax.Array, count: int) -> jax.Array:
+    """Sum over the groups of (group's rate - overall rate)^2, rates taken over the rows where ``counting`` is 1.
+
+    A group without such rows has no rate and is left out.
+    """
+    rows = group_totals(counting, groups, count)
+    hits = group_totals(counting * decisions, groups, count)
+    present = rows > 0
+    overall = jnp.sum(hits) / jnp.maximum(jnp.sum(rows), 1)
+    return jnp.sum(jnp.where(present, hits / jnp.where(present, rows, 1) - overall, 0) ** 2)
+
+
+def _given_label(
+    decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int, pairs: list[tuple[int, int]]
+) -> jax.Array:
+    """Sum over (label, column) of the squared deviation of that column's rate among the rows with that label."""
+    parts = [
+        squared_deviation(decisions[:, column], (labels == label).astype(decisions.dtype), groups, count)
+        for label, column in pairs
+    ]
+    return jnp.sum(jnp.stack(parts))
+
+
+def equal_opportunity(decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
+    """Two classes: the true-positive rates.  More: how often each class is recognised."""
+    columns = decisions.shape[1]
+    pairs = [(1, 0)] if columns == 1 else [(label, label) for label in range(columns)]
+    return _given_label(decisions, labels, groups, count, pairs)
+
+
+def equalized_odds(decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
+    """Two classes: the true- and the false-positive rates.  More: every rate of deciding one class given another."""
+    columns = decisions.shape[1]
+    labels_there = 2 if columns == 1 else columns
+    pairs = [(label, column) for label in range(labels_there) for column in range(columns)]
+    return _given_label(decisions, labels, groups, count, pairs)
+
+
+def demographic_parity(decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
+    """The rates of the decisions themselves, whatever the labels."""
+    everyone = jnp.ones(decisions.shape[0], decisions.dtype)
+    parts = [squared_deviation(decisions[:, column], everyone, groups, count) for column in range(decisions.shape[1])]
+    return jnp.sum(jnp.stack(parts))
+
+
+METRICS: dict[str, Deviation] = {
+    "equal_opportunity": equal_opportunity,
+    "equalized_odds": equalized_odds,
+    "demographic_parity": demographic_parity,
+}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """x -> one positive weight per cell, with mean one."""
+
+    cells: int
+
+    def __call__(self, outer: jax.Array) -> jax.Array:
+        return jnp.asarray(self.cells, outer.dtype) * jax.nn.softmax(outer)
+
+
+@dataclass(frozen=True)
+class OuterLoss:
+    """f: the mean validation loss, plus ``strength`` times ``deviation`` of the softened decisions (None: no such term)."""
+
+    scores: Any
+    groups: int
+    strength: float
+    temperature: float
+    deviation: Deviation | None
+
+    def __call__(self, outer: Tree, inner: Tree, batch: Any) -> jax.Array:
+        scores = self.scores(inner, batch["features"])
+        loss = jnp.mean(row_losses(scores, batch["labels"]))
+        if self.deviation is None:
+            return loss
+        decisions = soft_decisions(scores, self.temperature)
+        term = self.deviation(decisions, batch["labels"], batch["groups"], self.groups)
+        return loss + jnp.asarray(self.strength, loss.dtype) * term
+
+
+@dataclass(frozen=True)
+class LinearLoss:
+    """The loss of a declared linear inner problem, as a record: a bound method would equal only itself, and every new problem
+    would be compiled anew."""
+
+    inner: LinearInner
+
+    def __call__(self, outer: Tree, params: jax.Array, batch: Any) -> jax.Array:
+        return self.inner.loss(outer, params, batch)
+
+
+@dataclass(frozen=True)
+class WeightedInner:
+    """g for any model, and for rows with weights of their own (a leaf ``weights``, where there is one)."""
+
+    scores: Any
+    weights: Weights
+    ridge: float
+
+    def __call__(self, outer: Tree, inner: Tree, batch: Any) -> jax.Array:
+        losses = row_losses(self.scores(inner, batch["features"]), batch["labels"])
+        table = self.weights(outer).astype(losses.dtype)[batch["cells"]]
+        own = batch["weights"].astype(losses.dtype) if "weights" in batch else jnp.ones_like(losses)
+        square = squared_norm(inner)
+        return jnp.mean(own * table * losses) + jnp.asarray(0.5 * self.ridge, square.dtype) * square
+
+
+@dataclass(frozen=True)
+class Start:
+    """x = 0 (all weights one) and the model's own first parameters."""
+
+    cells: int
+    model: Any
+
+    def __call__(self, key: jax.Array) -> tuple[jax.Array, Tree]:
+        return jnp.zeros(self.cells, jnp.float32), self.model(key)
+
+
+@dataclass(frozen=True)
+class Formulation:
+    """What is fair, and how much it counts.
+
+    ``metric`` names one of `METRICS` or is a function of the same signature; ``temperature`` sharpens the soft decisions;
+    ``ridge`` makes the inner problem strongly convex.  "paper" does not read ``metric``, ``strength`` and ``temperature``.
+    """
+
+    kind: str = "cells"
+    metric: str | Deviation = "equal_opportunity"
+    strength: float = 5.0
+    temperature: float = 4.0
+    ridge: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.kind not in FORMULATIONS:
+            raise ValueError(f"formulation must be one of {', '.join(map(repr, FORMULATIONS))}, not {self.kind!r}.")
+        if isinstance(self.metric, str) and self.metric not in METRICS:
+            raise ValueError(
+                f"metric={self.metric!r} is unknown; choose one of {', '.join(METRICS)}, or pass a function."
+            )
+        if not isinstance(self.metric, str) and not callable(self.metric):
+            raise TypeError(f"metric must be a name or a function, not {type(self.metric).__name__}.")
+        for name in ("strength", "ridge"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+                raise TypeError(f"{name} must be a number, not {value!r}.")
+            if not (np.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be a number of at least 0, not {value}.")
+        if isinstance(self.temperature, bool) or not isinstance(self.temperature, int | float | np.number):
+            raise TypeError(f"temperature must be a number, not {self.temperature!r}.")
+        if not (np.isfinite(self.temperature) and self.temperature > 0):
+            raise ValueError(f"temperature must be a positive number, not {self.temperature}.")
+
+    def cells(self, groups: int, classes: int) -> int:
+        """How many weights there are."""
+        return groups if self.kind == "paper" else groups * classes
+
+    def cell_of(self, groups: Any, labels: Any, classes: int) -> np.ndarray:
+        """The cell of every row: its group, or group * classes + label."""
+        codes = np.asarray(groups).astype(np.int32)
+        return codes if self.kind == "paper" else codes * np.int32(classes) + np.asarray(labels).astype(np.int32)
+
+    def deviation(self) -> Deviation | None:
+        if self.kind == "paper" or self.strength == 0:
+            return None
+        return METRICS[self.metric] if isinstance(self.metric, str) else self.metric
+
+    def weights(self, outer: Any) -> np.ndarray:
+        """The learned weights w(x), in float64."""
+        values = np.asarray(outer, np.float64)
+        raised = np.exp(values - values.max())
+        return np.asarray(len(values) * raised / raised.sum())
+
+
+def fair_problem(
+    formulation: Formulation, model: Model, groups: int, *, row_weights: bool = False, kernel: str = "auto"
+) -> BilevelProblem:
+    """The bilevel problem; batches hold ``features``, ``labels``, ``groups`` and, for training, ``cells``.
+
+    Two-class logistic regression is declared linear and runs on the fused kernels; everything else, and rows with weights
+    of their own (``row_weights``: a leaf ``weights``), on the general path.
+    """
+    whole_number("groups", groups)
+    cells = formulation.cells(groups, model.classes)
+    weights = Weights(cells)
+    outer_loss = OuterLoss(
+        model.scores, groups, float(formulation.strength), float(formulation.temperature), formulation.deviation()
+    )
+    start = Start(cells, model.start)
+    ridge = float(formulation.ridge)
+    if model.kind == "logistic" and model.classes == 2 and not row_weights:
+        linear = LinearInner(weights, ridge, cells="cells", kernel=kernel)
+        return BilevelProblem(LinearLoss(linear), outer_loss, start, linear=linear)
+    return BilevelProblem(WeightedInner(model.scores, weights, ridge), outer_loss, start)

@@ -1,0 +1,227 @@
+"""The six methods behind one function: ``fit(recipe, data, model, groups)``.
+
+FedAvg, FedReg, FedMinMax and FCFL train the model at once.  FedBiO and FedBiOAcc take two stages: the bilevel problem gives
+the weights of the groups or cells, then FedAvg trains one common model on rows weighted by them.  (The clients' own inner
+models of stage one never leave them and are not used.)
+
+Every number that is not given takes the method's default: the paper's where it names one, see `Recipe`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from fedbilevel.algorithms import fedavg, fedbio, fedbioacc
+from fedbilevel.calculus import Tree, squared_norm
+from fedbilevel.engines import Result, simulate
+from fedbilevel.engines.result import ProgressCallback
+from fedbilevel.fairness.fcfl import fcfl
+from fedbilevel.fairness.fedminmax import fedminmax
+from fedbilevel.fairness.fedreg import fedreg
+from fedbilevel.fairness.formulation import fair_problem
+from fedbilevel.fairness.models import Model, row_losses
+from fedbilevel.fairness.recipe import BILEVEL, FCFL_STAGES, METHODS, OUTER_BATCH, WHOLE_UP_TO, Recipe
+from fedbilevel.fairness.rows import add_leaves, training_part
+from fedbilevel.hypergradients import neumann
+from fedbilevel.plan import Algorithm
+from fedbilevel.problem import BilevelProblem, ClientData, whole_number
+
+
+class Fitted(NamedTuple):
+    """``params`` of the model; ``weights``: per group ("paper", FedMinMax) or cell ("cells"), None where a method has none;
+    ``history``: the recorded rounds of all stages, bytes counted through; ``outer``: stage one's answer x."""
+
+    params: Tree
+    weights: np.ndarray | None
+    history: pd.DataFrame
+    outer: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class RowWeightedLoss:
+    """Mean over the batch of each row's weight times its loss, plus ridge: what stage two minimises."""
+
+    scores: Any
+    ridge: float
+
+    def __call__(self, params: Tree, batch: Any) -> jax.Array:
+        losses = row_losses(self.scores(params, batch["features"]), batch["labels"])
+        square = squared_norm(params)
+        return jnp.mean(batch["weights"] * losses) + jnp.asarray(0.5 * self.ridge, square.dtype) * square
+
+
+def fit(
+    recipe: Recipe,
+    data: ClientData,
+    model: Model,
+    groups: int,
+    *,
+    seed: int = 0,
+    record_every: int | None = None,
+    capacity: int | None = None,
+    progress: ProgressCallback | None = None,
+) -> Fitted:
+    """Train ``model`` by the method of ``recipe`` on ``data``, whose rows hold ``features``, ``labels`` and ``groups``.
+
+    Labels are class numbers, groups 0..``groups`` - 1; an optional leaf ``weights`` holds weights of single rows, for FedAvg
+    and the bilevel methods.  ``record_every`` rounds a row of history is taken.  ``capacity``: pad every client's training
+    rows to this many, so that tables of different sizes share one compiled program; padding is never read.
+    """
+    _check(recipe, data, model, groups)
+    run = _Runs(seed, record_every, progress)
+    if recipe.method in BILEVEL:
+        return _two_stages(recipe, data, model, groups, run, capacity)
+    rows = training_part(data, recipe.train_on, capacity)
+    ridge = float(recipe.formulation.ridge)
+    if recipe.method == "fedavg":
+        return Fitted(run.average(recipe, _with_unit_weights(rows), model), None, run.history())
+    scores, start = model.scores, model.start
+    if recipe.method == "fedreg":
+        algorithm = fedreg(
+            scores,
+            start,
+            recipe.step,
+            recipe.local_steps,
+            recipe.batch_size,
+            recipe.penalty,
+            groups=groups,
+            ridge=ridge,
+        )
+        return Fitted(run("model", algorithm, rows, recipe.rounds, recipe.client_weights).outer, None, run.history())
+    if recipe.method == "fcfl":
+        first, second = FCFL_STAGES
+        algorithm = fcfl(
+            scores, start, recipe.step, groups=groups, epsilon=recipe.epsilon, stage_one=first, stage_two=second,
+            rounds=recipe.rounds, ridge=ridge,
+        )  # fmt: skip
+        return Fitted(run("model", algorithm, rows, recipe.rounds, recipe.client_weights).outer, None, run.history())
+    counts = group_counts(rows, groups)
+    algorithm = fedminmax(scores, start, counts, recipe.step, recipe.group_step, recipe.batch_size, ridge, recipe.risks)
+    result = run("model", algorithm, rows, recipe.rounds, "samples")
+    learned = np.asarray(result.server.group_weights, np.float64) / (counts / counts.sum())
+    return Fitted(result.outer, learned, run.history())
+
+
+def group_counts(data: ClientData, groups: int) -> np.ndarray:
+    """Training rows of every group over all clients: what FedMinMax's server must know."""
+    real = np.arange(data.samples())[None, :] < np.asarray(data.train_sizes)[:, None]
+    return np.bincount(np.asarray(data.train["groups"])[real], minlength=groups).astype(np.float64)
+
+
+def bilevel_algorithm(recipe: Recipe, problem: BilevelProblem, data: ClientData) -> Algorithm:
+    """FedBiO or FedBiOAcc with the recipe's constants."""
+    cells = recipe.formulation.kind == "cells"
+    series = neumann(recipe.terms, recipe.series_step)
+    outer_batch = _outer_batch(recipe, data)
+    steps = {"inner_step": recipe.inner_step, "outer_step": recipe.outer_step}
+    chosen = {**recipe.constants(), **{name: value for name, value in steps.items() if value is not None}}
+    if recipe.method == "fedbio":
+        return fedbio(
+            problem,
+            series,
+            chosen["inner_step"],
+            chosen["outer_step"],
+            recipe.local_steps,
+            recipe.batch_size,
+            outer_batch,
+        )
+    return fedbioacc(
+        problem, series, local_steps=recipe.local_steps, batch_size=recipe.batch_size, outer_batch_size=outer_batch,
+        previous="local" if cells else "paper", **chosen,
+    )  # fmt: skip
+
+
+def _outer_batch(recipe: Recipe, data: ClientData) -> int | str | None:
+    if recipe.outer_batch_size is not None:
+        return recipe.outer_batch_size
+    if recipe.formulation.kind == "paper":
+        return None if recipe.batch_size is None else min(recipe.batch_size, int(data.val_sizes.min()))
+    small = recipe.batch_size is None or int(data.val_sizes.max()) <= WHOLE_UP_TO
+    return "whole" if small else min(OUTER_BATCH, int(data.val_sizes.min()))
+
+
+class _Runs:
+    """Simulations of one fit, one after the other, with their histories chained."""
+
+    def __init__(self, seed: int, record_every: int | None, progress: ProgressCallback | None) -> None:
+        self.seed, self.record_every, self.progress = seed, record_every, progress
+        self.frames: list[pd.DataFrame] = []
+
+    def __call__(self, stage: str, algorithm: Algorithm, data: ClientData, rounds: int, weights: str) -> Result:
+        every = None if self.record_every is None else min(self.record_every, rounds)
+        result = simulate(
+            algorithm, data, rounds, self.seed, weights=weights, record_every=every, diagnostics="cheap", progress=self.progress
+        )  # fmt: skip
+        frame = result.history
+        if len(frame):
+            frame = frame.assign(stage=stage)
+            if self.frames:
+                # Traffic and time go on from the stage before; rounds and steps count within a stage.
+                last = self.frames[-1].iloc[-1]
+                counted = [name for name in ("bytes_up", "bytes_down", "seconds") if name in frame]
+                frame = frame.assign(**{name: frame[name] + last[name] for name in counted})
+            self.frames.append(frame)
+        return result
+
+    def average(self, recipe: Recipe, rows: ClientData, model: Model) -> Tree:
+        loss = RowWeightedLoss(model.scores, float(recipe.formulation.ridge))
+        algorithm = fedavg(loss, model.start, recipe.step, recipe.local_steps, recipe.batch_size)
+        return self("model", algorithm, rows, recipe.rounds, recipe.client_weights).outer
+
+    def history(self) -> pd.DataFrame:
+        if not self.frames:
+            return pd.DataFrame()
+        table = pd.concat(self.frames, ignore_index=True)
+        return table[["stage", *(name for name in table.columns if name != "stage")]]
+
+
+def _two_stages(
+    recipe: Recipe, data: ClientData, model: Model, groups: int, run: _Runs, capacity: int | None
+) -> Fitted:
+    form = recipe.formulation
+    own = "weights" in data.train
+    problem = fair_problem(form, model, groups, row_weights=own)
+    cells = form.cell_of(data.train["groups"], data.train["labels"], model.classes)
+    bilevel = add_leaves(data, cells=cells)
+    algorithm = bilevel_algorithm(recipe, problem, data)
+    outer = np.asarray(run("weights", algorithm, bilevel, recipe.weight_rounds, recipe.client_weights).outer)
+    table = form.weights(outer)
+    rows = training_part(data, recipe.train_on, capacity)
+    looked_up = table[form.cell_of(rows.train["groups"], rows.train["labels"], model.classes)].astype(np.float32)
+    if own:
+        looked_up = looked_up * np.asarray(rows.train["weights"], np.float32)
+    params = run.average(recipe, add_leaves(rows, weights=looked_up), model)
+    return Fitted(params, table, run.history(), outer)
+
+
+def _with_unit_weights(rows: ClientData) -> ClientData:
+    if "weights" in rows.train:
+        return rows
+    return add_leaves(rows, weights=np.ones(np.shape(rows.train["labels"]), np.float32))
+
+
+def _check(recipe: Recipe, data: ClientData, model: Model, groups: int) -> None:
+    whole_number("groups", groups)
+    needed = {"features", "labels", "groups"}
+    if not isinstance(data.train, dict) or not needed <= set(data.train):
+        raise ValueError("Rows must be dicts with features, labels and groups.")
+    if recipe.method in BILEVEL and data.val is None:
+        raise ValueError(f"{recipe.method} needs validation rows: pass val= to ClientData.")
+    single_level_fair = recipe.method in ("fedreg", "fedminmax", "fcfl")
+    if single_level_fair and model.classes != 2:
+        raise ValueError(
+            f"{recipe.method} is defined for two classes, not {model.classes}; use fedbioacc, fedbio or fedavg."
+        )
+    if single_level_fair and groups < 2:
+        raise ValueError(f"{recipe.method} compares groups, but there is only one; use fedavg.")
+    if single_level_fair and "weights" in data.train:
+        raise ValueError(f"{recipe.method} takes no weights of single rows; use fedbioacc, fedbio or fedavg.")
+
+
+__all__ = ["BILEVEL", "METHODS", "Fitted", "Recipe", "bilevel_algorithm", "fit", "group_counts"]

@@ -1,0 +1,240 @@
+"""The formulations against naive NumPy, and their derivatives against finite differences."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedbilevel as fb
+from fedbilevel.fairness.formulation import (
+    METRICS,
+    Formulation,
+    OuterLoss,
+    WeightedInner,
+    Weights,
+    demographic_parity,
+    equal_opportunity,
+    equalized_odds,
+    fair_problem,
+)
+from fedbilevel.fairness.models import MODELS, Model, probabilities, row_losses, soft_decisions
+
+ROUNDING = 1e-12  # float64 sums in another order
+
+
+def rows(seed=0, n=60, d=4, groups=3, classes=2, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    return {
+        "features": np.concatenate([rng.normal(size=(n, d - 1)), np.ones((n, 1))], axis=1).astype(dtype),
+        "labels": rng.integers(classes, size=n).astype(dtype),
+        "groups": rng.integers(groups, size=n).astype(np.int32),
+    }
+
+
+def naive_rate(accepted, mask):
+    return accepted[mask].mean()
+
+
+def naive_deviation(metric, decisions, labels, groups, count):
+    """Group by group and label by label, with loops."""
+    columns = decisions.shape[1]
+    everyone = np.ones(len(labels), bool)
+    if metric == "demographic_parity":
+        questions = [(everyone, column) for column in range(columns)]
+    elif metric == "equal_opportunity":
+        pairs = [(1, 0)] if columns == 1 else [(c, c) for c in range(columns)]
+        questions = [(labels == label, column) for label, column in pairs]
+    else:
+        questions = [(labels == label, column) for label in range(max(2, columns)) for column in range(columns)]
+    total = 0.0
+    for among, column in questions:
+        if not among.any():
+            continue
+        overall = naive_rate(decisions[:, column], among)
+        for group in range(count):
+            mask = among & (groups == group)
+            if mask.any():
+                total += (naive_rate(decisions[:, column], mask) - overall) ** 2
+    return total
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("classes", [2, 3])
+def test_deviation_equals_loops(metric, classes):
+    data = rows(1, classes=classes)
+    rng = np.random.default_rng(2)
+    scores = rng.normal(size=60 if classes == 2 else (60, classes))
+    decisions = np.asarray(soft_decisions(jnp.asarray(scores), 4.0))
+    found = METRICS[metric](jnp.asarray(decisions), jnp.asarray(data["labels"]), jnp.asarray(data["groups"]), 3)
+    assert found == pytest.approx(naive_deviation(metric, decisions, data["labels"], data["groups"], 3), abs=ROUNDING)
+
+
+def test_group_without_positives_is_left_out_and_the_gradient_stays_finite():
+    decisions = jnp.array([[0.9], [0.1], [0.7], [0.3]])
+    labels, groups = jnp.array([1.0, 1.0, 0.0, 0.0]), jnp.array([0, 1, 2, 2])
+    value, slope = jax.value_and_grad(equal_opportunity)(decisions, labels, groups, 3)
+    assert value == pytest.approx(2 * 0.4**2)
+    np.testing.assert_allclose(np.asarray(slope)[:, 0], [0.8, -0.8, 0.0, 0.0], atol=ROUNDING)
+
+
+def test_no_positives_at_all_gives_zero_not_nan():
+    decisions, labels, groups = jnp.full((3, 1), 0.5), jnp.zeros(3), jnp.array([0, 1, 1])
+    value, slope = jax.value_and_grad(equal_opportunity)(decisions, labels, groups, 2)
+    assert value == 0
+    assert np.isfinite(np.asarray(slope)).all()
+
+
+def test_equal_treatment_costs_nothing():
+    decisions, groups = jnp.array([[0.8], [0.8], [0.2], [0.2]]), jnp.array([0, 1, 0, 1])
+    labels = jnp.array([1.0, 1.0, 0.0, 0.0])
+    for metric in (equal_opportunity, equalized_odds, demographic_parity):
+        assert metric(decisions, labels, groups, 2) == pytest.approx(0, abs=ROUNDING)
+
+
+def test_weights_are_positive_with_mean_one():
+    outer = np.array([0.3, -2.0, 1.0, 0.0])
+    found = np.asarray(Weights(4)(jnp.asarray(outer)))
+    np.testing.assert_allclose(found, Formulation().weights(outer), rtol=ROUNDING)
+    assert found.min() > 0
+    assert found.mean() == pytest.approx(1)
+
+
+def test_cells_number_groups_and_labels():
+    groups, labels = np.array([0, 1, 2]), np.array([1.0, 0.0, 1.0])
+    assert Formulation("cells").cell_of(groups, labels, 2).tolist() == [1, 2, 5]
+    assert Formulation("paper").cell_of(groups, labels, 2).tolist() == [0, 1, 2]
+    assert (Formulation("cells").cells(3, 2), Formulation("paper").cells(3, 2)) == (6, 3)
+
+
+def test_outer_loss_is_loss_plus_strength_times_deviation():
+    data, model = rows(3), Model("logistic", 4)
+    inner = np.random.default_rng(4).normal(size=4)
+    margin = data["features"] @ inner
+    loss = np.mean(np.log1p(np.exp(margin)) - data["labels"] * margin)
+    soft = 1 / (1 + np.exp(-4 * margin))
+    expected = loss + 2.5 * naive_deviation("equal_opportunity", soft[:, None], data["labels"], data["groups"], 3)
+    found = OuterLoss(model.scores, 3, 2.5, 4.0, equal_opportunity)(None, jnp.asarray(inner), data)
+    assert found == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["cells", "paper"])
+def test_linear_declaration_and_general_loss_agree(kind):
+    form = Formulation(kind, ridge=0.1)
+    data = rows(5, groups=2)
+    data["cells"] = form.cell_of(data["groups"], data["labels"], 2)
+    model = Model("logistic", 4)
+    linear, general = fair_problem(form, model, 2), fair_problem(form, model, 2, row_weights=True)
+    assert linear.linear is not None
+    assert general.linear is None
+    outer = jnp.asarray(np.random.default_rng(6).normal(size=form.cells(2, 2)))
+    inner = jnp.asarray(np.random.default_rng(7).normal(size=4))
+    assert linear.inner_loss(outer, inner, data) == pytest.approx(
+        float(general.inner_loss(outer, inner, data)), rel=1e-10
+    )
+    table, margin = form.weights(outer)[data["cells"]], data["features"] @ np.asarray(inner)
+    by_hand = np.mean(table * (np.log1p(np.exp(margin)) - data["labels"] * margin)) + 0.05 * np.sum(np.square(inner))
+    assert linear.inner_loss(outer, inner, data) == pytest.approx(by_hand, rel=1e-10)
+
+
+def test_row_weights_multiply_cell_weights():
+    inner = WeightedInner(Model("logistic", 4).scores, Weights(2), 0.0)
+    data = {**rows(8, groups=2), "cells": rows(8, groups=2)["groups"]}
+    weighted = {**data, "weights": np.where(np.arange(60) < 30, 2.0, 0.0)}
+    half = {name: leaf[:30] for name, leaf in data.items()}
+    params = jnp.asarray(np.random.default_rng(9).normal(size=4))
+    assert inner(jnp.zeros(2), params, weighted) == pytest.approx(float(inner(jnp.zeros(2), params, half)), rel=1e-12)
+
+
+def test_exact_hypergradient_matches_finite_differences_through_the_solved_inner_problem():
+    form = Formulation(strength=3.0, ridge=0.2)
+    train, val = rows(10, groups=2), rows(11, groups=2)
+    train["cells"] = form.cell_of(train["groups"], train["labels"], 2)
+    problem = fair_problem(form, Model("logistic", 4), 2)
+
+    def solved(outer):
+        inner = np.zeros(4)
+        table = form.weights(outer)[train["cells"]]
+        for _ in range(12):  # Newton's method in plain NumPy
+            chance = 1 / (1 + np.exp(-train["features"] @ inner))
+            slope = train["features"].T @ (table * (chance - train["labels"])) / 60 + 0.2 * inner
+            curve = (train["features"].T * (table * chance * (1 - chance))) @ train["features"] / 60 + 0.2 * np.eye(4)
+            inner = inner - np.linalg.solve(curve, slope)
+        return jnp.asarray(inner)
+
+    outer = jnp.asarray(np.random.default_rng(12).normal(size=4))
+    data = fb.ClientData(jax.tree.map(lambda leaf: leaf[None], train), jax.tree.map(lambda leaf: leaf[None], val))
+    from fedbilevel.engines.diagnose import true_hypergradient
+    from fedbilevel.sampling import LocalData
+
+    one = data.only(0)
+    local = LocalData(
+        jax.tree.map(lambda leaf: leaf[0], one.train), jax.tree.map(lambda leaf: leaf[0], one.val), jnp.int32(0),
+        jnp.int32(60), jnp.int32(60),
+    )  # fmt: skip
+    found, _, _ = true_hypergradient(problem, outer, jnp.zeros(4), local, "exact")
+    tiny = 1e-5
+    for axis in range(4):
+        shift = jnp.zeros(4).at[axis].set(tiny)
+        ends = [problem.outer_loss(o, solved(o), val) for o in (outer + shift, outer - shift)]
+        assert found[axis] == pytest.approx(float(ends[0] - ends[1]) / (2 * tiny), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("classes", [2, 4])
+def test_probabilities_equal_the_scores_and_the_loss_is_theirs(kind, classes):
+    model = Model(kind, 5, classes, hidden=3)
+    features = rows(13, d=5, dtype=np.float32)["features"]
+    params = jax.tree.map(
+        lambda leaf: leaf + 0.3 * jnp.cos(jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape),
+        model.start(jax.random.key(1)),
+    )
+    scores = model.scores(params, features)
+    found = probabilities(model, params, features)
+    full = jax.nn.softmax(jnp.stack([jnp.zeros_like(scores), scores], 1) if classes == 2 else scores, axis=1)
+    np.testing.assert_allclose(found, np.asarray(full), atol=1e-5)  # float32 scores
+    labels = np.arange(60) % classes
+    losses = row_losses(scores, jnp.asarray(labels, jnp.float32))
+    np.testing.assert_allclose(np.asarray(losses), -np.log(found[np.arange(60), labels]), atol=1e-4)
+
+
+def test_equal_records_share_one_compiled_program():
+    first, second = (fair_problem(Formulation(strength=2.0), Model("logistic", 4), 2) for _ in range(2))
+    assert first == second
+    assert hash(first) == hash(second)
+    assert first != fair_problem(Formulation(strength=3.0), Model("logistic", 4), 2)
+
+
+def test_a_function_of_ones_own_serves_as_metric():
+    def tilt(decisions, labels, groups, count):
+        return jnp.mean(decisions)
+
+    problem = fair_problem(Formulation(metric=tilt, strength=2.0), Model("logistic", 4), 2)
+    data = rows(14, groups=2)
+    without = fair_problem(Formulation(strength=0), Model("logistic", 4), 2).outer_loss(None, jnp.zeros(4), data)
+    assert problem.outer_loss(None, jnp.zeros(4), data) == pytest.approx(float(without) + 2.0 * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kind": "cell"}, "formulation must be one of"),
+        ({"metric": "fairness"}, "metric='fairness' is unknown"),
+        ({"metric": 3}, "name or a function"),
+        ({"strength": -1.0}, "strength must be"),
+        ({"strength": True}, "strength must be a number"),
+        ({"ridge": float("nan")}, "ridge must be"),
+        ({"temperature": 0.0}, "temperature must be a positive"),
+    ],
+)
+def test_bad_options_are_one_sentence(options, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        Formulation(**options)
+
+
+def test_bad_model_options():
+    with pytest.raises(ValueError, match="model must be one of"):
+        Model("forest", 3)
+    with pytest.raises(ValueError, match="classes must be at least 2"):
+        Model("mlp", 3, classes=1)
