@@ -26,13 +26,13 @@ def test_loss_equals_the_formula(batch, link, ridge):
         total += x[c] * (np.log1p(np.exp(s)) - t * s if link == "logistic" else 0.5 * (s - t) ** 2)
     strength = np.exp(x[3]) if callable(ridge) else ridge
     given = {name: jnp.asarray(leaf) for name, leaf in batch.items()}
-    close(inner.loss(jnp.asarray(x), jnp.asarray(y), given), np.asarray(total / 6 + 0.5 * strength * y @ y))
+    close(inner(jnp.asarray(x), jnp.asarray(y), given), np.asarray(total / 6 + 0.5 * strength * y @ y))
 
 
 def test_logistic_loss_does_not_overflow(batch):
     inner = fb.LinearInner(lambda x: x, 0.0, features="z", targets="t", cells="c")
     given = {name: jnp.asarray(leaf) for name, leaf in batch.items()}
-    assert np.isfinite(inner.loss(jnp.ones(3), jnp.full(3, 1e5), given))
+    assert np.isfinite(inner(jnp.ones(3), jnp.full(3, 1e5), given))
 
 
 def test_problem_carries_the_declaration():

@@ -52,9 +52,6 @@ class LinearInner:
 
     def __call__(self, outer: Tree, inner: jax.Array, batch: Any) -> jax.Array:
         """g itself."""
-        return self.loss(outer, inner, batch)
-
-    def loss(self, outer: Tree, inner: jax.Array, batch: Any) -> jax.Array:
         table = self.cell_weights(outer).astype(inner.dtype)
         margin = batch[self.features] @ inner
         target = batch[self.targets].astype(inner.dtype)

@@ -25,7 +25,7 @@ import numpy as np
 from fedbilevel.calculus import Tree, squared_norm
 from fedbilevel.fairness.models import Model, row_losses, soft_decisions
 from fedbilevel.fairness.soft import group_totals
-from fedbilevel.linear import LinearInner
+from fedbilevel.linear import LinearInner, linear_problem
 from fedbilevel.problem import BilevelProblem, whole_number
 
 FORMULATIONS = ("cells", "paper")
@@ -114,17 +114,6 @@ class OuterLoss:
         decisions = soft_decisions(scores, self.temperature)
         term = self.deviation(decisions, batch["labels"], batch["groups"], self.groups)
         return loss + jnp.asarray(self.strength, loss.dtype) * term
-
-
-@dataclass(frozen=True)
-class LinearLoss:
-    """The loss of a declared linear inner problem, as a record: a bound method would equal only itself, and every new problem
-    would be compiled anew."""
-
-    inner: LinearInner
-
-    def __call__(self, outer: Tree, params: jax.Array, batch: Any) -> jax.Array:
-        return self.inner.loss(outer, params, batch)
 
 
 @dataclass(frozen=True)
@@ -227,5 +216,5 @@ def fair_problem(
     ridge = float(formulation.ridge)
     if model.kind == "logistic" and model.classes == 2 and not row_weights:
         linear = LinearInner(weights, ridge, cells="cells", kernel=kernel)
-        return BilevelProblem(LinearLoss(linear), outer_loss, start, linear=linear)
+        return linear_problem(linear, outer_loss, start)
     return BilevelProblem(WeightedInner(model.scores, weights, ridge), outer_loss, start)

@@ -17,10 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from fedbilevel.algorithms import fedavg, fedbio, fedbioacc
+from fedbilevel.algorithms.fedavg import fedavg
+from fedbilevel.algorithms.fedbio import fedbio
+from fedbilevel.algorithms.fedbioacc import fedbioacc
 from fedbilevel.calculus import Tree, squared_norm
-from fedbilevel.engines import Result, simulate
-from fedbilevel.engines.result import ProgressCallback
+from fedbilevel.engines.result import ProgressCallback, Result
+from fedbilevel.engines.simulate import simulate
 from fedbilevel.fairness.fcfl import fcfl
 from fedbilevel.fairness.fedminmax import fedminmax
 from fedbilevel.fairness.fedreg import fedreg
@@ -28,7 +30,7 @@ from fedbilevel.fairness.formulation import fair_problem
 from fedbilevel.fairness.models import Model, row_losses
 from fedbilevel.fairness.recipe import BILEVEL, FCFL_STAGES, METHODS, OUTER_BATCH, WHOLE_UP_TO, Recipe
 from fedbilevel.fairness.rows import add_leaves, training_part
-from fedbilevel.hypergradients import neumann
+from fedbilevel.hypergradients.neumann import neumann
 from fedbilevel.plan import Algorithm
 from fedbilevel.problem import BilevelProblem, ClientData, whole_number
 
