@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedbilevel.experiments.files import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,21 +18,10 @@ TABLES = ("table", "chosen", "fronts", "duels")
 ROWS_FILE = "fairness-rows.csv"
 
 
-def _whole(target: Path, save: Callable[[Path], Any]) -> Path:
-    """Write under a temporary name in the same folder, then rename."""
-    draft = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
-    try:
-        save(draft)
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
-    return target
-
-
 def save_rows(rows: pd.DataFrame, out: Path) -> Path:
     """The raw measurements; every number as precise as it was, so that a run can go on from them."""
     out.mkdir(parents=True, exist_ok=True)
-    return _whole(out / ROWS_FILE, partial(rows.to_csv, index=False))
+    return write_whole(out / ROWS_FILE, partial(rows.to_csv, index=False))
 
 
 def write(result: FairnessResult, out: Path, formats: tuple[str, ...] = ("png", "svg")) -> list[Path]:
@@ -45,9 +34,9 @@ def write(result: FairnessResult, out: Path, formats: tuple[str, ...] = ("png", 
         table = getattr(result, name)
         if len(table):
             saving = partial(table.to_csv, index=False, float_format="%.6g")
-            written.append(_whole(out / f"fairness-{name}.csv", saving))
+            written.append(write_whole(out / f"fairness-{name}.csv", saving))
     text = json.dumps(result.settings, indent=2, default=str) + "\n"
-    written.append(_whole(out / "fairness-settings.json", lambda path: path.write_text(text, encoding="utf-8")))
+    written.append(write_whole(out / "fairness-settings.json", lambda path: path.write_text(text, encoding="utf-8")))
     for name, figure in fairness_figures(result).items():
-        written += [_whole(out / f"fairness-{name}.{kind}", partial(save_figure, figure)) for kind in formats]
+        written += [write_whole(out / f"fairness-{name}.{kind}", partial(save_figure, figure)) for kind in formats]
     return written

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fedbilevel.experiments.files import write_whole
 
 if TYPE_CHECKING:
     from fedbilevel.experiments.rates import RatesResult
 
 TABLES = ("points", "slopes", "bounds", "checks", "communication", "estimator", "speedup")
-
-
-def _whole(target: Path, save: Callable[[Path], Any]) -> Path:
-    """Write under a temporary name in the same folder, then rename."""
-    draft = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
-    try:
-        save(draft)
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
-    return target
 
 
 def summary(result: RatesResult) -> dict[str, Any]:
@@ -43,9 +32,11 @@ def write(result: RatesResult, out: Path, formats: tuple[str, ...] = ("png", "sv
     from fedbilevel.report.figures import rates_figures, save_figure
 
     out.mkdir(parents=True, exist_ok=True)
-    written = [_whole(out / f"rates-{name}.csv", partial(getattr(result, name).to_csv, index=False)) for name in TABLES]
+    written = [
+        write_whole(out / f"rates-{name}.csv", partial(getattr(result, name).to_csv, index=False)) for name in TABLES
+    ]
     text = json.dumps(summary(result), indent=2, default=float) + "\n"
-    written.append(_whole(out / "rates-summary.json", lambda path: path.write_text(text, encoding="utf-8")))
+    written.append(write_whole(out / "rates-summary.json", lambda path: path.write_text(text, encoding="utf-8")))
     for name, figure in rates_figures(result).items():
-        written += [_whole(out / f"rates-{name}.{kind}", partial(save_figure, figure)) for kind in formats]
+        written += [write_whole(out / f"rates-{name}.{kind}", partial(save_figure, figure)) for kind in formats]
     return written
