@@ -72,7 +72,7 @@ class Logistic:
         x, y = self.start
         if project not in self.problems:
             self.problems[project] = fb.BilevelProblem(
-                LINEAR.loss, outer_loss, lambda key: (jnp.asarray(x), jnp.asarray(y)), project
+                LINEAR, outer_loss, lambda key: (jnp.asarray(x), jnp.asarray(y)), project
             )
         return self.problems[project]
 
