@@ -19,8 +19,8 @@ def point():
 
 def test_gradients(point):
     reference, x, y, batch = point
-    close(calculus.inner_gradient(LINEAR.loss, x, y, batch), reference.inner_gradient(0, x, y))
-    in_outer, in_inner = calculus.both_gradients(LINEAR.loss, x, y, batch)
+    close(calculus.inner_gradient(LINEAR, x, y, batch), reference.inner_gradient(0, x, y))
+    in_outer, in_inner = calculus.both_gradients(LINEAR, x, y, batch)
     close(in_inner, reference.inner_gradient(0, x, y))
     assert in_outer.shape == x.shape
 
@@ -29,14 +29,14 @@ def test_hessian_products(point):
     reference, x, y, batch = point
     vector = jnp.linspace(-1, 1, 5)
     wanted = reference.inner_hessian(0, *reference.start) @ vector
-    close(calculus.hessian_vector(LINEAR.loss, x, y, batch, vector), wanted)
-    close(calculus.hessian_operator(LINEAR.loss, x, y, batch)(vector), wanted)
+    close(calculus.hessian_vector(LINEAR, x, y, batch, vector), wanted)
+    close(calculus.hessian_operator(LINEAR, x, y, batch)(vector), wanted)
 
 
 def test_cross_product(point):
     reference, x, y, batch = point
     vector = jnp.linspace(-1, 1, 5)
-    close(calculus.cross_product(LINEAR.loss, x, y, batch, vector), reference.cross(0, *reference.start) @ vector)
+    close(calculus.cross_product(LINEAR, x, y, batch, vector), reference.cross(0, *reference.start) @ vector)
 
 
 def test_a_float64_number_does_not_promote_a_float32_tree():
