@@ -59,8 +59,12 @@ def rates(
 
     with progress_lines() as report:
         result = experiment.run(out, quick=quick, seed=seed, progress=report)
-    console = Console()
-    show(console, "Slope of log mean |grad h|^2 against log T, with 95 % intervals", result.slopes)
+    console = Console() if sys.stdout.isatty() else Console(width=110)
+    interval = [
+        f"[{low:.3f}, {high:.3f}]" for low, high in zip(result.slopes["low"], result.slopes["high"], strict=True)
+    ]
+    slopes = result.slopes.assign(interval=interval)[["algorithm", "variant", "range", "slope", "interval", "theory"]]
+    show(console, "Slope of log mean |grad h|^2 against log T, with 95 % intervals", slopes)
     below = result.bounds.groupby(["algorithm", "variant"], sort=False).agg(
         points=("holds", "size"), below_bound=("holds", "sum"), inside_region=("inside", "sum")
     )
