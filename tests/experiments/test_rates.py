@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbilevel.experiments import rates, rates_files
+from fedbilevel.experiments import files, rates
 from fedbilevel.experiments.rates_costs import communication, estimator_errors, speedup
 from fedbilevel.experiments.rates_design import Design
 from fedbilevel.experiments.rates_horizon import Tables, fedbio_rates, fedbioacc_rates
@@ -166,7 +166,7 @@ def test_a_failed_write_leaves_nothing_half_done(tmp_path):
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        rates_files._whole(target, fail)
+        files.write_whole(target, fail)
     assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
     assert target.read_text() == "old"
 
