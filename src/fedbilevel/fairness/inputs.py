@@ -14,7 +14,7 @@ def named_weights(values: np.ndarray, groups: list[Any], classes: np.ndarray) ->
     """Weights with their groups, or (group, label) cells, as index."""
     if len(values) == len(groups):
         return pd.Series(values, index=pd.Index(groups, name="group"), name="weight")
-    cells = pd.MultiIndex.from_product([groups, list(classes)], names=["group", "label"])
+    cells = pd.MultiIndex.from_product([groups, classes.tolist()], names=["group", "label"])
     return pd.Series(values, index=cells, name="weight")
 
 

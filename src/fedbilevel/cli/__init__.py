@@ -1,0 +1,56 @@
+"""The command line: the only place that prints.
+
+Importing this package must stay cheap (``--help`` answers in a fraction of a second), so JAX and everything that imports it
+are loaded inside the commands: one file a command, listed here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from fedbilevel._version import __version__
+from fedbilevel.cli.rates import rates
+
+app = typer.Typer(
+    name="fedbilevel",
+    help="Federated bilevel optimization, and group-fair federated learning as its first application.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedbilevel {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Options that stand before the command."""
+
+
+app.command(epilog="Example:  fedbilevel rates --out runs/rates")(rates)
+
+
+def main() -> None:
+    """Entry point: one clear sentence and exit code 2 on bad input, never a traceback."""
+    try:
+        app()
+    except (ValueError, TypeError, ArithmeticError, OSError, RuntimeError) as error:
+        if os.environ.get("FEDBILEVEL_TRACEBACK"):
+            raise
+        print(f"fedbilevel: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt as stop:
+        print(f"fedbilevel: {stop or 'Stopped.'}", file=sys.stderr)
+        sys.exit(130)

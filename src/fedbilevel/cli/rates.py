@@ -1,0 +1,44 @@
+"""``fedbilevel rates``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedbilevel.cli.terminal import check_folder, prepare_jax, progress_lines, show
+
+
+def rates(
+    out: Annotated[Path | None, typer.Option(help="Folder for tables and figures.")] = None,
+    quick: Annotated[bool, typer.Option(help="Fewer seeds and shorter runs: a look, not a measurement.")] = False,
+    seed: Annotated[int, typer.Option(help="Where all randomness starts.", min=0)] = 0,
+) -> None:
+    """The two convergence theorems, measured.
+
+    Slopes with confidence intervals, and the bounds beside the measurements.
+    """
+    check_folder(out)
+    prepare_jax()
+    from fedbilevel.experiments import rates as experiment
+
+    with progress_lines() as report:
+        result = experiment.run(out, quick=quick, seed=seed, progress=report)
+    console = Console() if sys.stdout.isatty() else Console(width=110)
+    interval = [
+        f"[{low:.3f}, {high:.3f}]" for low, high in zip(result.slopes["low"], result.slopes["high"], strict=True)
+    ]
+    slopes = result.slopes.assign(interval=interval)[["algorithm", "variant", "range", "slope", "interval", "theory"]]
+    show(console, "Slope of log mean |grad h|^2 against log T, with 95 % intervals", slopes)
+    below = result.bounds.groupby(["algorithm", "variant"], sort=False).agg(
+        points=("holds", "size"), below_bound=("holds", "sum"), inside_region=("inside", "sum")
+    )
+    show(console, "Measurements with the theorems' step sizes, beside the theorems' bounds", below.reset_index())
+    show(console, "One hypergradient estimate averaged over clients: variance shrinks, bias stays", result.estimator)
+    failing = result.checks[~result.checks["holds"]]
+    console.print(f"{len(result.checks) - len(failing)} of {len(result.checks)} step-size conditions hold.")
+    if out is not None:
+        console.print(f"Tables and figures are in {out}", highlight=False, soft_wrap=True)

@@ -1,0 +1,84 @@
+"""What all commands share: folders, progress, tables on the terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+
+def prepare_jax() -> None:
+    """Keep compiled programs between runs, so that a second start computes within seconds."""
+    import jax
+
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR") is None:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(home / "fedbilevel" / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def check_folder(out: Path | None) -> None:
+    """Refuse an unusable folder before computing for it."""
+    if out is None:
+        return
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file: name a folder.")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {out} cannot be made ({error.strerror}): name a folder you can write to.") from error
+    if not os.access(out, os.W_OK):
+        raise ValueError(f"--out {out} is read-only: name a folder you can write to.")
+
+
+class progress_lines:
+    """A bar on a terminal, plain lines elsewhere; both on standard error, so that tables can be piped."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.bar: Progress | None = None
+        self.tasks: dict[str, TaskID] = {}
+        self.last: dict[str, int] = {}
+
+    def __enter__(self) -> Callable[[str, int, int], None]:
+        if self.console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+            self.bar = Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True)
+            self.bar.start()
+        return self.report
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def report(self, what: str, done: int, total: int) -> None:
+        if self.bar is not None:
+            if what not in self.tasks:
+                self.tasks[what] = self.bar.add_task(what, total=total)
+            self.bar.update(self.tasks[what], completed=done, total=total)
+        elif done == total and self.last.get(what) != done:
+            self.console.print(f"{what}: {done}/{total}", highlight=False)
+        self.last[what] = done
+
+
+def show(console: Console, title: str, frame: Any) -> None:
+    """A DataFrame as a table on the terminal; long texts wrap rather than being cut."""
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for name in frame.columns:
+        numeric = frame[name].dtype.kind in "fiu"
+        table.add_column(str(name).replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+    for row in frame.itertuples(index=False):
+        table.add_row(*(_cell(value) for value in row))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "" if value != value else f"{value:.4g}"
+    return str(value)
