@@ -21,6 +21,7 @@ LAYERS = [
     {"engines"},
     {"datasets"},
     {"fairness"},
+    {"runs"},  # folders of results
     {"report"},  # shows results it is handed or reads; who makes them stands above
     {"experiments"},
     {"cli"},

@@ -8,12 +8,27 @@ engine (``fedbilevel.engines``) decides where the functions run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from fedbilevel.calculus import Tree
+
+SERVER = 0x7FFFFFFE
+"""The client number whose keys are the server's own: no client has it."""
+
+
+class Relay(NamedTuple):
+    """What the server passes on from the clients' replies to single clients, after ``absorb``.
+
+    ``pack(replies, weights, key)`` turns the stacked replies into stacked parcels, one for each client that was asked, in
+    the same order; ``unpack(local, parcel)`` puts a client's own parcel into its local state.  A client whose reply was
+    lost gets none: its reply is zeros and its weight 0.
+    """
+
+    pack: Callable[[Tree, jax.Array, jax.Array], Tree]
+    unpack: Callable[[Tree, Tree], Tree]
 
 
 class Phase(NamedTuple):
@@ -21,6 +36,7 @@ class Phase(NamedTuple):
 
     ``aggregate(replies, weights)`` gets the stacked replies (leaves ``[clients, ...]``) and weights that sum to one; None
     is the weighted mean.  ``trace`` is ``work`` with a third result, the `LocalStep` of every local step, for analysis.
+    The clients asked are the same in all phases of a round, so a client may keep what it was sent for the next phase.
     """
 
     name: str
@@ -29,13 +45,29 @@ class Phase(NamedTuple):
     absorb: Callable[[Any, Tree], Any]
     aggregate: Callable[[Tree, jax.Array], Tree] | None = None
     trace: Callable[[Tree, Tree, Any, jax.Array], tuple[Tree, Tree, LocalStep]] | None = None
+    relay: Relay | None = None
+
+
+class ServerStep(NamedTuple):
+    """Something the server does alone, such as drawing a number: ``update(server state, key) -> server state``."""
+
+    name: str
+    update: Callable[[Any, jax.Array], Any]
 
 
 class Repeat(NamedTuple):
-    """Phases that run ``times`` times within one round."""
+    """Phases that run ``times`` times within one round, or, with ``turns(server state)``, so often: at most ``times``.
 
-    phases: tuple[Phase | Repeat, ...]
+    ``turns`` is asked once, before the first repetition.
+    """
+
+    phases: Plan
     times: int
+    turns: Callable[[Any], jax.Array] | None = None
+
+
+Item: TypeAlias = "Phase | Repeat | ServerStep"
+Plan: TypeAlias = "tuple[Item, ...]"
 
 
 class LocalStep(NamedTuple):
@@ -76,7 +108,7 @@ class Algorithm(NamedTuple):
     """key -> server state: what the server knows."""
     enroll: Callable[[jax.Array], Tree]
     """key -> one client's local state: what never leaves it.  Gets the same key as ``init``."""
-    plan: tuple[Phase | Repeat, ...]
+    plan: Plan
     outer: Callable[[Any], Tree]
     """server state -> the outer variable, the answer."""
     view: Callable[[Any, Tree], View]
@@ -101,10 +133,10 @@ def weighted_mean(replies: Tree, weights: jax.Array) -> Tree:
     return jax.tree.map(lambda a: jnp.tensordot(weights.astype(a.dtype), a, axes=1), replies)
 
 
-def phases_of(plan: tuple[Phase | Repeat, ...]) -> Iterator[tuple[Phase, int]]:
-    """Every phase with how often it runs in a round."""
+def phases_of(plan: Plan) -> Iterator[tuple[Phase, int]]:
+    """Every phase with how often it runs in a round, at most."""
     for item in plan:
         if isinstance(item, Repeat):
             yield from ((phase, times * item.times) for phase, times in phases_of(item.phases))
-        else:
+        elif isinstance(item, Phase):
             yield item, 1

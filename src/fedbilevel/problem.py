@@ -1,6 +1,7 @@
 """The problem (two losses) and the data (one set per client), with the checks that run before anything is compiled.
 
-minimise over x   1/M sum_m f_m(x, y_m(x))     subject to     y_m(x) = argmin over y of g_m(x, y)
+minimise over x   1/M sum_m f_m(x, y_m(x))     subject to     y_m(x) = argmin over y of g_m(x, y)          (local)
+minimise over x   1/M sum_m f_m(x, y(x))       subject to     y(x) = argmin over y of 1/M sum_m g_m(x, y)  (global)
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class BilevelProblem:
     ``inner_loss`` (g) is evaluated on training rows, ``outer_loss`` (f) on validation rows; ``init(key)`` returns
     ``(outer, inner)``, any trees of float arrays; ``project`` maps the outer variable back into its set X after every
     update.  ``linear`` declares that the inner loss is a weighted generalised linear model, see `linear_problem`.
+    ``lower_level``: whether every client has an inner variable of its own ("local") or all share one, the minimiser of
+    the clients' mean inner loss ("global").  Every algorithm says which of the two it solves.
 
     >>> import fedbilevel as fb, jax.numpy as jnp
     >>> problem = fb.BilevelProblem(
@@ -38,8 +41,11 @@ class BilevelProblem:
     init: Callable[[jax.Array], tuple[Tree, Tree]]
     project: Callable[[Tree], Tree] | None = None
     linear: LinearInner | None = None
+    lower_level: str = "local"
 
     def __post_init__(self) -> None:
+        if self.lower_level not in ("local", "global"):
+            raise ValueError(f"lower_level must be 'local' or 'global', not {self.lower_level!r}.")
         for name in ("inner_loss", "outer_loss", "init"):
             if not callable(getattr(self, name)):
                 raise TypeError(f"{name} must be a function, not {type(getattr(self, name)).__name__}.")

@@ -24,7 +24,7 @@ class NeedsWholeSet(Exception):
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("train", "val", "client", "train_size", "val_size"),
+    data_fields=("train", "val", "client", "train_size", "val_size", "number"),
     meta_fields=("shared", "exact"),
 )
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class LocalData:
 
     ``shared``: the leaves are ``[clients, samples, ...]`` and this client's rows are picked by ``client``, so that a
     minibatch is one gather and no client's rows are copied; otherwise the leaves are this client's own ``[samples, ...]``.
-    ``exact``: the sample axis holds this client's rows and no padding.
+    ``exact``: the sample axis holds this client's rows and no padding.  ``number`` is the client's own among all clients,
+    wherever its rows lie.
     """
 
     train: Tree
@@ -43,6 +44,7 @@ class LocalData:
     val_size: jax.Array
     shared: bool = False
     exact: bool = True
+    number: jax.Array | None = None
 
     def rows(self, part: str, indices: jax.Array) -> Tree:
         tree, numbers = self.flat(part, indices)

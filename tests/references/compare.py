@@ -5,7 +5,7 @@ import numpy as np
 
 from fedbilevel.engines.rounds import PARTICIPATION, choose
 from fedbilevel.engines.simulate import Options, Run
-from fedbilevel.plan import client_key
+from fedbilevel.plan import SERVER, client_key
 
 ROUNDING = 1e-10
 """Float64 numbers of order one after some hundred operations done in another order."""
@@ -30,13 +30,23 @@ def identical(found, wanted):
         np.testing.assert_array_equal(one, other)
 
 
-def cohorts(algorithm, data, seed, rounds, **options):
-    """Who replies in each round, by the engine's own choice: lists of client numbers."""
+def asked(algorithm, data, seed, rounds, **options):
+    """Who is asked in each round, by the engine's own choice, and whether the reply arrives: pairs of arrays."""
     run = Run(algorithm, data, Options(**options))
     key = jax.random.key(seed)
     chosen = []
     for number in range(rounds):
         cohort = choose(run.fleet, run.program.layout, client_key(key, number, 0, PARTICIPATION))
         everyone = np.arange(data.clients) if cohort.positions is None else np.asarray(cohort.positions)
-        chosen.append(everyone[np.asarray(cohort.active)].tolist())
+        chosen.append((everyone, np.asarray(cohort.active)))
     return chosen
+
+
+def cohorts(algorithm, data, seed, rounds, **options):
+    """Who replies in each round: lists of client numbers."""
+    return [everyone[active].tolist() for everyone, active in asked(algorithm, data, seed, rounds, **options)]
+
+
+def server_key(seed, number, ordinal):
+    """The server's own key in one step of a round."""
+    return client_key(jax.random.key(seed), number, ordinal, SERVER)

@@ -66,17 +66,49 @@ class Quadratic:
         near_p, near_q = np.mean(np.sum((y - val["p"]) ** 2, 1)), np.mean(np.sum((x - val["q"]) ** 2, 1))
         return 0.5 * near_p + 0.5 * RIDGE * near_q + x @ TIE @ y
 
-    def problem(self, project=None):
-        """Made once for each projection, so that what was compiled for it is found again."""
+    def common(self, weights):
+        """H, A, b, p and q of the weighted mean losses: with a global lower level they are all there is."""
+        parts = {"H": 0, "A": 0, "b": 0, "p": 1, "q": 1}
+        count = len(self.clients)
+        return [
+            np.average([self.mean(m, part, name, None) for m in range(count)], axis=0, weights=weights)
+            for name, part in parts.items()
+        ]
+
+    def common_solution(self, x, weights):
+        """y(x) of the global lower level."""
+        hessian, cross, offset, _, _ = self.common(weights)
+        return np.linalg.solve(hessian, cross @ x + offset)
+
+    def common_gradient(self, x, weights):
+        """grad h(x) with the global lower level."""
+        hessian, cross, _, p, q = self.common(weights)
+        y = self.common_solution(x, weights)
+        response = np.linalg.solve(hessian, cross)
+        return RIDGE * (x - q) + TIE @ y + response.T @ (y - p + TIE.T @ x)
+
+    def common_minimiser(self, weights):
+        """Where that vanishes; it is affine."""
+        return root(lambda x: self.common_gradient(x, weights), len(self.start[0]))
+
+    def problem(self, project=None, lower_level="local"):
+        """Made once for each kind, so that what was compiled for it is found again."""
         x, y = self.start
-        if project not in self.problems:
-            self.problems[project] = fb.BilevelProblem(
-                inner_loss, outer_loss, lambda key: (jnp.asarray(x), jnp.asarray(y)), project
+        if (project, lower_level) not in self.problems:
+            self.problems[project, lower_level] = fb.BilevelProblem(
+                inner_loss, outer_loss, lambda key: (jnp.asarray(x), jnp.asarray(y)), project, lower_level=lower_level
             )
-        return self.problems[project]
+        return self.problems[project, lower_level]
 
     def data(self, mask=None):
         return fb.ClientData.from_clients(self.clients, mask=mask)
+
+
+def root(function, size):
+    """Where an affine function vanishes."""
+    at_zero = function(np.zeros(size))
+    slope = np.stack([function(axis) - at_zero for axis in np.eye(size)], axis=1)
+    return np.linalg.solve(slope, -at_zero)
 
 
 def quadratic(sizes=((6, 4), (6, 4), (6, 4)), seed=0, spread=1.0):

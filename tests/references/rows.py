@@ -1,5 +1,6 @@
 """Which rows every client reads in every step, as plain NumPy: drawn by the package, handed to the naive loops."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -26,6 +27,35 @@ class Rows(NamedTuple):
 def whole(round_number, client, step):
     """Every step reads everything."""
     return Rows()
+
+
+def by_phase(data, seed, batch_size, outer_batch_size=None):
+    """For plans of several phases: a function (round, ordinal of the phase, client, ...) -> [Rows of each step].
+
+    ``train`` and ``val`` count the minibatches beside the inner one; ``inner=False``: no training rows are drawn.  ``half``:
+    the phase splits its key and draws these from one half.
+    """
+    seed_key = jax.random.key(seed)
+
+    @partial(jax.jit, static_argnames=("steps", "inner", "train", "val", "half"))
+    def draw(number, ordinal, client, train_size, val_size, steps, inner, train, val, half):
+        key = client_key(seed_key, number, ordinal, client)
+        key = key if half is None else jax.random.split(key)[half]
+        own = LocalData(None, None, client, train_size, val_size)
+        batch, held = batch_size if inner else None, outer_batch_size or batch_size
+        return draw_round(
+            own, key, steps, batch_size=batch, outer_batch_size=held, train_batches=train, val_batches=val
+        )
+
+    def rows(number, ordinal, client, steps=1, inner=True, train=0, val=0, half=None):
+        if batch_size is None:
+            return [Rows()] * steps
+        sizes = data.train_sizes[client], data.val_sizes[client]
+        found = draw(number, ordinal, client, *sizes, steps=steps, inner=inner, train=train, val=val, half=half)
+        leaves = [None if leaf is None else np.asarray(leaf) for leaf in found]
+        return [Rows(*(None if leaf is None else leaf[i] for leaf in leaves)) for i in range(steps)]
+
+    return rows
 
 
 def drawn(data, seed, rounds, steps, batch_size, train_batches=0, val_batches=0, outer_batch_size=None):

@@ -77,7 +77,7 @@ def fedbio(
     ``batch_size=None`` uses whole local sets: deterministic.  ``outer_batch_size`` is the number of validation rows a step
     draws: None means ``batch_size``, "whole" all of them.
     """
-    check_bilevel(problem, hypergradient)
+    check_bilevel("fedbio", problem, hypergradient)
     check_loop(local_steps, batch_size, outer_batch_size)
     positive("inner_step", inner_step)
     positive("outer_step", outer_step)

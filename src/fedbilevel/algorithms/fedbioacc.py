@@ -33,12 +33,16 @@ import jax.numpy as jnp
 from fedbilevel.algorithms.local import (
     check_bilevel,
     check_loop,
+    corrected,
+    cube_root_rate,
     inner_gradients,
+    kind,
     local_loop,
     phase,
     settle_outer_batch,
+    share_kept,
 )
-from fedbilevel.calculus import Calls, Tree, add, no_calls, scale, select, step_along, subtract, zeros
+from fedbilevel.calculus import Calls, Tree, no_calls, select, step_along, zeros
 from fedbilevel.hypergradients.base import Hypergradient
 from fedbilevel.plan import Algorithm, LocalStep, View
 from fedbilevel.problem import BilevelProblem, positive
@@ -115,9 +119,7 @@ class Settings:
 
     def alpha(self, step: jax.Array, like: Any) -> jax.Array:
         """alpha_t, in the dtype of the variable it scales."""
-        time = step.astype(like)
-        delta, u, sigma = (jnp.asarray(value, like) for value in (self.delta, self.u, self.sigma))
-        return delta / jnp.cbrt(u + sigma**2 * time)
+        return cube_root_rate(self.delta, self.u, self.sigma, step, like)
 
     def inner_rate(self, step: jax.Array, like: Any) -> jax.Array:
         return jnp.asarray(self.inner_step, like) * self.alpha(step, like)
@@ -151,7 +153,7 @@ def fedbioacc(
 
     The defaults of delta, u and c are the paper's (sigma is not given there); `TUNED` holds constants that work better.
     """
-    check_bilevel(problem, hypergradient)
+    check_bilevel("fedbioacc", problem, hypergradient)
     check_loop(local_steps, batch_size, outer_batch_size)
     rates = {"inner_step": inner_step, "outer_step": outer_step, "delta": delta}
     for name, value in {**rates, "u": u, "sigma": sigma, "c_inner": c_inner, "c_outer": c_outer}.items():
@@ -183,23 +185,19 @@ def build(settings: Settings) -> Algorithm:
     paper = settings.previous == "paper"
 
     def descend(outer: Tree, momentum: Tree, step: jax.Array) -> Tree:
-        return problem.into_set(step_along(outer, -settings.outer_rate(step, _kind(outer)), momentum))
-
-    def corrected(now: Tree, before: Tree, momentum: Tree, kept: jax.Array) -> Tree:
-        """now + kept * (momentum - before): the recursion of both momenta."""
-        return add(now, scale(kept, subtract(momentum, before)))
+        return problem.into_set(step_along(outer, -settings.outer_rate(step, kind(outer)), momentum))
 
     def step(walk: Walk, batches: Batches) -> tuple[Walk, LocalStep]:
         points = ((walk.outer, walk.inner), (walk.previous_outer, walk.previous_inner))
         time = walk.step + 1
-        before = settings.alpha(walk.step, _kind(walk.outer))
-        inner_kept = jnp.where(walk.started, _kept(settings.c_inner, before), 0)
-        outer_kept = jnp.where(walk.step > 0, _kept(settings.c_outer, before), 0)
+        before = settings.alpha(walk.step, kind(walk.outer))
+        inner_kept = jnp.where(walk.started, share_kept(settings.c_inner, before), 0)
+        outer_kept = jnp.where(walk.step > 0, share_kept(settings.c_outer, before), 0)
         now, then = inner_gradients(problem, points, batches)
         inner_momentum = corrected(now, then, walk.inner_momentum, inner_kept)
         (now, then), used = settings.hypergradient(problem, points, batches)
         outer_momentum = corrected(now, then, walk.outer_momentum, outer_kept)
-        new_inner = step_along(walk.inner, -settings.inner_rate(time, _kind(walk.inner)), inner_momentum)
+        new_inner = step_along(walk.inner, -settings.inner_rate(time, kind(walk.inner)), inner_momentum)
         new_outer = descend(walk.outer, outer_momentum, time)
         calls = walk.calls.plus(used).plus(Calls(gradients=2))
         state = Walk(
@@ -287,12 +285,3 @@ def build(settings: Settings) -> Algorithm:
         local_steps=settings.local_steps,
         problem=problem,
     )
-
-
-def _kept(constant: Any, alpha: jax.Array) -> jax.Array:
-    """1 - c alpha^2, kept within [0, 1]: outside it the recursion would amplify old errors."""
-    return jnp.clip(1 - jnp.asarray(constant, alpha.dtype) * alpha**2, 0, 1)
-
-
-def _kind(tree: Tree) -> Any:
-    return jax.tree.leaves(tree)[0].dtype

@@ -13,7 +13,10 @@ from typing import Annotated
 import typer
 
 from fedbilevel._version import __version__
+from fedbilevel.cli.fit import fit
+from fedbilevel.cli.predict import predict
 from fedbilevel.cli.rates import rates
+from fedbilevel.cli.schema import schema
 
 app = typer.Typer(
     name="fedbilevel",
@@ -40,6 +43,13 @@ def about(
 
 
 app.command(epilog="Example:  fedbilevel rates --out runs/rates")(rates)
+app.command(epilog="Example:  fedbilevel schema site1.csv site2.csv --target income --sensitive sex --out schema.toml")(
+    schema
+)
+app.command(epilog="Example:  fedbilevel fit site1.csv site2.csv --target income --sensitive sex --out runs/income")(
+    fit
+)
+app.command(epilog="Example:  fedbilevel predict runs/income rows.csv > predictions.csv")(predict)
 
 
 def main() -> None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 SLICE_SECONDS = 0.5
 """How long one call of the program aims to take: how soon Ctrl-C, progress and saving get their turn."""
 
+COUNTED = ("bytes_up", "bytes_down", "contacts", "replies")
+"""Columns that add up from call to call."""
+
 
 class Book:
     """The host's side of a run: rounds done, rows of history, and the columns only the host knows."""
@@ -30,7 +33,7 @@ class Book:
         self.done = 0
         self.before = 0.0
         self.rows: list[dict[str, Any]] = []
-        self.contacts = self.replies = 0
+        self.counted = dict.fromkeys(COUNTED, 0)
         self.began = time.perf_counter()
 
     @property
@@ -39,27 +42,32 @@ class Book:
 
     def note(self, rows: dict[str, Any], blocks: int, every: int, seconds: float) -> None:
         if self.rows:
-            self.contacts, self.replies = self.rows[-1]["contacts"], self.rows[-1]["replies"]
+            self.counted = {name: self.rows[-1][name] for name in COUNTED}
         arrays = {name: np.asarray(value)[:blocks] for name, value in rows.items()}
         for number in range(blocks if arrays else 0):
             row = {name: array[number].item() for name, array in arrays.items()}
-            contacts, replies = self.contacts + row.pop("contacts"), self.replies + row.pop("replies")
             # Within one call only its end is on the clock: rounds take equal shares.
             elapsed = self.seconds - seconds * (1 - (number + 1) / blocks)
-            self.rows.append(self._complete(row, self.done + (number + 1) * every, contacts, replies, elapsed))
+            self.rows.append(self._complete(row, self.done + (number + 1) * every, elapsed))
         self.done += blocks * every
 
-    def _complete(self, row: dict[str, Any], done: int, contacts: int, replies: int, seconds: float) -> dict[str, Any]:
+    def _travelled(self, row: dict[str, Any]) -> dict[str, int]:
+        """Bytes and contacts so far.  The device counts messages and the host weighs them: bytes would overflow there."""
+        new = {"bytes_up": 0, "bytes_down": 0, "contacts": row.pop("contacts"), "replies": row.pop("replies")}
+        for number, (down, up) in enumerate(self.run.traffic.phases):
+            new["bytes_down"] += down * row.pop(f"messages/{number}")
+            new["bytes_up"] += up * row.pop(f"answers/{number}")
+        return {name: self.counted[name] + new[name] for name in COUNTED}
+
+    def _complete(self, row: dict[str, Any], done: int, seconds: float) -> dict[str, Any]:
+        travelled = self._travelled(row)
         halves = [name[:-5] for name in row if name.endswith("/high")]
         counts = {name: (row.pop(f"{name}/high") << 15) + row.pop(f"{name}/low") for name in halves}
         return {
             "round": done,
             "step": done * self.run.algorithm.local_steps,
             **row,
-            "bytes_up": replies * self.run.traffic.up,
-            "bytes_down": contacts * self.run.traffic.down,
-            "contacts": contacts,
-            "replies": replies,
+            **travelled,
             **counts,
             "seconds": seconds,
         }

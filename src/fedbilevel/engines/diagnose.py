@@ -1,7 +1,8 @@
 """What a recorded round knows: the objective, the true hypergradient, and the errors the theory bounds.
 
 The exact columns need y_m(x) = argmin g_m(x, .), found by Newton's method on a client's whole training set, with a dense
-solve ("exact") or conjugate gradients ("conjugate_gradient") for the Newton and for the adjoint system.
+solve ("exact") or conjugate gradients ("conjugate_gradient") for the Newton and for the adjoint system.  With a global lower
+level the same is done once for all clients, on their mean loss: see `engines/newton.py`.
 """
 
 from __future__ import annotations
@@ -15,18 +16,17 @@ import jax.numpy as jnp
 from fedbilevel.calculus import (
     Tree,
     both_gradients,
-    dot,
     hessian_operator,
+    hessian_vector,
     inner_gradient,
     squared_norm,
-    step_along,
     subtract,
 )
 from fedbilevel.engines.fleet import Fleet, Layout, map_clients
+from fedbilevel.engines.newton import System, minimise, solve_iteratively
 from fedbilevel.engines.rounds import State, total
 from fedbilevel.hypergradients.base import assemble
-from fedbilevel.hypergradients.conjugate_gradient import solve as solve_by_products
-from fedbilevel.hypergradients.exact import solve_dense
+from fedbilevel.hypergradients.exact import dense_hessian, solve_dense, solve_with
 from fedbilevel.plan import Algorithm, View, weighted_mean
 from fedbilevel.problem import BilevelProblem, ClientData
 from fedbilevel.sampling import LocalData
@@ -36,7 +36,6 @@ SMALL_INNER = 300
 """Largest inner variable for which "auto" forms dense Hessians, and..."""
 SMALL_WORK = 2e8
 """...largest samples * inner^2, about a tenth of a second a recorded round."""
-NEWTON_STEPS = 50
 
 
 def level_for(asked: str, algorithm: Algorithm, data: ClientData) -> str:
@@ -52,46 +51,19 @@ def level_for(asked: str, algorithm: Algorithm, data: ClientData) -> str:
     return "exact" if small else "cheap"
 
 
-def solve_inner(problem: BilevelProblem, outer: Tree, inner: Tree, batch: Tree, level: str) -> Tree:
-    """y(x) from a warm start: damped Newton until the gradient is at rounding level or stops shrinking."""
-    start = inner_gradient(problem.inner_loss, outer, inner, batch)
-    tiny = jnp.finfo(jax.tree.leaves(inner)[0].dtype).eps
+def client_system(problem: BilevelProblem, outer: Tree, batch: Tree, level: str) -> System:
+    """One client's inner problem at x."""
 
-    def unfinished(state: tuple[Any, ...]) -> jax.Array:
-        _, _, size, improved, count = state
-        unsolved = size > (100 * tiny) ** 2 * (1 + squared_norm(start))
-        return jnp.logical_and((count < NEWTON_STEPS) & improved, unsolved)
+    def solve(inner: Tree, right: Tree) -> Tree:
+        if level == "exact":
+            return solve_dense(problem, (outer, inner), batch, right)
+        return solve_iteratively(hessian_operator(problem.inner_loss, outer, inner, batch), right)
 
-    def iterate(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        point, gradient, size, _, count = state
-        direction = _solve(problem, (outer, point), batch, gradient, level)
-        value = problem.inner_loss(outer, point, batch)
-        slope = dot(direction, gradient)
-
-        def too_long(length: jax.Array) -> jax.Array:
-            trial = problem.inner_loss(outer, step_along(point, -length, direction), batch)
-            # Rounding of the loss itself must not stop the last, tiny steps.
-            return (trial > value - 1e-4 * length * slope + 10 * tiny * jnp.abs(value)) & (length > 1e-8)
-
-        length = jax.lax.while_loop(too_long, lambda length: length / 2, jnp.ones((), value.dtype))
-        moved = step_along(point, -length, direction)
-        gradient = inner_gradient(problem.inner_loss, outer, moved, batch)
-        renewed = squared_norm(gradient)
-        better = renewed < size
-        point = jax.tree.map(lambda a, b: jnp.where(better, a, b), moved, point)
-        return point, gradient, jnp.where(better, renewed, size), better, count + 1
-
-    state = (inner, start, squared_norm(start), jnp.asarray(True), jnp.zeros((), jnp.int32))
-    return jax.lax.while_loop(unfinished, iterate, state)[0]
-
-
-def _solve(problem: BilevelProblem, point: tuple[Tree, Tree], batch: Tree, right: Tree, level: str) -> Tree:
-    if level == "exact":
-        return solve_dense(problem, point, batch, right)
-    operator = hessian_operator(problem.inner_loss, *point, batch)
-    size = sum(leaf.size for leaf in jax.tree.leaves(right))
-    tolerance = 10 * jnp.finfo(jax.tree.leaves(right)[0].dtype).eps
-    return solve_by_products(operator, right, min(2 * size, 1000), tolerance)[0]
+    return System(
+        lambda inner: problem.inner_loss(outer, inner, batch),
+        lambda inner: inner_gradient(problem.inner_loss, outer, inner, batch),
+        solve,
+    )
 
 
 def true_hypergradient(
@@ -99,9 +71,10 @@ def true_hypergradient(
 ) -> tuple[Tree, Tree, jax.Array]:
     """(grad h_m(x), y_m(x), h_m(x)) of one client, the inner problem solved from ``inner``."""
     train, val = data.whole("train"), data.whole("val")
-    solved = solve_inner(problem, outer, inner, train, level)
+    system = client_system(problem, outer, train, level)
+    solved = minimise(system, inner)
     in_outer, in_inner = both_gradients(problem.outer_loss, outer, solved, val)
-    adjoint = _solve(problem, (outer, solved), train, in_inner, level)
+    adjoint = system.solve(solved, in_inner)
     gradient = assemble(problem, (outer, solved), in_outer, adjoint, train)
     return gradient, solved, problem.outer_loss(outer, solved, val)
 
@@ -124,7 +97,12 @@ def measure(algorithm: Algorithm, layout: Layout, fleet: Fleet, state: State, le
         "objective": average(everyone(lambda data, view: algorithm.objective(outer, view.inner, data)))
     }
     if level != "cheap":
-        row |= _true_errors(algorithm, outer, level, everyone, average)
+        errors = (
+            _global_errors
+            if algorithm.problem is not None and algorithm.problem.lower_level == "global"
+            else _true_errors
+        )
+        row |= errors(algorithm, outer, level, everyone, average)
     view = jax.eval_shape(algorithm.view, state.server, jax.tree.map(lambda leaf: leaf[0], state.local))
     if view.inner_momentum is not None:
         row["inner_momentum_error"] = average(everyone(lambda data, view: _inner_momentum_error(algorithm, view, data)))
@@ -158,6 +136,45 @@ def _true_errors(
     gradient, inner_error, value, gap = average(everyone(one))
     row = {"hypergradient_squared_norm": squared_norm(gradient), "inner_error": inner_error, "true_objective": value}
     return row if gap is None else {**row, "outer_momentum_error": squared_norm(gap)}
+
+
+def _global_errors(
+    algorithm: Algorithm, outer: Tree, level: str, everyone: Callable[..., Any], average: Callable[[Tree], Tree]
+) -> dict[str, jax.Array]:
+    """The same columns where all clients share y: every loss, gradient and Hessian is the clients' mean."""
+    problem = algorithm.problem
+
+    def mean(function: Callable[[Tree, Tree], Tree]) -> Tree:
+        return average(everyone(lambda data, view: function(data.whole("train"), data.whole("val"))))
+
+    def solve(inner: Tree, right: Tree) -> Tree:
+        if level == "exact":
+            hessian = mean(lambda train, val: dense_hessian(problem, (outer, inner), train))
+            return solve_with(hessian, right)
+        return solve_iteratively(
+            lambda vector: mean(lambda train, val: hessian_vector(problem.inner_loss, outer, inner, train, vector)),
+            right,
+        )
+
+    system = System(
+        lambda inner: mean(lambda train, val: problem.inner_loss(outer, inner, train)),
+        lambda inner: mean(lambda train, val: inner_gradient(problem.inner_loss, outer, inner, train)),
+        solve,
+    )
+    held = average(everyone(lambda data, view: view.inner))
+    solved = minimise(system, held)
+    in_outer, in_inner, value = mean(
+        lambda train, val: (
+            *both_gradients(problem.outer_loss, outer, solved, val), problem.outer_loss(outer, solved, val)
+        )
+    )  # fmt: skip
+    adjoint = solve(solved, in_inner)
+    gradient = mean(lambda train, val: assemble(problem, (outer, solved), in_outer, adjoint, train))
+    return {
+        "hypergradient_squared_norm": squared_norm(gradient),
+        "inner_error": squared_norm(subtract(held, solved)),
+        "true_objective": value,
+    }
 
 
 def _inner_momentum_error(algorithm: Algorithm, view: View, data: LocalData) -> jax.Array:

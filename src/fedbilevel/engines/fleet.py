@@ -82,16 +82,16 @@ def map_clients(
     chunk = layout.chunk
     small = chunk is None or count <= 2 * chunk
     if small and positions is None and exact:
-        own = LocalData(fleet.train, fleet.val, fleet.ids, fleet.train_sizes, fleet.val_sizes)
+        own = LocalData(fleet.train, fleet.val, fleet.ids, fleet.train_sizes, fleet.val_sizes, number=fleet.ids)
         return jax.vmap(function)(own, per_client)
     numbers = jnp.arange(count, dtype=jnp.int32) if positions is None else positions
 
-    def one(item: tuple[Any, Any, Any, Any]) -> Any:
-        number, train_size, val_size, own = item
-        data = LocalData(fleet.train, fleet.val, number, train_size, val_size, True, exact)
+    def one(item: tuple[Any, Any, Any, Any, Any]) -> Any:
+        place, number, train_size, val_size, own = item
+        data = LocalData(fleet.train, fleet.val, place, train_size, val_size, True, exact, number)
         return function(data, own)
 
-    items = (numbers, fleet.train_sizes[numbers], fleet.val_sizes[numbers], per_client)
+    items = (numbers, fleet.ids[numbers], fleet.train_sizes[numbers], fleet.val_sizes[numbers], per_client)
     return jax.vmap(one)(items) if small else jax.lax.map(one, items, batch_size=chunk)
 
 
@@ -107,6 +107,7 @@ def _by_groups(function: Callable[[LocalData, Tree], Any], fleet: Fleet, per_cli
             jnp.arange(len(index), dtype=jnp.int32),
             fleet.train_sizes[index],
             fleet.val_sizes[index],
+            number=fleet.ids[index],
         )
         own = jax.tree.map(lambda leaf, index=index: leaf[index], per_client)
         pieces.append(jax.vmap(function)(data, own))

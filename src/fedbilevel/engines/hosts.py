@@ -66,7 +66,7 @@ def place_state(state: State, layout: Layout) -> State:
         return state
     shared = NamedSharding(layout.mesh, PartitionSpec(AXIS))
     same = NamedSharding(layout.mesh, PartitionSpec())
-    places = State(same, shared, same, same, same)  # type: ignore[arg-type]
+    places = State(same, shared, same, same, same, same, same)  # type: ignore[arg-type]
     return State(*(jax.device_put(part, place) for part, place in zip(state, places, strict=True)))
 
 

@@ -39,7 +39,7 @@ def _sharded(program: Program, function: Any, arguments: tuple[Any, ...], output
         return function(*arguments)
     each, same = PartitionSpec(AXIS), PartitionSpec()
     fleet = Fleet(each, each, each, each, each, each, same)  # type: ignore[arg-type]
-    state = State(same, each, same, same, same)  # type: ignore[arg-type]
+    state = State(same, each, same, same, same, same, same)  # type: ignore[arg-type]
     specs = {"fleet": fleet, "state": state, "same": same}
     inputs = tuple(
         specs["fleet" if isinstance(a, Fleet) else "state" if isinstance(a, State) else "same"] for a in arguments
@@ -107,7 +107,9 @@ def advance(
 def _row(algorithm: Algorithm, program: Program, fleet: Fleet, state: State) -> dict[str, jax.Array]:
     assert program.level is not None
     row = measure(algorithm, program.measuring, fleet, state, program.level)
-    return {**row, "contacts": state.contacts, "replies": state.replies}
+    counted = {"messages": state.messages, "answers": state.answers}
+    each = {f"{name}/{number}": value[number] for name, value in counted.items() for number in range(value.shape[0])}
+    return {**row, "contacts": state.contacts, "replies": state.replies, **each}
 
 
 def without_mesh(layout: Layout) -> Layout:

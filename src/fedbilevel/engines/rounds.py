@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedbilevel.calculus import Tree, bytes_of, select, squared_norm, subtract
 from fedbilevel.engines.fleet import AXIS, Fleet, Layout, map_clients
-from fedbilevel.plan import Algorithm, Phase, Repeat, client_key, phases_of, weighted_mean
+from fedbilevel.plan import SERVER, Algorithm, Phase, Plan, Repeat, ServerStep, client_key, phases_of, weighted_mean
 from fedbilevel.sampling import LocalData
 
 PARTICIPATION = 0x7FFFFFFF
@@ -28,6 +30,10 @@ class State(NamedTuple):
     """...how many answered."""
     consensus: jax.Array
     """Weighted mean squared distance of the replied outer variables from their mean, in the latest round."""
+    messages: jax.Array
+    """Messages sent to clients in each phase of the plan since the counters were last read, and..."""
+    answers: jax.Array
+    """...how many were answered."""
 
 
 class Cohort(NamedTuple):
@@ -43,7 +49,15 @@ def start(algorithm: Algorithm, layout: Layout, key: jax.Array) -> State:
     local = algorithm.enroll(key)
     stacked = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (layout.places, *leaf.shape)), local)
     zero = jnp.zeros((), jnp.int32)
-    return State(algorithm.init(key), stacked, zero, zero, jnp.zeros((), float))
+    each = jnp.zeros(sum(1 for _ in phases_of(algorithm.plan)), jnp.int32)
+    return State(algorithm.init(key), stacked, zero, zero, jnp.zeros((), float), each, each)
+
+
+def counters_at_zero(state: State) -> State:
+    """After the host has read them."""
+    each: Any = np.zeros(state.messages.shape, np.int32)
+    zero: Any = np.zeros((), np.int32)
+    return state._replace(contacts=zero, replies=zero, messages=each, answers=each)
 
 
 def choose(fleet: Fleet, layout: Layout, round_key: jax.Array) -> Cohort:
@@ -76,39 +90,54 @@ def run_round(
     cohort = choose(fleet, layout, client_key(seed_key, number, 0, PARTICIPATION))
     ids = fleet.ids if cohort.positions is None else fleet.ids[cohort.positions]
 
-    def run(items: tuple[Phase | Repeat, ...], state: State, ordinal: Any) -> tuple[State, Any]:
+    asked = total(cohort.asked, layout)
+    answered = total(jnp.sum(cohort.active, dtype=jnp.int32), layout)
+
+    def run(items: Plan, state: State, ordinal: Any, first: int) -> tuple[State, Any]:
+        """``first``: the number of the first phase of ``items`` among all phases of the plan."""
         for item in items:
             if isinstance(item, Repeat):
+                times = item.times if item.turns is None else jnp.minimum(item.turns(state.server), item.times)
                 # The ordinal is carried, so that every repetition has keys of its own.
                 state, ordinal = jax.lax.fori_loop(
-                    0, item.times, lambda _, held, item=item: run(item.phases, *held), (state, jnp.asarray(ordinal))
+                    0,
+                    times,
+                    lambda _, held, item=item, first=first: run(item.phases, held[0], held[1], first),
+                    (state, jnp.asarray(ordinal)),
                 )
+                first += sum(1 for _ in phases_of(item.phases))
+                continue
+            key_of = partial(client_key, seed_key, number, ordinal)
+            if isinstance(item, ServerStep):
+                state = state._replace(server=item.update(state.server, key_of(SERVER)))
             else:
-                keys = jax.vmap(partial(client_key, seed_key, number, ordinal))(ids)
-                state = run_phase(item, layout, fleet, state, cohort, keys, watch)
-                ordinal = ordinal + 1
+                state = run_phase(item, layout, fleet, state, cohort, (jax.vmap(key_of)(ids), key_of), watch)
+                state = state._replace(
+                    messages=state.messages.at[first].add(asked), answers=state.answers.at[first].add(answered)
+                )
+                first += 1
+            ordinal = ordinal + 1
         return state, ordinal
 
-    state, _ = run(algorithm.plan, state, jnp.zeros((), jnp.int32))
-    return state._replace(
-        contacts=state.contacts + total(cohort.asked, layout),
-        replies=state.replies + total(jnp.sum(cohort.active, dtype=jnp.int32), layout),
-    )
+    state, _ = run(algorithm.plan, state, jnp.zeros((), jnp.int32), 0)
+    return state._replace(contacts=state.contacts + asked, replies=state.replies + answered)
 
 
 def run_phase(
-    phase: Phase, layout: Layout, fleet: Fleet, state: State, cohort: Cohort, keys: jax.Array, watch: bool
+    phase: Phase,
+    layout: Layout,
+    fleet: Fleet,
+    state: State,
+    cohort: Cohort,
+    keys: tuple[jax.Array, Callable[[int], jax.Array]],
+    watch: bool,
 ) -> State:
+    """``keys``: those of the clients taking part, and the key of any number, such as the server's."""
     message = phase.send(state.server)
     own = state.local if cohort.positions is None else _pick(state.local, cohort.positions)
     replies, local = map_clients(
-        lambda data, item: phase.work(message, item[0], data, item[1]), fleet, (own, keys), layout, cohort.positions
+        lambda data, item: phase.work(message, item[0], data, item[1]), fleet, (own, keys[0]), layout, cohort.positions
     )
-    if layout.masks:
-        local = jax.vmap(select)(cohort.active, local, own)
-    if cohort.positions is not None:
-        local = jax.tree.map(lambda whole, part: whole.at[cohort.positions].set(part), state.local, local)
-
     weights = fleet.weights if cohort.positions is None else fleet.weights[cohort.positions]
     weights = jnp.where(cohort.active, weights, 0)
     mass = total(jnp.sum(weights), layout)
@@ -122,6 +151,13 @@ def run_phase(
         mean = jax.tree.map(lambda leaf: total(leaf, layout), weighted_mean(replies, weights))
     else:
         mean = phase.aggregate(gathered(replies, layout), gathered(weights, layout))
+    if phase.relay is not None:
+        parcels = phase.relay.pack(gathered(replies, layout), gathered(weights, layout), keys[1](SERVER))
+        local = jax.vmap(phase.relay.unpack)(local, _own_share(parcels, layout, cohort))
+    if layout.masks:
+        local = jax.vmap(select)(cohort.active, local, own)
+    if cohort.positions is not None:
+        local = jax.tree.map(lambda whole, part: whole.at[cohort.positions].set(part), state.local, local)
     server = phase.absorb(state.server, mean)
     if layout.masks:
         server = select(mass > 0, server, state.server)
@@ -141,11 +177,22 @@ def gathered(tree: Tree, layout: Layout) -> Tree:
     return tree if layout.mesh is None else jax.lax.all_gather(tree, AXIS, tiled=True)
 
 
+def _own_share(parcels: Tree, layout: Layout, cohort: Cohort) -> Tree:
+    """The parcels of the clients on this device."""
+    if layout.mesh is None:
+        return parcels
+    count = cohort.active.shape[0]
+    first = jax.lax.axis_index(AXIS) * count
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, count), parcels)
+
+
 class Traffic(NamedTuple):
-    """Bytes of one client's messages in one round, measured on the arrays that travel."""
+    """Bytes of one client's messages, measured on the arrays that travel: in one round (with as many repetitions as
+    there can be), and in one run of each phase, as ``(down, up)``."""
 
     down: int
     up: int
+    phases: tuple[tuple[int, int], ...]
 
 
 def traffic(algorithm: Algorithm, layout: Layout, fleet: Fleet) -> Traffic:
@@ -155,14 +202,24 @@ def traffic(algorithm: Algorithm, layout: Layout, fleet: Fleet) -> Traffic:
     local = jax.eval_shape(algorithm.enroll, key)
     train, val = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (fleet.train, fleet.val))
     number: Any = jax.ShapeDtypeStruct((), jnp.int32)
-    data = LocalData(train, val, number, number, number, exact=not layout.padded or layout.groups is not None)
+    exact = not layout.padded or layout.groups is not None
+    data = LocalData(train, val, number, number, number, exact=exact, number=number)
+    each: list[tuple[int, int]] = []
     down = up = 0
     for phase, times in phases_of(algorithm.plan):
         message = jax.eval_shape(phase.send, server)
         reply, _ = jax.eval_shape(phase.work, message, local, data, key)
-        down += times * bytes_of(message)
-        up += times * bytes_of(reply)
-    return Traffic(down, up)
+        each.append((bytes_of(message) + _parcel_bytes(phase, reply, key), bytes_of(reply)))
+        down, up = down + times * each[-1][0], up + times * each[-1][1]
+    return Traffic(down, up, tuple(each))
+
+
+def _parcel_bytes(phase: Phase, reply: Tree, key: jax.Array) -> int:
+    if phase.relay is None:
+        return 0
+    alone = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), reply)
+    parcels = jax.eval_shape(phase.relay.pack, alone, jax.ShapeDtypeStruct((1,), float), key)
+    return bytes_of(parcels)
 
 
 def _pick(tree: Tree, positions: jax.Array) -> Tree:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from fedbilevel.engines.hosts import client_mesh, place_fleet, place_state
 from fedbilevel.engines.options import Options, chance, client_weights, cohort_size
 from fedbilevel.engines.program import Program, advance, begin, without_mesh
 from fedbilevel.engines.result import Diverged, Interrupted, Progress, ProgressCallback, Result
-from fedbilevel.engines.rounds import State, Traffic, traffic
+from fedbilevel.engines.rounds import State, Traffic, counters_at_zero, traffic
 from fedbilevel.engines.store import Store
 from fedbilevel.plan import Algorithm
 from fedbilevel.problem import ClientData, whole_number
@@ -109,9 +110,31 @@ class Run:
             self.traffic = traffic(self.algorithm, layout, fleet)
         if layout.padded and self.level is not None:
             layout = without_mesh(layout)  # recording reads whole sets in groups, and those live on one device
-        measuring = grouped if layout.padded else layout
+        # Sizes are part of a program only where it reads whole sets: other clients of the same shapes then share it.
+        measuring = grouped if layout.padded and self.level is not None else layout
         self.program = Program(self.algorithm.build, layout, measuring, self.level)
         self.fleet: Fleet = place_fleet(fleet, layout)
+
+    def on(self, data: ClientData) -> Run:
+        """The same simulation on other clients; with arrays of the same shapes nothing is traced or compiled again."""
+        if self.program.layout.groups is not None or _shapes(data) != _shapes(self.data):
+            return Run(self.algorithm, data, self.options)
+        other = copy(self)
+        other.data, other.weights = data, client_weights(self.options.weights, data)
+        other.fleet = place_fleet(host_fleet(data, other.weights, self.options.dropout), self.program.layout)
+        return other
+
+    def walk(self, settings: Any, seed: int, stops: Iterable[int]) -> Iterator[tuple[int, State]]:
+        """The state after each of the rounds in ``stops`` (rising; 0 is the start), for runs that record nothing."""
+        if self.level is not None:
+            raise ValueError("walk shows the states themselves: give record_every=None.")
+        state = place_state(begin(self.program, settings, np.uint32(seed)), self.program.layout)
+        done = 0
+        for stop in stops:
+            if stop > done:
+                state, _ = self._advance(settings, seed, state, done, stop - done, 1)
+            done = stop
+            yield stop, jax.block_until_ready(state)
 
     def warm_up(self, settings: Any) -> None:
         """Compile without running a round, so that threads find the program ready."""
@@ -158,7 +181,7 @@ class Run:
                     sentence = blame(self.program, settings, self.fleet, seed, state, book.done, blocks * every)
                     raise Diverged(sentence, book.result(state))
                 book.note(rows, blocks, every, time.perf_counter() - began)
-                state = after._replace(contacts=np.zeros((), np.int32), replies=np.zeros((), np.int32))
+                state = counters_at_zero(after)
                 if store is not None and (store.due(book.done) or book.done == rounds):
                     store.save(book, state)
                 if progress is not None:
@@ -169,6 +192,11 @@ class Run:
             kept_in = "" if store is None else f", saved in {store.file}: the same call goes on from there"
             raise Interrupted(f"Stopped after round {book.done} of {rounds}{kept_in}.", book.result(state)) from None
         return book.result(state)
+
+
+def _shapes(data: ClientData) -> Any:
+    described = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), (data.train, data.val))
+    return jax.tree.flatten(described), data.equal_sizes()
 
 
 _finite_leaves = jax.jit(all_finite)

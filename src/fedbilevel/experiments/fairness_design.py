@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from fedbilevel.experiments.fairness_data import CASES, DISTRIBUTIONS, Case
 from fedbilevel.fairness.formulation import Formulation
-from fedbilevel.fairness.recipe import Recipe
+from fedbilevel.fairness.recipe import BILEVEL, Recipe
 
 PAPER = Formulation("paper")
 OURS = Formulation("cells")
@@ -17,9 +18,13 @@ GRIDS = {
     "FedReg": ("penalty", (0.1, 0.3, 1.0, 3.0)),
     "FedMinMax": ("group_step", (0.01, 0.03, 0.1, 0.3)),
     "FCFL": ("epsilon", (0.01, 0.02, 0.05, 0.1)),
-    "FedBiOAcc, cells": ("strength", (1.0, 2.0, 5.0, 10.0)),
+    "FedBiOAcc, cells": ("strength", (1.0, 3.0, 10.0, 30.0)),
 }
 """The fairness knob of each method and four values of it, the default among them."""
+KNOBS = {"fedavg": (), "fedreg": ("penalty",), "fedminmax": ("group_step", "risks"), "fcfl": ("epsilon",)}
+"""What a single-level method reads of a recipe beside the options that all read."""
+CELLS_TERM = "mean squared gap, noise taken out"
+"""Names the term in the outer loss of "cells": rows measured with another one are not taken over."""
 
 
 @dataclass(frozen=True)
@@ -31,45 +36,87 @@ class Entry:
     setting: str = ""
     default: bool = True
 
+    def mark(self) -> str:
+        """What a row of this entry depends on, and nothing else: rows with equal marks belong together."""
+        recipe, form = self.recipe, self.recipe.formulation
+        read: dict[str, Any] = {"method": recipe.method, "ridge": form.ridge, "rounds": recipe.rounds}
+        read |= {
+            name: getattr(recipe, name) for name in ("local_steps", "batch_size", "step", "client_weights", "train_on")
+        }
+        if recipe.method in BILEVEL:
+            names = ("weight_rounds", "outer_batch_size", "inner_step", "outer_step", "terms", "series_step")
+            read |= {name: getattr(recipe, name) for name in names} | {"kind": form.kind, **recipe.constants()}
+            if form.kind == "cells":
+                read |= {name: getattr(form, name) for name in ("metric", "strength", "temperature")}
+                read["term"] = CELLS_TERM
+        else:
+            read |= {name: getattr(recipe, name) for name in KNOBS[recipe.method]}
+        return f"{zlib.crc32(repr(sorted(read.items())).encode()):08x}"
+
+
+class Job(NamedTuple):
+    """Part of a split: its slow entries or the others, with their defaults or the other settings of their grids."""
+
+    case: str
+    distribution: str
+    split: int
+    slow: bool
+    grid: bool
+
 
 @dataclass(frozen=True)
 class Design:
-    """``splits`` random splits of every case; ``slow_splits`` of them for FCFL on Adult, whose every round reads all rows (it
-    comes last); the grids run on the cases in ``grid_cases``."""
+    """``splits`` random splits of every case; ``slow_splits`` of them for FCFL on Adult, whose every round reads all rows; the
+    grids run on the cases in ``grid_cases``."""
 
     cases: tuple[str, ...] = tuple(CASES)
     distributions: tuple[str, ...] = DISTRIBUTIONS
     splits: int = 20
     slow_splits: int = 20
-    grid_cases: tuple[str, ...] = ("adult-sex",)
+    grid_cases: tuple[str, ...] = tuple(CASES)
     steps: int | None = None
     weight_steps: int | None = None
 
-    def jobs(self) -> list[tuple[str, str, int, bool]]:
-        """(case, distribution, split, slow entries?): the first case, then the others split by split, then what is slow."""
+    def jobs(self) -> list[Job]:
+        """The first case comes first, defaults before grids and slow entries late, so that a stopped run has the most
+        important parts; within each part split by split."""
         first, rest = self.cases[:1], self.cases[1:]
-        found = [(case, kind, n, False) for n in range(self.splits) for case in first for kind in self.distributions]
-        found += [(case, kind, n, False) for n in range(self.splits) for case in rest for kind in self.distributions]
-        slow = [case for case in self.cases if is_slow(case, "FCFL")]
-        return found + [
-            (case, kind, n, True) for n in range(self.slow_splits) for case in slow for kind in self.distributions
+        order = (
+            (first, False, False), (first, False, True), (rest, False, False), (first, True, False), (first, True, True),
+            (rest, True, False), (rest, False, True), (rest, True, True),
+        )  # fmt: skip
+        jobs = [
+            Job(case, kind, number, slow, grid)
+            for cases, slow, grid in order
+            for number in range(self.slow_splits if slow else self.splits)
+            for case in cases
+            for kind in self.distributions
         ]
-
-    def mark(self) -> str:
-        """What the rows of a split depend on: splits with equal marks belong together."""
-        settings = ", ".join(f"{name}={values}" for name, (_, values) in GRIDS.items())
-        text = f"{self.grid_cases} {self.steps} {self.weight_steps} {settings} {PAPER} {OURS} {Recipe()}"
-        return f"{zlib.crc32(text.encode()):08x}"
+        return [job for job in jobs if entries(self, job)]
 
 
-def entries(design: Design, case: Case, slow: bool) -> list[Entry]:
-    """Everything that runs on one split: the slow entries, or all the others."""
+def entries(design: Design, job: Job) -> list[Entry]:
+    """Everything that runs in one job."""
+    if job.grid and job.case not in design.grid_cases:
+        return []
+    found = [other for entry in lineup(design, CASES[job.case]) for other in _settings(entry)]
+    return [entry for entry in found if is_slow(job.case, entry.label) == job.slow and entry.default != job.grid]
+
+
+def lineup(design: Design, case: Case) -> list[Entry]:
+    """All methods with their defaults."""
     # A client's own training rows serve the outer level of "cells", hence train_on="train"; the balanced sets of the paper's
     # formulation are taken out of them and come back for stage two.
-    common = {"batch_size": case.batch_size, "steps": design.steps, "weight_steps": design.weight_steps}
-    basic = Recipe("fedavg", PAPER, train_on="train", **common)  # type: ignore[arg-type]
+    basic = Recipe(
+        "fedavg",
+        PAPER,
+        steps=design.steps,
+        weight_steps=design.weight_steps,
+        batch_size=case.batch_size,
+        train_on="train",
+    )
     cells = replace(basic, formulation=OURS)
-    found = [
+    return [
         Entry(BASELINE, basic),
         Entry("FedReg", replace(basic, method="fedreg")),
         # Group risks from the rows of the step itself: all rows in each of 2,000 rounds would take ten times as long.
@@ -80,9 +127,6 @@ def entries(design: Design, case: Case, slow: bool) -> list[Entry]:
         Entry("FedBiO, cells", replace(cells, method="fedbio")),
         Entry("FedBiOAcc, cells", replace(cells, method="fedbioacc")),
     ]
-    if case.name in design.grid_cases:
-        found = [other for entry in found for other in _settings(entry)]
-    return [entry for entry in found if is_slow(case.name, entry.label) == slow]
 
 
 def is_slow(case: str, label: str) -> bool:

@@ -37,6 +37,7 @@ from fedbilevel.algorithms.fedavg import Local, fedavg
 from fedbilevel.algorithms.fedavg import Settings as Averaging
 from fedbilevel.algorithms.fedavg import build as averaging
 from fedbilevel.calculus import Calls, Tree, dot, scale, select, squared_norm, step_along, zeros
+from fedbilevel.fairness import whole_set
 from fedbilevel.fairness.baseline import Scores, check_rows, check_scores, not_negative, penalty, plain_loss, row_losses
 from fedbilevel.fairness.linear_program import maximise
 from fedbilevel.fairness.soft import largest_gap, soft_true_positive_rates
@@ -152,6 +153,12 @@ def build(settings: Settings) -> Algorithm:
         return Server(model, delta, delta, jnp.zeros((), jnp.int32))
 
     def work(model: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
+        counted = Local(local.calls.plus(Calls(gradients=2)))
+        if whole_set.applies(settings.scores, model):
+            found = whole_set.loss_and_gap(model, data, settings.groups, settings.temperature)
+            loss = found.loss + penalty(model, settings.ridge)
+            loss_gradient = step_along(found.loss_gradient, settings.ridge, model)
+            return Reply(loss, found.gap, jnp.stack([loss_gradient, found.gap_gradient])), counted
         rows = data.whole("train")
 
         def loss_and_gap(params: Tree) -> jax.Array:
@@ -165,7 +172,7 @@ def build(settings: Settings) -> Algorithm:
         # One forward pass, and one backward pass that carries both gradients through the features together.
         values, pull = jax.vjp(loss_and_gap, model)
         (gradients,) = jax.vmap(pull)(jnp.eye(2, dtype=values.dtype))
-        return Reply(values[0], values[1], gradients), Local(local.calls.plus(Calls(gradients=2)))
+        return Reply(values[0], values[1], gradients), counted
 
     def gather(replies: Reply, weights: jax.Array) -> Replies:
         of_loss, of_gap = (jax.tree.map(lambda leaf, i=i: leaf[:, i], replies.gradients) for i in (0, 1))

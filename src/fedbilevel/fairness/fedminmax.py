@@ -40,6 +40,7 @@ from fedbilevel.algorithms.fedavg import Local, fedavg
 from fedbilevel.algorithms.fedavg import Settings as Averaging
 from fedbilevel.algorithms.fedavg import build as averaging
 from fedbilevel.calculus import Calls, Tree, step_along
+from fedbilevel.fairness import whole_set
 from fedbilevel.fairness.baseline import Scores, check_rows, check_scores, not_negative, penalty, plain_loss, row_losses
 from fedbilevel.fairness.soft import group_totals
 from fedbilevel.plan import Algorithm, Phase
@@ -166,6 +167,8 @@ def build(settings: Settings) -> Algorithm:
         return reply, Local(local.calls.plus(Calls(gradients=1)))
 
     def evaluate(model: Tree, local: Tree, data: LocalData, key: jax.Array) -> tuple[GroupLosses, Tree]:
+        if whole_set.applies(settings.scores, model):
+            return GroupLosses(*whole_set.group_losses(model, data, count)), local
         rows = data.whole("train")
         return by_group(row_losses(settings.scores(model, rows["features"]), rows["labels"]), rows["groups"]), local
 

@@ -5,8 +5,8 @@
 The means run over client m's validation rows outside and its training rows inside.  Two formulations:
 
 - ``"paper"``: one weight per group, w = K softmax(x); F is the mean loss on a group-balanced validation set.
-- ``"cells"``: one weight per (group, label) cell, w = K C softmax(x); F adds ``strength`` times a smooth squared deviation
-  of the groups' rates from the overall one.  One weight per group cannot move a true-positive rate without moving the
+- ``"cells"``: one weight per (group, label) cell, w = K C softmax(x); F adds ``strength`` times the mean squared gap between
+  the groups' soft rates (`squared_gap`).  One weight per group cannot move a true-positive rate without moving the
   false-positive rate along; one per cell can.
 
 Weights are positive and have mean one over the cells; x = 0 is the unweighted problem.
@@ -34,24 +34,46 @@ Deviation = Callable[[jax.Array, jax.Array, jax.Array, int], jax.Array]
 """``(decisions [n, columns], labels [n], groups [n], number of groups) -> scalar``, 0 when the groups are treated alike."""
 
 
-def squared_deviation(decisions: jax.Array, counting: jax.Array, groups: jax.Array, count: int) -> jax.Array:
-    """Sum over the groups of (group's rate - overall rate)^2, rates taken over the rows where ``counting`` is 1.
+def squared_gap(decisions: jax.Array, counting: jax.Array, groups: jax.Array, count: int) -> jax.Array:
+    """Mean squared difference of two groups' rates, freed of the noise of few rows; two groups: their squared gap.
 
-    A group without such rows has no rate and is left out.
+    Rates are taken over the rows where ``counting`` is 1.  With r_a the rate of group a over its n_a such rows, p_a its share
+    of them, and v_a = (variance of its decisions) / (n_a - 1) the variance of r_a, the value is
+
+        sum_{a != b} p_a p_b [(r_a - r_b)^2 - v_a - v_b]  /  sum_{a != b} p_a p_b.
+
+    Draw two rows of different groups at random: this is the mean square of how far their groups' rates are apart.  So a group
+    counts by its share, and a group of ten rows cannot pull the rates of all others to its own.
+
+    E (r_a - r_b)^2 exceeds the squared difference of the true rates by v_a + v_b.  Left in, that excess would reward
+    decisions that do not vary within a group (all rates 0, or all 1), the more so the fewer rows a group has in a
+    batch.  Taken out, the value is unbiased given the n_a, whatever the batch size, and may be slightly negative.
+
+    A group with fewer than two such rows has no variance and is left out; with fewer than two groups the value is 0.
     """
     rows = group_totals(counting, groups, count)
-    hits = group_totals(counting * decisions, groups, count)
-    present = rows > 0
-    overall = jnp.sum(hits) / jnp.maximum(jnp.sum(rows), 1)
-    return jnp.sum(jnp.where(present, hits / jnp.where(present, rows, 1) - overall, 0) ** 2)
+    known = rows >= 2
+    rows = jnp.where(known, rows, 2)
+    rates = jnp.where(known, group_totals(counting * decisions, groups, count) / rows, 0)
+    # Around the rate, not as a difference of two large sums (in float32 that would cost half the digits), and one
+    # comparison per row and group, as in `group_totals`.
+    members = groups[None, :] == jnp.arange(count, dtype=groups.dtype)[:, None]
+    around = jnp.where(members, counting * (decisions[None, :] - rates[:, None]) ** 2, 0)
+    noise = jnp.where(known, jnp.sum(around, axis=1) / (rows * (rows - 1)), 0)
+    shares = jnp.where(known, rows, 0) / jnp.maximum(jnp.sum(jnp.where(known, rows, 0)), 1)
+    pairs = jnp.sum(shares * (1 - shares))
+    several = jnp.sum(known) >= 2
+    # sum_{a != b} p_a p_b (r_a - r_b)^2 = 2 sum_a p_a (r_a - r)^2 with r = sum_a p_a r_a, and likewise for the v_a.
+    between = jnp.sum(shares * (rates - jnp.sum(shares * rates)) ** 2)
+    return jnp.where(several, 2 * (between - jnp.sum(shares * (1 - shares) * noise)) / jnp.where(several, pairs, 1), 0)
 
 
 def _given_label(
     decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int, pairs: list[tuple[int, int]]
 ) -> jax.Array:
-    """Sum over (label, column) of the squared deviation of that column's rate among the rows with that label."""
+    """Sum over (label, column) of `squared_gap` of that column's rate among the rows with that label."""
     parts = [
-        squared_deviation(decisions[:, column], (labels == label).astype(decisions.dtype), groups, count)
+        squared_gap(decisions[:, column], (labels == label).astype(decisions.dtype), groups, count)
         for label, column in pairs
     ]
     return jnp.sum(jnp.stack(parts))
@@ -75,7 +97,7 @@ def equalized_odds(decisions: jax.Array, labels: jax.Array, groups: jax.Array, c
 def demographic_parity(decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
     """The rates of the decisions themselves, whatever the labels."""
     everyone = jnp.ones(decisions.shape[0], decisions.dtype)
-    parts = [squared_deviation(decisions[:, column], everyone, groups, count) for column in range(decisions.shape[1])]
+    parts = [squared_gap(decisions[:, column], everyone, groups, count) for column in range(decisions.shape[1])]
     return jnp.sum(jnp.stack(parts))
 
 

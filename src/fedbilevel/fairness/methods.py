@@ -80,34 +80,42 @@ def fit(
     if recipe.method in BILEVEL:
         return _two_stages(recipe, data, model, groups, run, capacity)
     rows = training_part(data, recipe.train_on, capacity)
+    counts = group_counts(rows, groups)
+    algorithm, weights = single_level(recipe, model, groups, counts)
+    used = _with_unit_weights(rows) if recipe.method == "fedavg" else rows
+    result = run("model", algorithm, used, recipe.rounds, weights)
+    return Fitted(result.outer, learned_weights(recipe, result.server, counts), run.history())
+
+
+def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray) -> tuple[Algorithm, str]:
+    """The algorithm that trains the model (for the bilevel methods: their second stage), and the clients' weights.
+
+    FedAvg and the second stages read a leaf ``weights`` of the rows.  ``counts``: rows of every group, for FedMinMax.
+    """
     ridge = float(recipe.formulation.ridge)
-    if recipe.method == "fedavg":
-        return Fitted(run.average(recipe, _with_unit_weights(rows), model), None, run.history())
     scores, start = model.scores, model.start
     if recipe.method == "fedreg":
-        algorithm = fedreg(
-            scores,
-            start,
-            recipe.step,
-            recipe.local_steps,
-            recipe.batch_size,
-            recipe.penalty,
-            groups=groups,
-            ridge=ridge,
-        )
-        return Fitted(run("model", algorithm, rows, recipe.rounds, recipe.client_weights).outer, None, run.history())
+        options = (recipe.step, recipe.local_steps, recipe.batch_size, recipe.penalty)
+        return fedreg(scores, start, *options, groups=groups, ridge=ridge), recipe.client_weights
     if recipe.method == "fcfl":
         first, second = FCFL_STAGES
         algorithm = fcfl(
             scores, start, recipe.step, groups=groups, epsilon=recipe.epsilon, stage_one=first, stage_two=second,
             rounds=recipe.rounds, ridge=ridge,
         )  # fmt: skip
-        return Fitted(run("model", algorithm, rows, recipe.rounds, recipe.client_weights).outer, None, run.history())
-    counts = group_counts(rows, groups)
-    algorithm = fedminmax(scores, start, counts, recipe.step, recipe.group_step, recipe.batch_size, ridge, recipe.risks)
-    result = run("model", algorithm, rows, recipe.rounds, "samples")
-    learned = np.asarray(result.server.group_weights, np.float64) / (counts / counts.sum())
-    return Fitted(result.outer, learned, run.history())
+        return algorithm, recipe.client_weights
+    if recipe.method == "fedminmax":
+        steps = (recipe.step, recipe.group_step)
+        return fedminmax(scores, start, counts, *steps, recipe.batch_size, ridge, recipe.risks), "samples"
+    loss = RowWeightedLoss(scores, ridge)
+    return fedavg(loss, start, recipe.step, recipe.local_steps, recipe.batch_size), recipe.client_weights
+
+
+def learned_weights(recipe: Recipe, server: Any, counts: np.ndarray) -> np.ndarray | None:
+    """What a single-level method learned about the groups: FedMinMax's mu / rho."""
+    if recipe.method != "fedminmax":
+        return None
+    return np.asarray(np.asarray(server.group_weights, np.float64) / (counts / counts.sum()))
 
 
 def group_counts(data: ClientData, groups: int) -> np.ndarray:
@@ -171,11 +179,6 @@ class _Runs:
             self.frames.append(frame)
         return result
 
-    def average(self, recipe: Recipe, rows: ClientData, model: Model) -> Tree:
-        loss = RowWeightedLoss(model.scores, float(recipe.formulation.ridge))
-        algorithm = fedavg(loss, model.start, recipe.step, recipe.local_steps, recipe.batch_size)
-        return self("model", algorithm, rows, recipe.rounds, recipe.client_weights).outer
-
     def history(self) -> pd.DataFrame:
         if not self.frames:
             return pd.DataFrame()
@@ -198,7 +201,8 @@ def _two_stages(
     looked_up = table[form.cell_of(rows.train["groups"], rows.train["labels"], model.classes)].astype(np.float32)
     if own:
         looked_up = looked_up * np.asarray(rows.train["weights"], np.float32)
-    params = run.average(recipe, add_leaves(rows, weights=looked_up), model)
+    second, weights = single_level(recipe, model, groups, np.ones(groups))
+    params = run("model", second, add_leaves(rows, weights=looked_up), recipe.rounds, weights).outer
     return Fitted(params, table, run.history(), outer)
 
 
@@ -226,4 +230,4 @@ def _check(recipe: Recipe, data: ClientData, model: Model, groups: int) -> None:
         raise ValueError(f"{recipe.method} takes no weights of single rows; use fedbioacc, fedbio or fedavg.")
 
 
-__all__ = ["BILEVEL", "METHODS", "Fitted", "Recipe", "bilevel_algorithm", "fit", "group_counts"]
+__all__ = ["BILEVEL", "METHODS", "Fitted", "Recipe", "bilevel_algorithm", "fit", "group_counts", "single_level"]

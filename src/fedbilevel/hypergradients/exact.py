@@ -40,10 +40,18 @@ class Exact:
 
 def solve_dense(problem: BilevelProblem, point: tuple[Tree, Tree], batch: Tree, right: Tree) -> Tree:
     """(d2g/dy2)^-1 right."""
+    return solve_with(dense_hessian(problem, point, batch), right)
+
+
+def dense_hessian(problem: BilevelProblem, point: tuple[Tree, Tree], batch: Tree) -> jax.Array:
+    """d2g/dy2 as a matrix over the flattened inner variable."""
     outer, inner = point
     flat, restore = ravel_pytree(inner)
-    hessian = jax.jacfwd(jax.grad(lambda vector: problem.inner_loss(outer, restore(vector), batch)))(flat)
-    vector = ravel_pytree(right)[0]
+    return jax.jacfwd(jax.grad(lambda vector: problem.inner_loss(outer, restore(vector), batch)))(flat)
+
+
+def solve_with(hessian: jax.Array, right: Tree) -> Tree:
+    vector, restore = ravel_pytree(right)
     return restore(jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(hessian), vector))
 
 

@@ -25,10 +25,10 @@ from typing import NamedTuple
 
 import jax
 
-_SOURCES = ("linear.cc", "model.h", "rows.h", "batches.h", "take.h")
+_SOURCES = ("linear.cc", "model.h", "rows.h", "batches.h", "take.h", "whole.h")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w")
 _NATIVE = "-march=native"
-_HANDLERS = {"linear": "FedbilevelLinear", "take": "FedbilevelTake"}
+_HANDLERS = {"linear": "FedbilevelLinear", "take": "FedbilevelTake", "whole": "FedbilevelWhole"}
 _COMPILE_SECONDS = 300
 _LOCK = threading.Lock()
 
@@ -53,7 +53,7 @@ def available() -> bool:
 
 
 def target(kernel: str) -> str:
-    """The name under which XLA knows a kernel: "linear" or "take"."""
+    """The name under which XLA knows a kernel: "linear", "take" or "whole"."""
     reason = why_not()
     if reason is not None:
         raise RuntimeError(f"The fused kernels are not available. {reason}")

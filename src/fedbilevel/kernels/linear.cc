@@ -1,4 +1,4 @@
-// The kernels of model.h and take.h as calls of XLA's foreign function interface.
+// The kernels of model.h, take.h and whole.h as calls of XLA's foreign function interface.
 //
 // A call runs on one thread and keeps no state. Leading dimensions of the operands are batch dimensions; an operand
 // whose batch dimension has size 1 is shared along it.
@@ -12,6 +12,7 @@
 #include "batches.h"
 #include "model.h"
 #include "take.h"
+#include "whole.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace fedbilevel {
@@ -23,6 +24,8 @@ constexpr char kBadLink[] = "fedbilevel kernel: 'link' is neither logistic (0) n
 constexpr char kBadIndex[] = "fedbilevel kernel: 'indices' names a row that there is not";
 constexpr char kBadCell[] = "fedbilevel kernel: 'cells' names a cell that 'weights' does not have";
 constexpr char kBadTake[] = "fedbilevel kernel: the operands of 'take' do not fit each other";
+constexpr char kBadGroup[] = "fedbilevel kernel: 'groups' names a group that there is not";
+constexpr char kBadRange[] = "fedbilevel kernel: 'start' and 'size' name rows that there are not";
 constexpr char kEmpty[] = "fedbilevel kernel: an operand has a dimension of size 0";
 
 bool Inside(const int32_t* indices, int64_t count, int64_t samples) {
@@ -161,7 +164,70 @@ ffi::Error TakeRows(ffi::RemainingArgs operands, ffi::RemainingRets results, int
   return ffi::Error::Success();
 }
 
+// features [N, d], labels [N], groups [N], start [], size [], inner [d] -> losses [K], counts [K]; with a temperature []
+// behind them also rates [K], positives [K], the gradient of the loss [d] and those of the rates [K, d].
+template <typename T>
+ffi::Error RunWhole(ffi::RemainingArgs operands, ffi::RemainingRets results) {
+  const bool gradients = operands.size() == 7;
+  const auto operand = [&](size_t k) { return *operands.get<Buffer>(k); };
+  const auto result = [&](size_t k) { return **results.get<Buffer>(gradients ? k : k % 2); };
+  const int64_t samples = SizeOf(operand(0), 2), length = SizeOf(operand(0), 1), count = SizeOf(result(0), 1);
+  if (std::min({samples, length, count}) < 1) return ffi::Error::InvalidArgument(kEmpty);
+  Batches all(result(0), 1);
+  const auto features = all.Bind<const T>("features", operand(0), {samples, length});
+  const auto labels = all.Bind<const T>("labels", operand(1), {samples});
+  const auto groups = all.Bind<const int32_t>("groups", operand(2), {samples});
+  const auto start = all.Bind<const int32_t>("start", operand(3), {});
+  const auto size = all.Bind<const int32_t>("size", operand(4), {});
+  const auto inner = all.Bind<const T>("inner", operand(5), {length});
+  const auto losses = all.Bind<T>("losses", result(0), {count});
+  const auto counts = all.Bind<T>("counts", result(1), {count});
+  // Where only losses are asked for, the other names stand for buffers that are there and stay unread.
+  const std::vector<int64_t> whole_row = {length};
+  const auto rates = all.Bind<T>("rates", result(2), {count});
+  const auto positives = all.Bind<T>("positives", result(3), {count});
+  const auto loss_gradient = all.Bind<T>("loss gradient", result(4), gradients ? whole_row : std::vector<int64_t>{count});
+  const auto rate_gradients = all.Bind<T>("rate gradients", result(5), gradients ? std::vector<int64_t>{count, length} : std::vector<int64_t>{count});
+  const Buffer sharpness = operand(gradients ? 6 : 5);
+  const auto temperature =
+      all.Bind<const T>("temperature", sharpness, gradients ? std::vector<int64_t>{} : whole_row);
+  if (!all.error().empty()) return ffi::Error::InvalidArgument(all.error());
+
+  const Shape<T> shape(length);
+  Workspace<T> space(shape);
+  for (int64_t e = 0; e < all.count(); ++e) {
+    const int64_t from = *start[e], rows = *size[e];
+    if (from < 0 || rows < 0 || from + rows > samples) return ffi::Error(ffi::ErrorCode::kOutOfRange, kBadRange);
+    const WholeSet<T> set = {features[e] + from * length, labels[e] + from, groups[e] + from, rows, length, count};
+    bool valid;
+    if (gradients) {
+      const WholeSums<T> out = {losses[e], counts[e], rates[e], positives[e], loss_gradient[e], rate_gradients[e]};
+      valid = SumOver<T, true>(set, shape, inner[e], *temperature[e], space, out);
+    } else {
+      const WholeSums<T> out = {losses[e], counts[e]};
+      valid = SumOver<T, false>(set, shape, inner[e], T(1), space, out);
+    }
+    if (!valid) return ffi::Error(ffi::ErrorCode::kOutOfRange, kBadGroup);
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error WholeForType(ffi::RemainingArgs operands, ffi::RemainingRets results) {
+  const bool known = (operands.size() == 6 && results.size() == 2) || (operands.size() == 7 && results.size() == 6);
+  if (!known) return ffi::Error::InvalidArgument(kBadCount);
+  try {
+    const auto type = operands.get<Buffer>(0)->element_type();
+    if (type == ffi::DataType::F32) return RunWhole<float>(operands, results);
+    if (type == ffi::DataType::F64) return RunWhole<double>(operands, results);
+    return ffi::Error::InvalidArgument(kBadType);
+  } catch (const std::exception& error) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, std::string("fedbilevel kernel: ") + error.what());
+  }
+}
+
 }  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelWhole, WholeForType, ffi::Ffi::Bind().RemainingArgs().RemainingRets());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelTake, TakeRows,
                               ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("row_rank"));

@@ -152,10 +152,13 @@ struct Shape {
   Mask<T> mask;
 };
 
-// A run of minibatches: the rows that `indices` names, in order.
+// A run of minibatches: the rows that `indices` names, in order; without indices all rows from first to last.
 template <typename T>
 struct Rows {
-  const T* operator[](int64_t position) const { return features + indices[std::min(position, count - 1)] * length; }
+  const T* operator[](int64_t position) const {
+    const int64_t place = std::min(position, count - 1);
+    return features + (indices == nullptr ? place : indices[place]) * length;
+  }
 
   const T* features;
   const int32_t* indices;

@@ -1,5 +1,29 @@
-"""Bilevel problems whose answers are known: what the theory and the experiments are measured on."""
+"""Bilevel problems to measure on: some with known answers, some of the kind the field compares on."""
 
+from fedbilevel.tasks.cleaning import data_cleaning
+from fedbilevel.tasks.images import Images, digits, read_mnist
+from fedbilevel.tasks.imbalance import loss_tuning
+from fedbilevel.tasks.known import known_quadratic
+from fedbilevel.tasks.penalties import Ridge, Table, penalty_tuning, random_penalties
 from fedbilevel.tasks.quadratic import InnerSample, OuterSample, QuadraticClients, random_quadratic
+from fedbilevel.tasks.representation import hyper_representation
+from fedbilevel.tasks.task import Task
 
-__all__ = ["InnerSample", "OuterSample", "QuadraticClients", "random_quadratic"]
+__all__ = [
+    "Images",
+    "InnerSample",
+    "OuterSample",
+    "QuadraticClients",
+    "Ridge",
+    "Table",
+    "Task",
+    "data_cleaning",
+    "digits",
+    "hyper_representation",
+    "known_quadratic",
+    "loss_tuning",
+    "penalty_tuning",
+    "random_penalties",
+    "random_quadratic",
+    "read_mnist",
+]

@@ -198,10 +198,21 @@ class QuadraticClients:
         """h at its minimiser."""
         return float(self.objective(self.minimiser()))
 
-    def problem(self) -> BilevelProblem:
-        """The same clients as two losses and a fixed start."""
+    def problem(self, lower_level: str = "local") -> BilevelProblem:
+        """The same clients as two losses and a fixed start; with "global", one y for all and the answers of `pooled`."""
         outer, inner = jnp.asarray(self.outer), jnp.asarray(self.inner)
-        return BilevelProblem(inner_loss=inner_loss, outer_loss=outer_loss, init=lambda key: (outer, inner))
+        return BilevelProblem(inner_loss, outer_loss, lambda key: (outer, inner), lower_level=lower_level)
+
+    def pooled(self) -> QuadraticClients:
+        """One client with everybody's samples.  Its losses are the means over the clients at a common (x, y): its answers
+        are those of the problem with a global lower level."""
+
+        def join(leaf: jax.Array | Array) -> Array:
+            return np.asarray(leaf).reshape(1, -1, *leaf.shape[2:])
+
+        return QuadraticClients(
+            InnerSample(*map(join, self.train)), OuterSample(*map(join, self.val)), self.outer, self.inner
+        )
 
     def data(self) -> ClientData:
         """The samples, one client after another."""

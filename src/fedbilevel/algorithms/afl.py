@@ -1,0 +1,164 @@
+"""AFL: the model against an adversary who weights the clients.
+
+M. Mohri, G. Sivek, A. T. Suresh, "Agnostic Federated Learning", ICML 2019.
+
+    min over theta   max over lambda in the simplex   sum_i lambda_i F_i(theta),       F_i the loss of client i
+
+In every round the clients send their loss and their gradient at theta, on the same minibatch, and
+
+    theta  <- theta - eta sum_i lambda_i grad F_i(theta; B_i)
+    lambda <- projection onto the simplex of (lambda + eta_lambda F(theta; B))
+
+from lambda_i = 1/M.  Up per round and client: a model, its loss and its number; down: a model.
+
+The server must know how many clients there are (``clients``).  In a round with part of them, theta steps along those that
+answered, their lambda_i divided by their sum, and the other lambda_i are only moved by the projection.  The engine's client
+weights play no part, but for a weight of 0, which leaves a client out.  The columns ``objective`` and
+``hypergradient_squared_norm`` of the history are those of the mean loss, not of the largest.
+
+Differences from the paper: partial participation as above; the whole simplex, not a set of mixtures; the last iterate is the
+answer, not the average of all.
+
+Checked: iterates against a naive loop; that on quadratics it ends at the known minimiser of the largest loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedbilevel.algorithms.fedavg import Local, ModelLoss, fedavg
+from fedbilevel.algorithms.fedavg import Settings as Averaging
+from fedbilevel.algorithms.fedavg import build as averaging
+from fedbilevel.algorithms.local import check_rates
+from fedbilevel.calculus import Calls, Tree, step_along
+from fedbilevel.plan import Algorithm, Phase, weighted_mean
+from fedbilevel.problem import ClientData, whole_number
+from fedbilevel.sampling import Batches, LocalData, draw_round
+
+
+class Server(NamedTuple):
+    """theta and lambda."""
+
+    model: Tree
+    mixture: jax.Array
+
+
+class Reply(NamedTuple):
+    """A client's number, its loss and its gradient."""
+
+    number: jax.Array
+    loss: jax.Array
+    gradient: Tree
+
+
+class Replies(NamedTuple):
+    """By client number: losses and gradients, zero for those who are absent."""
+
+    present: jax.Array
+    losses: jax.Array
+    gradients: Tree
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("step", "mixture_step", "start"),
+    meta_fields=("loss", "init", "clients", "batch_size"),
+)
+@dataclass(frozen=True)
+class Settings:
+    loss: ModelLoss
+    init: Callable[[jax.Array], Tree] | None
+    start: Tree
+    step: Any
+    mixture_step: Any
+    clients: int
+    batch_size: int | None
+
+
+def afl(
+    loss: ModelLoss,
+    init: Callable[[jax.Array], Tree] | Tree,
+    clients: int,
+    step: float = 0.1,
+    mixture_step: float = 0.1,
+    batch_size: int | None = None,
+) -> Algorithm:
+    """AFL with one gradient step a round.  ``loss(model, batch)``, ``init`` the first model or a function of the key,
+    ``clients`` how many there are, ``step`` eta, ``mixture_step`` eta_lambda.
+
+    >>> import fedbilevel as fb, jax.numpy as jnp, numpy as np
+    >>> data = fb.ClientData(train=np.array([[0.0], [0.0], [4.0]]))
+    >>> algo = fb.afl(lambda model, batch: jnp.mean((model - batch) ** 2), np.zeros(()), clients=3, step=0.02)
+    >>> print(f"{fb.simulate(algo, data, rounds=2000, record_every=None).outer:.2f}")
+    2.00
+    """
+    whole_number("clients", clients, least=2)
+    check_rates(mixture_step=mixture_step)
+    base = fedavg(loss, init, step, 1, batch_size).settings
+    return build(Settings(loss, base.init, base.start, step, mixture_step, clients, batch_size))
+
+
+def build(settings: Settings) -> Algorithm:
+    clients = settings.clients
+    base = averaging(Averaging(settings.loss, settings.init, settings.start, settings.step, 1, settings.batch_size))
+
+    def work(model: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
+        draws = jax.tree.map(lambda rows: rows[0], draw_round(data, key, 1, batch_size=settings.batch_size))
+        loss, gradient = jax.value_and_grad(settings.loss)(model, Batches(data, draws).inner())
+        assert data.number is not None
+        return Reply(data.number, loss, gradient), Local(local.calls.plus(Calls(gradients=1)))
+
+    def gather(replies: Reply, weights: jax.Array) -> Replies:
+        # A lost reply says client 0: it must be dropped, not written there.
+        numbers = jnp.where(weights > 0, replies.number, clients)
+
+        def by_number(values: jax.Array) -> jax.Array:
+            return jnp.zeros((clients, *values.shape[1:]), values.dtype).at[numbers].set(values, mode="drop")
+
+        present = by_number(jnp.ones_like(numbers)) > 0
+        return Replies(present, by_number(replies.loss), jax.tree.map(by_number, replies.gradient))
+
+    def absorb(server: Server, replies: Replies) -> Server:
+        shares = jnp.where(replies.present, server.mixture, 0)
+        mass = jnp.sum(shares)
+        direction = weighted_mean(replies.gradients, shares / jnp.where(mass > 0, mass, 1))
+        raised = step_along(server.mixture, settings.mixture_step, replies.losses.astype(server.mixture.dtype))
+        return Server(step_along(server.model, -settings.step, direction), onto_simplex(raised))
+
+    def init(key: jax.Array) -> Server:
+        model = base.init(key)
+        return Server(model, jnp.full(clients, 1 / clients, jax.tree.leaves(model)[0].dtype))
+
+    def check(data: ClientData) -> None:
+        base.check(data)
+        if data.clients != clients:
+            raise ValueError(f"clients={clients}, but the data hold {data.clients} clients.")
+
+    return base._replace(
+        name="afl",
+        init=init,
+        plan=(Phase("gradients", lambda server: server.model, work, absorb, aggregate=gather),),
+        outer=lambda server: server.model,
+        check=check,
+        settings=settings,
+        build=build,
+    )
+
+
+def onto_simplex(point: jax.Array, total: Any = 1) -> jax.Array:
+    """The nearest vector with entries of at least 0 that sum to ``total``, exactly: max(point - t, 0) with the one right t.
+
+    Were the j largest entries the positive ones, t would be (their sum - total) / j; the right j is the last for which the
+    j-th largest entry exceeds that t.
+    """
+    falling = -jnp.sort(-point)
+    counts = jnp.arange(1, point.shape[0] + 1, dtype=point.dtype)
+    shifts = (jnp.cumsum(falling) - jnp.asarray(total, point.dtype)) / counts
+    last = jnp.sum(falling > shifts) - 1
+    return jnp.maximum(point - shifts[last], 0)

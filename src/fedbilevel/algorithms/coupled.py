@@ -1,0 +1,99 @@
+"""What the methods for global lower levels share: the three coupled variables x, y, u and the direction of each.
+
+With one y for all clients, y(x) = argmin 1/M sum_m g_m(x, y), the hypergradient needs the clients' *mean* Hessian:
+
+    grad h(x) = 1/M sum_m [grad_x f_m - (d2g_m/dxdy) u],        u = [1/M sum_m d2g_m/dy2]^-1 1/M sum_m grad_y f_m
+
+No client can compute u alone, but each can compute its share of three directions that are *averages over clients*:
+
+    omega = grad_y g(x, y)          q = (d2g/dy2) u - grad_y f          nu = grad_x f - (d2g/dxdy) u
+
+whose means vanish exactly at y = y(x), at u as above, and where grad h(x) = 0.  u is called ``adjoint`` in code.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedbilevel.algorithms.local import check_loop, check_problem, inner_gradients
+from fedbilevel.calculus import Calls, Loss, Tree, both_gradients, scale, squared_norm, step_along, subtract, zeros
+from fedbilevel.problem import BilevelProblem
+from fedbilevel.sampling import Batches, Draws, LocalData, draw_round
+
+
+class Point(NamedTuple):
+    """x, y and u; or one direction for each."""
+
+    outer: Tree
+    inner: Tree
+    adjoint: Tree
+
+
+def direction_calls(times: int | jax.Array) -> Calls:
+    """What the three directions cost at so many points."""
+    return Calls(gradients=2 * times, hessian_vector=times, cross=times)
+
+
+def check_global(name: str, problem: Any, local_steps: Any, batch_size: Any, outer_batch_size: Any) -> None:
+    check_problem(name, problem, "global")
+    check_loop(local_steps, batch_size, outer_batch_size)
+
+
+def first_point(problem: BilevelProblem, key: jax.Array) -> Point:
+    """The problem's own start, and u = 0."""
+    outer, inner = problem.init(key)
+    return Point(problem.into_set(outer), inner, zeros(inner))
+
+
+def directions(problem: BilevelProblem, points: tuple[Point, ...], batches: Batches) -> tuple[Point, ...]:
+    """(nu, omega, q) at each point, all on the same minibatches: one for omega, one for f, one for both second derivatives."""
+    omegas = inner_gradients(problem, tuple((point.outer, point.inner) for point in points), batches)
+    train, val = batches.train(0), batches.val(0)
+    found = []
+    for point, omega in zip(points, omegas, strict=True):
+        in_outer, in_inner = both_gradients(problem.outer_loss, point.outer, point.inner, val)
+        cross, product = second_products(problem.inner_loss, point, train)
+        found.append(Point(subtract(in_outer, cross), omega, subtract(product, in_inner)))
+    return tuple(found)
+
+
+def second_products(loss: Loss, point: Point, batch: Tree) -> tuple[Tree, Tree]:
+    """(d2g/dxdy) u and (d2g/dy2) u from one pass."""
+
+    def gradients(inner: Tree) -> tuple[Tree, Tree]:
+        in_outer, in_inner = jax.grad(loss, argnums=(0, 1))(point.outer, inner, batch)
+        return in_outer, in_inner
+
+    cross, product = jax.jvp(gradients, (point.inner,), (point.adjoint,))[1]
+    return cross, product
+
+
+def draw_steps(
+    data: LocalData, key: jax.Array, steps: int, batch_size: int | None, outer_batch_size: int | None
+) -> Draws:
+    """The minibatches that ``steps`` evaluations of `directions` need."""
+    return draw_round(
+        data, key, steps, batch_size=batch_size, outer_batch_size=outer_batch_size, train_batches=1, val_batches=1
+    )
+
+
+def descend(problem: BilevelProblem, point: Point, along: Point, rates: tuple[Any, Any, Any], radius: Any) -> Point:
+    """One step against the three directions, with ``rates`` for x, y and u; x stays in its set and u in its ball."""
+    outer, inner, adjoint = (
+        step_along(value, -rate, direction) for value, rate, direction in zip(point, rates, along, strict=True)
+    )
+    return Point(problem.into_set(outer), inner, into_ball(adjoint, radius))
+
+
+def into_ball(vector: Tree, radius: Any) -> Tree:
+    """The nearest point of the ball of this radius; None is no bound."""
+    if radius is None:
+        return vector
+    square = squared_norm(vector)
+    limit = jnp.asarray(radius, square.dtype)
+    outside = square > limit**2
+    # The root is taken of a number that is never zero: its derivative must stay finite.
+    return scale(jnp.where(outside, limit / jnp.sqrt(jnp.where(outside, square, 1)), 1), vector)

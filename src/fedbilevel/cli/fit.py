@@ -1,0 +1,215 @@
+"""``fedbilevel fit``."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedbilevel.cli.own_data import (
+    AsJson,
+    Delimiter,
+    Encoding,
+    Files,
+    KeepSensitive,
+    Positive,
+    Quiet,
+    Sensitive,
+    SiteColumn,
+    Target,
+    encoding_notes,
+    opened,
+    reported,
+    schema_frame,
+)
+from fedbilevel.cli.terminal import check_folder, prepare_jax, show
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedbilevel.datasets.reading import Table
+    from fedbilevel.datasets.schema import Schema
+    from fedbilevel.experiments.fit import FitResult
+
+GAPS = {
+    "equal_opportunity": "gap of true-positive rates",
+    "equalized_odds": "gap of true- and false-positive rates",
+    "demographic_parity": "gap of selection rates",
+}
+
+
+def fit(
+    files: Files,
+    target: Target = None,
+    sensitive: Sensitive = None,
+    site: SiteColumn = None,
+    clients: Annotated[int | None, typer.Option(help="Deal the rows of one file to so many clients.", min=1)] = None,
+    schema: Annotated[Path | None, typer.Option(help="What the columns mean, from the command schema.")] = None,
+    positive: Positive = None,
+    keep_sensitive: KeepSensitive = False,
+    method: Annotated[
+        str, typer.Option(help="fedbioacc, fedbio, fedavg (no fairness), fedreg, fedminmax or fcfl.")
+    ] = "fedbioacc",
+    formulation: Annotated[str, typer.Option(help="cells (ours) or paper; for fedbioacc and fedbio.")] = "cells",
+    metric: Annotated[
+        str, typer.Option(help="equal_opportunity, equalized_odds or demographic_parity.")
+    ] = "equal_opportunity",
+    strength: Annotated[
+        str | None, typer.Option(help="How much fairness counts: a number, or auto to cross-validate on training rows.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps; the method's own if not given.", min=1)] = None,
+    weight_steps: Annotated[
+        int | None, typer.Option(help="Steps of the bilevel stage; the method's own if not given.", min=1)
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows of a step.", min=1)] = 128,
+    model: Annotated[str, typer.Option(help="logistic, or mlp (one hidden layer).")] = "logistic",
+    client_weights: Annotated[
+        str, typer.Option(help="Sites count alike (uniform) or by their rows (samples).")
+    ] = "uniform",
+    test_share: Annotated[float, typer.Option(help="Share of every site's rows kept for testing.")] = 0.3,
+    compare_with: Annotated[
+        str, typer.Option(help="Train this method too, to compare with; none for none.")
+    ] = "fedavg",
+    seed: Annotated[int, typer.Option(help="Where all randomness starts.", min=0)] = 0,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/fit-TARGET if not given.")] = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """A classifier that is fair to groups, from tables of one's own.
+
+    One file a site; or one file with --site; or one file dealt to --clients.  Writes the run folder with model, tables and
+    page; the same command goes on where it was stopped.
+    """
+    tables = opened(files, delimiter, encoding)
+    meaning = _schema(tables, schema, target, sensitive, site, positive, keep_sensitive)
+    from fedbilevel.experiments.fit_train import FitOptions
+
+    options = FitOptions(
+        method=method, formulation=formulation, metric=metric, strength=_strength(strength), steps=steps,
+        weight_steps=weight_steps, batch_size=batch_size, model=model, client_weights=client_weights,
+        test_share=test_share, seed=seed, compare_with=None if compare_with == "none" else compare_with,
+    )  # fmt: skip
+    folder = out or Path("runs") / f"fit-{re.sub(r'[^A-Za-z0-9]+', '-', meaning.target).strip('-') or 'table'}"
+    check_folder(folder)
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    talks = not (quiet or as_json)
+    if talks:
+        show(
+            console, "Columns, as they are used (fedbilevel schema writes a file to change this)", schema_frame(meaning)
+        )
+    prepare_jax()
+    from fedbilevel.experiments import fit as experiment
+
+    line = shlex.join(["fedbilevel", *sys.argv[1:]])
+    with reported(quiet) as tell:
+        result = experiment.run(tables, meaning, folder, options, clients=clients, line=line, tell=tell)
+    if as_json:
+        print(json.dumps(_machine(result, folder), ensure_ascii=False, allow_nan=False))
+    elif talks:
+        _print(console, result, metric, [*result.notes, *encoding_notes(tables)])
+        console.print(
+            f"Model, tables{' and page' if result.page else ''} are in {folder}", highlight=False, soft_wrap=True
+        )
+
+
+def _schema(
+    tables: list[Table],
+    file: Path | None,
+    target: str | None,
+    sensitive: list[str] | None,
+    site: str | None,
+    positive: str | None,
+    keep_sensitive: bool,
+) -> Schema:
+    if file is None:
+        if target is None:
+            raise ValueError("--target is missing: name the column to predict, or a --schema.")
+        if not sensitive:
+            raise ValueError("--sensitive is missing: name the column that makes the groups, or a --schema.")
+        from fedbilevel.datasets.schema_infer import infer
+
+        return infer(
+            tables, target=target, sensitive=sensitive, site=site, positive=positive, keep_sensitive=keep_sensitive
+        )  # fmt: skip
+    from fedbilevel.datasets.schema import Schema
+
+    found = Schema.read(file)
+    given: dict[str, tuple[Any, Any]] = {
+        "target": (target, found.target),
+        "sensitive": (sensitive and tuple(sensitive), found.sensitive),
+        "site": (site, found.site),
+    }
+    for option, (here, there) in given.items():
+        if here and here != there:
+            raise ValueError(f"--{option} says {here!r} but the schema {file} says {there!r}; leave the option out.")
+    if keep_sensitive:
+        raise ValueError(f"--keep-sensitive: change kind of the column in the schema {file} instead.")
+    return found if positive is None else replace(found, positive=positive)
+
+
+def _strength(text: str | None) -> float | str | None:
+    if text is None or text == "auto":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--strength must be a number or auto, not {text!r}.") from None
+
+
+def _print(console: Console, result: FitResult, metric: str, notes: list[str]) -> None:
+    import pandas as pd
+
+    rows, groups = result.run.rows, result.run.groups
+    show(console, "Rows", result.sites)
+    gap = GAPS[metric]
+    table = pd.DataFrame({"method": rows["method"], "setting": rows["setting"]})
+    table["test accuracy"] = _with_ends(rows, "test_accuracy")
+    table[gap] = _with_ends(rows, "test_gap")
+    if "gap_difference" in rows:
+        table["accuracy minus baseline"] = _with_ends(rows, "accuracy_difference", "+.4f")
+        table["gap minus baseline"] = _with_ends(rows, "gap_difference", "+.4f")
+    show(console, "Test rows, with 95 % bootstrap intervals", table.loc[:, (table != "").any()])
+    test = groups[groups["part"] == "test"]
+    by_group = pd.DataFrame({"method": test["method"], "group": test["group"], "rows": test["count"]})
+    by_group["positives"] = test["positives"]
+    for rate in ("true_positive_rate", "false_positive_rate", "selection_rate"):
+        by_group[rate] = _with_ends(test, rate, ".3f")
+    show(console, "Groups, on test rows, with 95 % Wilson intervals", by_group)
+    for note in notes:
+        console.print(note, highlight=False, soft_wrap=True)
+
+
+def _with_ends(frame: pd.DataFrame, name: str, form: str = ".4f") -> list[str]:
+    def short(value: float) -> str:
+        return f"{value:{form}}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:{form}}"
+
+    columns = [frame[name], frame[f"{name}_low"], frame[f"{name}_high"]]
+    return [
+        "" if value != value else short(value) + ("" if low != low else f" [{short(low)}, {short(high)}]")
+        for value, low, high in zip(*columns, strict=True)
+    ]
+
+
+def _machine(result: FitResult, folder: Path) -> dict[str, Any]:
+    def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
+        return found
+
+    return {
+        "folder": str(folder),
+        "page": None if result.page is None else str(result.page),
+        "rows": records(result.run.rows),
+        "groups": records(result.run.groups),
+        "weights": records(result.run.weights),
+        "sites": records(result.sites),
+        "notes": result.notes,
+    }

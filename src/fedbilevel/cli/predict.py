@@ -1,0 +1,90 @@
+"""``fedbilevel predict``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from fedbilevel.cli.own_data import AsJson, Delimiter, Encoding, Quiet, encoding_notes, opened
+
+if TYPE_CHECKING:
+    from fedbilevel.experiments.predict import Predictions
+
+
+def predict(
+    folder: Annotated[Path, typer.Argument(help="Folder made by fit.", metavar="DIR")],
+    rows: Annotated[Path, typer.Argument(help="Table, CSV or Parquet.")],
+    keep: Annotated[list[str] | None, typer.Option(help="Copy this column into the answer; may be repeated.")] = None,
+    model: Annotated[str | None, typer.Option(help="Which model of the folder; the fitted one if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the answer; standard output if not given.")] = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Predictions for new rows, as CSV.
+
+    Columns prediction and probability (of the positive class), one row for every row of the table and in its order; read and
+    written chunk by chunk, so files may be larger than memory.
+    """
+    from fedbilevel.experiments.fit import fitted_model
+    from fedbilevel.experiments.predict import Predictions
+
+    (table,) = opened([rows], delimiter, encoding)
+    answer = Predictions(fitted_model(folder, model), table, keep or ())
+    try:
+        with _written(out) as file:
+            _copy(answer, file, as_json)
+            file.flush()
+    except BrokenPipeError:
+        # Whoever reads has had enough; Python must not complain about the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+    if not quiet:
+        _notes(answer, encoding_notes([table]))
+
+
+def _copy(answer: Predictions, file: TextIO, as_json: bool) -> None:
+    if not as_json:
+        import pandas as pd
+
+        pd.DataFrame(columns=answer.columns).to_csv(file, index=False, lineterminator="\n")
+    for frame in answer:
+        if as_json:
+            frame.round({"probability": 6}).to_json(file, orient="records", lines=True)
+        else:
+            frame.to_csv(file, index=False, header=False, float_format="%.6f", lineterminator="\n")
+
+
+@contextmanager
+def _written(out: Path | None) -> Iterator[TextIO]:
+    """Standard output, or a file that appears whole or not at all."""
+    if out is None:
+        yield sys.stdout
+        return
+    draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        with draft.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        draft.replace(out)
+    except OSError as error:
+        raise ValueError(f"--out {out} cannot be written: {error.strerror or error}.") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _notes(answer: Predictions, notes: list[str]) -> None:
+    """What was done to cells, on standard error: the answer itself stays a table."""
+    for what, counts in (("missing", answer.missing), ("values that the model does not know", answer.unknown)):
+        found = [f"{name} ({count:,})" for name, count in counts.items() if count]
+        if found:
+            more = f" and {len(found) - 5} more columns" if len(found) > 5 else ""
+            notes.append(f"{what}: {', '.join(found[:5])}{more}")
+    for note in [f"{answer.rows:,} rows", *notes]:
+        print(note, file=sys.stderr)

@@ -1,0 +1,190 @@
+"""How a run's tables are to be read: which columns tell the cases apart, which the series, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedbilevel.report.published import METRIC, printed
+from fedbilevel.report.styles import _USUAL, Style, styles
+from fedbilevel.runs import Run
+
+GAPS = {
+    "equal_opportunity": ("equal-opportunity gap", "EqOpp"),
+    "equalized_odds": ("equalized-odds gap", "EqOdds"),
+    "demographic_parity": ("demographic-parity gap", "DemPar"),
+}
+WORDS = {
+    "adult": "Adult",
+    "credit": "Credit",
+    "iid": "I.I.D.",
+    "noniid": "non-I.I.D.",
+    "dataset": "Dataset",
+    "split": "Distribution",
+    "method": "Method",
+    "task": "Task",
+    "algorithm": "Algorithm",
+}
+"""Names of ours as a reader knows them; everything else is shown as it is."""
+
+
+class Metric(NamedTuple):
+    """A column of the rows: ``better`` is "higher" or "lower", ``format`` one of `scales.shown`."""
+
+    column: str
+    label: str
+    short: str
+    better: str
+    format: str
+
+
+class Case(NamedTuple):
+    """One combination of the facets, such as a dataset and its distribution."""
+
+    number: int
+    key: tuple[str, ...]
+    title: str
+
+
+def metrics(gap: str = METRIC) -> dict[str, Metric]:
+    """Every column that can be compared between series."""
+    long, short = GAPS.get(gap, (f"gap ({gap})", "Gap"))
+    known = [
+        Metric("test_accuracy", "test accuracy", "Test accuracy", "higher", "rate"),
+        Metric("accuracy", "accuracy", "Accuracy", "higher", "rate"),
+        Metric("train_gap", f"train {long}", f"Train {short}", "lower", "rate"),
+        Metric("test_gap", f"test {long}", f"Test {short}", "lower", "rate"),
+        Metric("objective", "objective", "Objective", "lower", "number"),
+        Metric("train_accuracy", "train accuracy", "Train accuracy", "higher", "rate"),
+        Metric("test_balanced_accuracy", "test balanced accuracy", "Test balanced acc.", "higher", "rate"),
+        Metric("test_auc", "test area under the curve", "Test AUC", "higher", "rate"),
+        Metric("validation_accuracy", "validation accuracy", "Validation accuracy", "higher", "rate"),
+        Metric("validation_gap", f"validation {long}", f"Validation {short}", "lower", "rate"),
+        Metric("bytes_to_target", "bytes to the target", "Bytes to target", "lower", "bytes"),
+    ]
+    return {metric.column: metric for metric in known}
+
+
+COSTS = {
+    metric.column: metric
+    for metric in (
+        Metric("rounds", "rounds", "Rounds", "lower", "count"),
+        Metric("bytes", "bytes up and down", "Bytes", "lower", "bytes"),
+        Metric("bytes_up", "bytes up", "Up", "lower", "bytes"),
+        Metric("bytes_down", "bytes down", "Down", "lower", "bytes"),
+        Metric("gradient_calls", "gradients", "Gradients", "lower", "count"),
+        Metric("hvp_calls", "Hessian-vector products", "Hessian-vector", "lower", "count"),
+        Metric("cross_calls", "cross products", "Cross products", "lower", "count"),
+        Metric("seconds", "seconds", "Seconds", "lower", "seconds"),
+    )
+}
+MAIN = ("test_accuracy", "accuracy", "train_gap", "test_gap", "objective", "bytes_to_target")
+
+
+@dataclass(frozen=True)
+class Study:
+    """A run, read: what the figures and tables are made from."""
+
+    run: Run
+    facets: tuple[str, ...]
+    series: str
+    cases: tuple[Case, ...]
+    names: tuple[str, ...]
+    gap: str
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        rows = self.run.rows
+        if "bytes" not in rows.columns and {"bytes_up", "bytes_down"} <= set(rows.columns):
+            rows = rows.assign(bytes=rows["bytes_up"] + rows["bytes_down"])
+        return rows
+
+    @cached_property
+    def styles(self) -> list[Style]:
+        return styles(self.names)
+
+    @cached_property
+    def main(self) -> list[Metric]:
+        return [metric for column, metric in metrics(self.gap).items() if column in MAIN and self.holds(column)]
+
+    @cached_property
+    def more(self) -> list[Metric]:
+        return [metric for column, metric in metrics(self.gap).items() if column not in MAIN and self.holds(column)]
+
+    @cached_property
+    def costs(self) -> list[Metric]:
+        return [metric for column, metric in COSTS.items() if self.holds(column)]
+
+    @cached_property
+    def fixed_split(self) -> bool:
+        """Whether all seeds of a case saw the same division of the rows."""
+        if "split_seed" not in self.rows.columns or not len(self.rows):
+            return True
+        return bool((self.rows.groupby(list(self.facets))["split_seed"].nunique() <= 1).all())
+
+    @cached_property
+    def test_share(self) -> float | None:
+        """Known where random splits overlap and the intervals have to be corrected for it."""
+        share = self.run.configuration.get("test_share")
+        return float(share) if isinstance(share, float) and 0 < share < 1 and not self.fixed_split else None
+
+    def holds(self, column: str) -> bool:
+        """Whether a column says anything: run folders fill what a command does not measure with nothing or 0."""
+        values = self.rows.get(column)
+        if values is None or not pd.api.types.is_numeric_dtype(values):
+            return False
+        told = values.to_numpy(dtype=float)
+        told = told[np.isfinite(told)]
+        return bool(told.size and (column in ("train_gap", "test_gap") or (told != 0).any()))
+
+    def each(self, frame: pd.DataFrame) -> Iterator[tuple[Case, int, pd.DataFrame]]:
+        """The parts of a table, case by case and series by series, in the order of the page."""
+        if not len(frame):
+            return
+        columns = [*self.facets, self.series]
+        groups = dict(iter(frame.astype(dict.fromkeys(columns, str)).groupby(columns, sort=False)))
+        for case in self.cases:
+            for number, name in enumerate(self.names):
+                own = groups.get((*case.key, name))
+                if own is not None:
+                    yield case, number, own
+
+    def published(self, case: Case, name: str, column: str) -> tuple[float, float] | None:
+        """The paper's mean and standard deviation for a cell of ours, where there is one to be compared with."""
+        found: Any = self.run.configuration.get("paper")
+        for key in (*case.key, name, column):
+            found = found.get(key) if isinstance(found, dict) else None
+        if isinstance(found, list) and len(found) == 2:
+            return float(found[0]), float(found[1])
+        if self.run.command != "table1" or (column.endswith("_gap") and self.gap != METRIC):
+            return None
+        return printed(*case.key, name, column) if len(case.key) == 2 else None
+
+
+def study(run: Run) -> Study:
+    """Read a run; a benchmark's cases are tasks, all others' a dataset and its distribution."""
+    rows = run.rows
+    by_task = {"task", "algorithm"} <= set(rows.columns) and bool((rows["task"].astype(str) != "").any())
+    facets, series = (("task",), "algorithm") if by_task else (("dataset", "split"), "method")
+    keys = [tuple(map(str, key)) for key in rows[list(facets)].drop_duplicates().itertuples(index=False)]
+    cases = tuple(Case(number, key, case_title(key)) for number, key in enumerate(_in_order(keys)))
+    usual = [name for group in _USUAL for name in group]
+    names = list(dict.fromkeys(rows[series].astype(str)))
+    ordered = sorted(names, key=lambda name: usual.index(name) if name in usual else len(usual))
+    return Study(run, facets, series, cases, tuple(ordered), str(run.configuration.get("metric", METRIC)))
+
+
+def case_title(key: tuple[str, ...]) -> str:
+    return ", ".join(WORDS.get(part, part) for part in key if part)
+
+
+def _in_order(keys: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """By first appearance, all distributions of a dataset together."""
+    first = list(dict.fromkeys(key[0] for key in keys))
+    rest = list(dict.fromkeys(key[1:] for key in keys))
+    return sorted(keys, key=lambda key: (first.index(key[0]), rest.index(key[1:])))

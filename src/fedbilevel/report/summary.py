@@ -1,0 +1,135 @@
+"""Numbers of a page: means with intervals, which cell is best, and whether that is beyond noise.
+
+A series is *beyond noise* from another when the interval of their differences, taken seed by seed, excludes 0.  The best of k
+series is compared with the k - 1 others at the level 1 - 0.05 / (k - 1) each, so that all these statements together are
+wrong in at most 5 % of tables in which nothing differs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import pandas as pd
+
+from fedbilevel.fairness.intervals import Interval, across_splits
+from fedbilevel.report.reading import Case, Metric, Study
+
+LEVEL = 0.95
+
+
+class Cell(NamedTuple):
+    """``verdict``: "best" (beyond noise from all others), "lead" (best mean, not beyond noise from all), "tied" (not
+    beyond noise from the best), "" (worse than the best, or nothing can be said)."""
+
+    case: Case
+    series: int
+    metric: Metric
+    seeds: int
+    mean: float
+    sd: float
+    low: float
+    high: float
+    verdict: str = ""
+
+
+def spread(study: Study, values: Any, level: float = LEVEL) -> Interval:
+    """Mean and interval of one number per seed; without a second number the interval is missing."""
+    numbers = np.asarray(values, dtype=float)
+    numbers = numbers[np.isfinite(numbers)]
+    if numbers.size < 2:
+        mean = float(numbers[0]) if numbers.size else np.nan
+        return Interval(mean, np.nan, np.nan, level, "none", int(numbers.size))
+    share = study.test_share
+    return across_splits(numbers, level=level, method="corrected" if share else "student", test_share=share)
+
+
+def bands(study: Study, values: pd.Series[Any], places: pd.Series[Any]) -> pd.DataFrame:
+    """`spread` at every place of a path at once: ``mean``, ``low``, ``high`` by place."""
+    from scipy.special import stdtrit
+
+    told = values.groupby(places.to_numpy()).agg(["mean", "std", "count"])
+    count = told["count"].to_numpy(dtype=float)
+    share = 1 / count + (study.test_share / (1 - study.test_share) if study.test_share else 0.0)
+    half = stdtrit(np.maximum(count - 1, 1), (1 + LEVEL) / 2) * told["std"].to_numpy(dtype=float) * np.sqrt(share)
+    mean = told["mean"].to_numpy(dtype=float)
+    return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half}, index=told.index.rename("round"))
+
+
+def by_seed(frame: pd.DataFrame, column: str) -> pd.Series[Any]:
+    """A column's finite numbers, by seed."""
+    values = pd.Series(frame[column].to_numpy(dtype=float), index=frame["seed"].to_numpy())
+    values = values[np.isfinite(values.to_numpy())]
+    return cast("pd.Series[Any]", values if values.index.is_unique else values.groupby(level=0).mean())
+
+
+def paired(study: Study, ours: pd.Series[Any], theirs: pd.Series[Any], level: float = LEVEL) -> Interval | None:
+    """The mean difference over common seeds; None where fewer than two are common."""
+    common = ours.index.intersection(theirs.index)
+    if len(common) < 2:
+        return None
+    return spread(study, (ours[common] - theirs[common]).to_numpy(), level)
+
+
+def cells(study: Study, columns: list[Metric]) -> dict[tuple[int, int, str], Cell]:
+    """All cells of a table by (case, series, column), the best ones judged."""
+    values: dict[tuple[int, str], dict[int, pd.Series[Any]]] = {}
+    found: dict[tuple[int, int, str], Cell] = {}
+    for case, number, own in study.each(study.rows):
+        for metric in columns:
+            series = by_seed(own, metric.column)
+            if not len(series):
+                continue
+            values.setdefault((case.number, metric.column), {})[number] = series
+            interval = spread(study, series.to_numpy())
+            low, high = interval.low, interval.high
+            given = [f"{metric.column}_low", f"{metric.column}_high"]
+            if len(series) == 1 and set(given) <= set(own.columns):  # a fit of one seed brings intervals of its own
+                low, high = (float(own[column].iloc[0]) for column in given)
+            sd = float(series.std(ddof=1)) if len(series) > 1 else np.nan
+            cell = Cell(case, number, metric, len(series), interval.estimate, sd, low, high)
+            found[case.number, number, metric.column] = cell
+    better = {metric.column: metric.better for metric in columns}
+    for (case_number, column), own_values in values.items():
+        for number, verdict in verdicts(study, own_values, better[column]).items():
+            place = (case_number, number, column)
+            found[place] = found[place]._replace(verdict=verdict)
+    return found
+
+
+def verdicts(study: Study, values: dict[int, pd.Series[Any]], better: str) -> dict[int, str]:
+    """Which series is best, and from which others that is beyond noise; see `Cell`."""
+    if len(values) < 2:
+        return {}
+    sign = 1 if better == "higher" else -1
+    best = max(values, key=lambda number: sign * float(values[number].mean()))
+    level = 1 - (1 - LEVEL) / (len(values) - 1)
+    said: dict[int, str] = {}
+    clear = True
+    for number, own in values.items():
+        if number == best:
+            continue
+        interval = paired(study, values[best], own, level)
+        if interval is None or not interval.excludes_zero:
+            clear = False
+            if interval is not None:
+                said[number] = "tied"
+    said[best] = "best" if clear else "lead"
+    return said
+
+
+def wilson(share: float, count: float, level: float = LEVEL) -> tuple[float, float]:
+    """Wilson's interval for a share seen in ``count`` rows.
+
+    >>> low, high = wilson(0.5, 100)
+    >>> round(low, 4), round(high, 4)
+    (0.4038, 0.5962)
+    """
+    if not np.isfinite(share) or count <= 0:
+        return np.nan, np.nan
+    from scipy.special import ndtri
+
+    z = float(ndtri((1 + level) / 2))
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * float(np.sqrt(share * (1 - share) / count + z * z / (4 * count * count)))
+    return max(0.0, centre - half), min(1.0, centre + half)

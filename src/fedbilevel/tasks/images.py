@@ -1,0 +1,154 @@
+"""Labelled images: scikit-learn's digits, which ship with it, and MNIST from files of the user's own.
+
+MNIST files are read as distributed (IDX, gzipped or not) or as one NumPy archive; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zipfile
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+CLASSES = 10
+TEST_SHARE = 0.3
+"""Of each class, where a source has no test rows of its own.  Always the same rows: a seed never moves one into training."""
+_IDX = {"images": (2051, 3), "labels": (2049, 1)}
+"""The number an IDX file begins with (unsigned bytes, so many dimensions) and that number of dimensions."""
+_NAMES = {"train": ("x_train", "y_train"), "t10k": ("x_test", "y_test")}
+
+
+class Images(NamedTuple):
+    """``pixels`` [rows, columns] in [0, 1] with integer ``labels`` 0..9, and the same for rows set aside for testing."""
+
+    source: str
+    pixels: NDArray[np.float32]
+    labels: NDArray[np.int32]
+    test_pixels: NDArray[np.float32]
+    test_labels: NDArray[np.int32]
+
+
+def digits() -> Images:
+    """The 1,797 digits of 8 x 8 pixels in scikit-learn; 30 % of each class are test rows."""
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    return _set_aside("digits", (pixels / 16).astype(np.float32), labels.astype(np.int32))
+
+
+def read_mnist(folder: str | Path, pool: int = 2) -> Images:
+    """MNIST (or a set in its format) from a folder with the four IDX files, ``.gz`` or not, or with ``mnist.npz``.
+
+    Files are named as distributed (``train-images-idx3-ubyte``, ``t10k-labels-idx1-ubyte.gz``; a dot before ``idx`` is
+    accepted); the archive holds ``x_train``, ``y_train``, ``x_test`` and ``y_test``.  Without the test files 30 % of
+    each class are set aside.  ``pool`` averages squares of so many pixels: 28 x 28 becomes 14 x 14; 1 keeps all.
+    """
+    home = Path(folder)
+    if not home.is_dir():
+        raise ValueError(f"{home} is not a folder: name the one that holds the MNIST files.")
+    if pool < 1:
+        raise ValueError(f"pool must be at least 1, not {pool}.")
+    archive = home / "mnist.npz"
+    parts = _read_archive(archive) if archive.exists() else _read_folder(home)
+    ready = {name: (_pooled(images, pool), labels.astype(np.int32)) for name, (images, labels) in parts.items()}
+    if "t10k" not in ready:
+        return _set_aside("mnist", *ready["train"])
+    return Images("mnist", *ready["train"], *ready["t10k"])
+
+
+def read_idx(file: Path, kind: str) -> NDArray[np.uint8]:
+    """One IDX file of ``kind`` "images" or "labels", gzipped if its name ends in .gz."""
+    magic, dimensions = _IDX[kind]
+    try:
+        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{file} is not a whole gzip file ({error}): fetch it again.") from error
+    head = 4 * (1 + dimensions)
+    if len(content) < head:
+        raise ValueError(f"{file} has {len(content)} bytes, too few for an IDX file of {kind}.")
+    found, *shape = (int(number) for number in np.frombuffer(content, ">u4", 1 + dimensions))
+    if found != magic:
+        raise ValueError(f"{file} begins with the number {found}, but an IDX file of {kind} begins with {magic}.")
+    expected = head + math.prod(shape)
+    if len(content) != expected:
+        raise ValueError(f"{file} has {len(content)} bytes, but its header promises {expected}: fetch it again.")
+    return np.frombuffer(content, np.uint8, offset=head).reshape(shape)
+
+
+def _read_folder(home: Path) -> dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+    parts = {}
+    for part in ("train", "t10k"):
+        files = {kind: _find(home, part, kind) for kind in _IDX}
+        if part == "t10k" and not any(files.values()):
+            continue
+        for kind, file in files.items():
+            if file is None:
+                raise ValueError(
+                    f"{home} has no {part}-{kind}-idx{_IDX[kind][1]}-ubyte (.gz or not) and no mnist.npz: "
+                    f"put the MNIST files there."
+                )
+        images, labels = (read_idx(file, kind) for kind, file in files.items() if file is not None)
+        parts[part] = _checked(f"{part} files of {home}", images, labels)
+    return parts
+
+
+def _find(home: Path, part: str, kind: str) -> Path | None:
+    names = [f"{part}-{kind}{mark}idx{_IDX[kind][1]}-ubyte{end}" for mark in "-." for end in ("", ".gz")]
+    return next((home / name for name in names if (home / name).exists()), None)
+
+
+def _read_archive(file: Path) -> dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            held = set(archive.files)
+            parts = {
+                part: (archive[images], archive[labels])
+                for part, (images, labels) in _NAMES.items()
+                if {images, labels} <= held
+            }
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file} cannot be read as a NumPy archive: {error}") from error
+    if "train" not in parts:
+        raise ValueError(f"{file} must hold x_train and y_train; it holds {', '.join(sorted(held)) or 'nothing'}.")
+    return {part: _checked(f"{part} part of {file}", *arrays) for part, arrays in parts.items()}
+
+
+def _checked(
+    what: str, images: NDArray[np.uint8], labels: NDArray[np.uint8]
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    if images.ndim != 3 or images.dtype != np.uint8:
+        raise ValueError(
+            f"The {what} must hold images as bytes [rows, height, width], not {images.dtype}{list(images.shape)}."
+        )
+    if labels.shape != images.shape[:1]:
+        raise ValueError(f"The {what} have {images.shape[0]} images but labels of shape {list(labels.shape)}.")
+    if labels.dtype.kind not in "iu":
+        raise ValueError(f"The {what} have labels of type {labels.dtype}; they must be whole numbers.")
+    if labels.size == 0:
+        raise ValueError(f"The {what} hold no images.")
+    if labels.min() < 0 or labels.max() >= CLASSES:
+        raise ValueError(f"The {what} have labels from {labels.min()} to {labels.max()}; they must lie in 0..9.")
+    return images, labels
+
+
+def _pooled(images: NDArray[np.uint8], pool: int) -> NDArray[np.float32]:
+    rows, height, width = images.shape
+    if height % pool or width % pool:
+        raise ValueError(f"pool={pool} does not divide images of {height} x {width} pixels.")
+    squares = images.reshape(rows, height // pool, pool, width // pool, pool)
+    means = np.asarray(squares.mean(axis=(2, 4), dtype=np.float32) / np.float32(255))
+    return means.reshape(rows, -1)
+
+
+def _set_aside(source: str, pixels: NDArray[np.float32], labels: NDArray[np.int32]) -> Images:
+    generator = np.random.default_rng(0)
+    aside = np.zeros(labels.size, bool)
+    for label in np.unique(labels):
+        rows = generator.permutation(np.flatnonzero(labels == label))
+        aside[rows[: round(TEST_SHARE * rows.size)]] = True
+    return Images(source, pixels[~aside], labels[~aside], pixels[aside], labels[aside])

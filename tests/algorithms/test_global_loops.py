@@ -1,0 +1,204 @@
+"""The methods for global lower levels equal their naive loops: minibatches, weights, a box, cohorts, lost replies at once."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedbilevel as fb
+from fedbilevel.algorithms.fedmbo import shuffled
+from tests.references import coupled, nested, phi
+from tests.references.compare import asked, close, server_key
+from tests.references.quadratic import quadratic
+from tests.references.rows import by_phase
+
+SEED, ROUNDS, BATCH = 4, 7, 3
+BOX = 0.45
+WEIGHTS = np.array([1.0, 2.0, 0.5, 1.0, 3.0])
+OPTIONS = {"participation": 3, "dropout": 0.3, "weights": WEIGHTS}
+STEPS = {"outer_step": 0.3, "inner_step": 0.4, "adjoint_step": 0.5}
+reference = quadratic(sizes=((6, 4), (5, 3), (6, 4), (4, 3), (5, 4)))
+data = reference.data()
+rows = by_phase(data, SEED, BATCH)
+
+
+def in_box(x):
+    return np.clip(x, -BOX, BOX)
+
+
+def jax_box(x):
+    return jnp.clip(x, -BOX, BOX)
+
+
+problem = reference.problem(jax_box, "global")
+
+
+@pytest.fixture(scope="module")
+def taking_part():
+    """(everyone asked, whose reply arrives) of each round: the same for every algorithm."""
+    chosen = asked(fb.simfbo(problem, batch_size=BATCH), data, SEED, ROUNDS, **OPTIONS)
+    active = ["".join("x" if m in everyone[mask] else "." for everyone, mask in chosen) for m in range(5)]
+    assert any("x.x" in pattern for pattern in active), f"a client must miss a round and return: {active}"
+    assert any(mask.all() for _, mask in chosen), "a round must lose no reply"
+    assert any(not mask.all() for _, mask in chosen), "a round must lose one"
+    return chosen
+
+
+def compare(algorithm, loop, *arguments, **options):
+    """Run both and compare x and y; without the box the loop must end elsewhere."""
+    found = fb.simulate(algorithm, data, ROUNDS, seed=SEED, record_every=None, **OPTIONS)
+    wanted = loop(reference, *arguments, **options, project=in_box)
+    close(found.outer, wanted[0])
+    close(found.inner, np.tile(wanted[1], (5, 1)))
+    free = loop(reference, *arguments, **options, project=lambda x: x)
+    assert np.abs(free[0] - wanted[0]).max() > 1e-3, "the box must bind"
+
+
+@pytest.fixture(scope="module")
+def shared(taking_part):
+    active = [everyone[mask].tolist() for everyone, mask in taking_part]
+    return {"rounds": ROUNDS, "weights": WEIGHTS, "cohorts": active}
+
+
+def test_fedbio_global(shared):
+    options = {"local_steps": 3, "radius": 1.2}
+    algorithm = fb.fedbio_global(problem, **STEPS, **options, batch_size=BATCH)
+    compare(algorithm, coupled.fedbio_global, rows, steps=tuple(STEPS.values()), **options, **shared)
+    loop = partial(coupled.fedbio_global, reference, rows, steps=tuple(STEPS.values()), local_steps=3, project=in_box)
+    ends = [loop(radius=radius, **shared)[0] for radius in (1.2, None)]
+    assert np.abs(ends[0] - ends[1]).max() > 1e-3, "the ball must bind"
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+def test_fedbioacc_global(shared, averaged):
+    constants = {"delta": 0.8, "u": 2.0, "sigma": 1.3, "c_inner": 0.9, "c_outer": 1.4, "c_adjoint": 1.1}
+    algorithm = fb.fedbioacc_global(
+        problem, **STEPS, **constants, local_steps=3, batch_size=BATCH, average_momenta=averaged
+    )
+    options = {"local_steps": 3, "steps": tuple(STEPS.values()), "constants": constants, "averaged": averaged}
+    compare(algorithm, coupled.fedbioacc_global, rows, **options, **shared)
+
+
+@pytest.mark.parametrize("name", ["simfbo", "shrofbo"])
+def test_simfbo_with_unequal_local_steps(shared, name):
+    counts = [1, 4, 2, 3, 1]
+    server = {"server_outer_step": 0.2, "server_inner_step": 0.35, "server_adjoint_step": 0.3}
+    algorithm = getattr(fb, name)(problem, **STEPS, **server, local_steps=counts, batch_size=BATCH, radius=1.2)
+    compare(
+        algorithm,
+        coupled.simfbo,
+        rows,
+        local_steps=counts,
+        steps=tuple(STEPS.values()),
+        server_steps=tuple(server.values()),
+        radius=1.2,
+        normalised=name == "shrofbo",
+        **shared,
+    )
+
+
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_fedmsa(shared, local_steps):
+    """With one local step the server makes it, and the iterates are those of two exchanges."""
+    algorithm = fb.fedmsa(problem, **STEPS, local_steps=local_steps, batch_size=BATCH, rho=0.3)
+    assert len(algorithm.plan) == min(2, local_steps)
+    options = {"local_steps": local_steps, "steps": tuple(STEPS.values()), "rho": 0.3}
+    compare(algorithm, coupled.fedmsa, rows, **options, **shared)
+
+
+def lengths(ordinal, terms):
+    """How many factors the server draws in each round."""
+    drawn = [
+        int(jax.random.randint(server_key(SEED, number, ordinal), (), 0, terms, jnp.int32)) for number in range(ROUNDS)
+    ]
+    assert len(set(drawn)) > 2, "the seed must show different lengths"
+    return drawn
+
+
+NESTED = {"outer_step": 0.3, "series_step": 0.6, "terms": 4}
+
+
+@pytest.mark.parametrize(("series", "local_steps", "inner_rounds"), [("random", 3, 2), ("random", 1, 1), ("sum", 3, 1)])
+def test_fednest(shared, series, local_steps, inner_rounds):
+    inner = {"local_steps": local_steps, "inner_rounds": inner_rounds, "inner_step": 0.7}
+    algorithm = fb.fednest(problem, **NESTED, **inner, batch_size=BATCH, series=series)
+    drawn = lengths(1 + inner_rounds * min(2, local_steps), 4) if series == "random" else None
+    compare(algorithm, nested.fednest, rows, drawn, inner=inner, series=series, **NESTED, **shared)
+
+
+def test_lfednest(shared):
+    options = {"local_steps": 2, "inner_rounds": 2, "inner_step": 0.7, "outer_step": 0.3}
+    algorithm = fb.lfednest(problem, fb.neumann(2, 0.6), **options, batch_size=BATCH)
+    oracle = phi.neumann(reference, 2, 0.6)
+    compare(algorithm, nested.lfednest, oracle, rows, **options, **shared, batches=(3, 1))
+
+
+@pytest.mark.parametrize("local_steps", [1, 2])
+def test_aggitd(shared, local_steps):
+    options = {**NESTED, "local_steps": local_steps, "inner_step": 0.7}
+    algorithm = fb.aggitd(problem, **options, batch_size=BATCH)
+    compare(algorithm, nested.aggitd, rows, lengths(1, 4), **options, **shared)
+
+
+def test_fedmbo(shared, taking_part):
+    inner = {"local_steps": 2, "inner_rounds": 1, "inner_step": 0.7}
+    algorithm = fb.fedmbo(problem, **NESTED, **inner, batch_size=BATCH)
+
+    def sources(number, ordinal, active):
+        """Among the clients whose reply arrives, who hands his vector to whom."""
+        _, mask = taking_part[number]
+        found = np.asarray(shuffled(server_key(SEED, number, ordinal), jnp.asarray(mask)))
+        places = np.flatnonzero(mask).tolist()
+        assert sorted(found[mask]) == places
+        return [places.index(found[place]) for place in places]
+
+    compare(algorithm, nested.fedmbo, rows, lengths(3, 4), sources, inner=inner, **NESTED, **shared)
+
+
+@pytest.mark.parametrize(
+    ("factory", "change", "kind", "sentence"),
+    [
+        ("fedbio_global", {"radius": 0.0}, ValueError, "radius must be a positive number, not 0.0"),
+        ("fedbioacc_global", {"c_adjoint": -1.0}, ValueError, "c_adjoint must be a positive number"),
+        ("fedbioacc_global", {"average_momenta": 1}, TypeError, "average_momenta must be True or False, not 1"),
+        ("simfbo", {"local_steps": []}, ValueError, "local_steps needs one number per client, but it is empty"),
+        ("simfbo", {"local_steps": [2, 0]}, ValueError, "local_steps must be at least 1, not 0"),
+        ("shrofbo", {"server_outer_step": -1.0}, ValueError, "server_outer_step must be a positive number"),
+        ("fedmsa", {"rho": 1.5}, ValueError, r"rho must lie in \(0, 1\], not 1.5"),
+        ("fednest", {"series": "full"}, ValueError, "series must be 'random' or 'sum', not 'full'"),
+        ("fednest", {"terms": 0}, ValueError, "terms must be at least 1, not 0"),
+        ("aggitd", {"series_step": 0.0}, ValueError, "series_step must be a positive number, not 0.0"),
+        ("fedmbo", {"inner_rounds": 1.0}, TypeError, "inner_rounds must be a whole number"),
+    ],
+)
+def test_bad_arguments(factory, change, kind, sentence):
+    with pytest.raises(kind, match=sentence):
+        getattr(fb, factory)(problem, **change)
+
+
+def test_as_many_local_steps_as_clients():
+    with pytest.raises(ValueError, match="local_steps has 3 numbers, but there are 5 clients"):
+        fb.simfbo(problem, local_steps=[1, 2, 3]).check(data)
+
+
+GLOBAL = ("fedbio_global", "fedbioacc_global", "simfbo", "shrofbo", "fedmsa", "fednest", "aggitd", "fedmbo")
+
+
+def test_every_method_refuses_the_other_lower_level():
+    local = reference.problem()
+    for name in GLOBAL:
+        with pytest.raises(
+            ValueError, match=rf"{name} solves problems with a global lower level, but this one's is local"
+        ):
+            getattr(fb, name)(local)
+    with pytest.raises(ValueError, match="lfednest solves problems with a global lower level"):
+        fb.lfednest(local, fb.exact())
+    for name in ("fedbio", "fedbioacc"):
+        with pytest.raises(
+            ValueError, match=rf"{name} solves problems with a local lower level, .* such as fedbio_global"
+        ):
+            getattr(fb, name)(problem, fb.exact())
+    with pytest.raises(ValueError, match="lower_level must be 'local' or 'global', not 'both'"):
+        reference.problem(None, "both")
