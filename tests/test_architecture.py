@@ -21,6 +21,7 @@ LAYERS = [
     {"engines"},
     {"datasets"},
     {"fairness"},
+    {"engines.nvflare"},  # the engine for real sites: it builds algorithms and encodes tables on both ends
     {"runs"},  # folders of results
     {"report"},  # shows results it is handed or reads; who makes them stands above
     {"experiments"},
@@ -42,9 +43,17 @@ modules = pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relat
 
 
 def part(file):
-    """The top-level part of the package a file belongs to."""
+    """The part of the package a file belongs to: the folder or file at its top, the federation engine apart."""
     relative = file.relative_to(HOME)
+    if relative.parts[:2] == ("engines", "nvflare"):
+        return "engines.nvflare"
     return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def part_of(name):
+    """The part a dotted import of ours reaches."""
+    pieces = name.split(".")
+    return "engines.nvflare" if pieces[1:3] == ["engines", "nvflare"] else pieces[1]
 
 
 def for_types_only(node):
@@ -71,8 +80,7 @@ def imports(node):
 
 def height_of(name):
     """The layer an import reaches; public names count as the engines' layer."""
-    pieces = name.split(".")
-    return HEIGHT.get(pieces[1], PUBLIC) if len(pieces) > 1 else PUBLIC
+    return HEIGHT.get(part_of(name), PUBLIC) if "." in name else PUBLIC
 
 
 def test_every_part_has_a_place():
@@ -85,9 +93,20 @@ def test_imports_go_downward(file):
     if own == "__init__":
         return
     for name in imports(ast.parse(file.read_text())):
-        if name.split(".")[0] == "fedbilevel" and not name.startswith(f"fedbilevel.{own}"):
-            same_layer = any({own, name.split(".")[1]} <= layer for layer in LAYERS) if "." in name else False
+        if name.split(".")[0] == "fedbilevel" and not ("." in name and part_of(name) == own):
+            same_layer = any({own, part_of(name)} <= layer for layer in LAYERS) if "." in name else False
             assert same_layer or height_of(name) < HEIGHT[own], f"{own} must not import {name}"
+
+
+MEETS_NVFLARE = {"controller", "executor", "provision", "sessions"}
+"""The files of the federation engine that may import NVFlare: everything else runs and is tested without it."""
+
+
+@modules
+def test_only_the_federation_engine_imports_nvflare(file):
+    roots = {name.split(".")[0] for name in imports(ast.parse(file.read_text()))}
+    if part(file) != "engines.nvflare" or file.stem not in MEETS_NVFLARE:
+        assert "nvflare" not in roots
 
 
 @pytest.mark.parametrize(

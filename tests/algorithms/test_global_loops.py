@@ -9,10 +9,11 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.algorithms.fedmbo import shuffled
+from fedbilevel.plan import phases_of
 from tests.references import coupled, nested, phi
 from tests.references.compare import asked, close, server_key
 from tests.references.quadratic import quadratic
-from tests.references.rows import by_phase
+from tests.references.rows import Rows, by_phase
 
 SEED, ROUNDS, BATCH = 4, 7, 3
 BOX = 0.45
@@ -71,13 +72,12 @@ def test_fedbio_global(shared):
     assert np.abs(ends[0] - ends[1]).max() > 1e-3, "the ball must bind"
 
 
-@pytest.mark.parametrize("averaged", [True, False])
-def test_fedbioacc_global(shared, averaged):
-    constants = {"delta": 0.8, "u": 2.0, "sigma": 1.3, "c_inner": 0.9, "c_outer": 1.4, "c_adjoint": 1.1}
-    algorithm = fb.fedbioacc_global(
-        problem, **STEPS, **constants, local_steps=3, batch_size=BATCH, average_momenta=averaged
-    )
-    options = {"local_steps": 3, "steps": tuple(STEPS.values()), "constants": constants, "averaged": averaged}
+CONSTANTS = {"delta": 0.8, "u": 2.0, "sigma": 1.3, "c_inner": 0.9, "c_outer": 1.4, "c_adjoint": 1.1}
+
+
+def test_fedbioacc_global(shared):
+    algorithm = fb.fedbioacc_global(problem, **STEPS, **CONSTANTS, local_steps=3, batch_size=BATCH)
+    options = {"local_steps": 3, "steps": tuple(STEPS.values()), "constants": CONSTANTS}
     compare(algorithm, coupled.fedbioacc_global, rows, **options, **shared)
 
 
@@ -99,12 +99,9 @@ def test_simfbo_with_unequal_local_steps(shared, name):
     )
 
 
-@pytest.mark.parametrize("local_steps", [1, 3])
-def test_fedmsa(shared, local_steps):
-    """With one local step the server makes it, and the iterates are those of two exchanges."""
-    algorithm = fb.fedmsa(problem, **STEPS, local_steps=local_steps, batch_size=BATCH, rho=0.3)
-    assert len(algorithm.plan) == min(2, local_steps)
-    options = {"local_steps": local_steps, "steps": tuple(STEPS.values()), "rho": 0.3}
+def test_fedmsa(shared):
+    algorithm = fb.fedmsa(problem, **STEPS, local_steps=3, batch_size=BATCH, rho=0.3)
+    options = {"local_steps": 3, "steps": tuple(STEPS.values()), "rho": 0.3}
     compare(algorithm, coupled.fedmsa, rows, **options, **shared)
 
 
@@ -120,12 +117,10 @@ def lengths(ordinal, terms):
 NESTED = {"outer_step": 0.3, "series_step": 0.6, "terms": 4}
 
 
-@pytest.mark.parametrize(("series", "local_steps", "inner_rounds"), [("random", 3, 2), ("random", 1, 1), ("sum", 3, 1)])
-def test_fednest(shared, series, local_steps, inner_rounds):
-    inner = {"local_steps": local_steps, "inner_rounds": inner_rounds, "inner_step": 0.7}
-    algorithm = fb.fednest(problem, **NESTED, **inner, batch_size=BATCH, series=series)
-    drawn = lengths(1 + inner_rounds * min(2, local_steps), 4) if series == "random" else None
-    compare(algorithm, nested.fednest, rows, drawn, inner=inner, series=series, **NESTED, **shared)
+def test_fednest(shared):
+    inner = {"local_steps": 3, "inner_rounds": 2, "inner_step": 0.7}
+    algorithm = fb.fednest(problem, **NESTED, **inner, batch_size=BATCH)
+    compare(algorithm, nested.fednest, rows, lengths(5, 4), inner=inner, series="random", **NESTED, **shared)
 
 
 def test_lfednest(shared):
@@ -135,9 +130,8 @@ def test_lfednest(shared):
     compare(algorithm, nested.lfednest, oracle, rows, **options, **shared, batches=(3, 1))
 
 
-@pytest.mark.parametrize("local_steps", [1, 2])
-def test_aggitd(shared, local_steps):
-    options = {**NESTED, "local_steps": local_steps, "inner_step": 0.7}
+def test_aggitd(shared):
+    options = {**NESTED, "local_steps": 2, "inner_step": 0.7}
     algorithm = fb.aggitd(problem, **options, batch_size=BATCH)
     compare(algorithm, nested.aggitd, rows, lengths(1, 4), **options, **shared)
 
@@ -148,13 +142,52 @@ def test_fedmbo(shared, taking_part):
 
     def sources(number, ordinal, active):
         """Among the clients whose reply arrives, who hands his vector to whom."""
-        _, mask = taking_part[number]
-        found = np.asarray(shuffled(server_key(SEED, number, ordinal), jnp.asarray(mask)))
+        everyone, mask = taking_part[number]
+        found = np.asarray(shuffled(server_key(SEED, number, ordinal), jnp.asarray(everyone), jnp.asarray(mask)))
         places = np.flatnonzero(mask).tolist()
         assert sorted(found[mask]) == places
         return [places.index(found[place]) for place in places]
 
     compare(algorithm, nested.fedmbo, rows, lengths(3, 4), sources, inner=inner, **NESTED, **shared)
+
+
+EVEN = quadratic()
+ALL = {"rounds": ROUNDS, "weights": [1.0, 3.0, 0.5], "cohorts": [[0, 1, 2]] * ROUNDS, "project": lambda x: x}
+
+
+def on_whole_sets(algorithm, loop, *arguments, **options):
+    found = fb.simulate(algorithm, EVEN.data(), ROUNDS, seed=SEED, record_every=None, weights=ALL["weights"])
+    wanted = loop(EVEN, *arguments, **options, **ALL)
+    close((found.outer, found.inner[0]), wanted)
+
+
+def whole(number, ordinal, client, steps=1, **batches):
+    return [Rows()] * steps
+
+
+def test_where_there_is_one_local_step_the_server_makes_it():
+    """One exchange less, and the iterates of the naive loop that has them all."""
+    problem = EVEN.problem(None, "global")
+    algorithm = fb.fedmsa(problem, **STEPS, local_steps=1, rho=0.3)
+    assert len(algorithm.plan) == 1
+    on_whole_sets(algorithm, coupled.fedmsa, whole, local_steps=1, steps=tuple(STEPS.values()), rho=0.3)
+    inner = {"local_steps": 1, "inner_rounds": 2, "inner_step": 0.7}
+    algorithm = fb.fednest(problem, **NESTED, **inner)
+    assert len(list(phases_of(algorithm.plan))) == 5
+    on_whole_sets(algorithm, nested.fednest, whole, lengths(3, 4), inner=inner, series="random", **NESTED)
+    options = {**NESTED, "local_steps": 1, "inner_step": 0.7}
+    on_whole_sets(fb.aggitd(problem, **options), nested.aggitd, whole, lengths(1, 4), **options)
+
+
+def test_variants():
+    """FedBiOAcc whose clients keep their momenta; FedNest that adds the terms of the series."""
+    problem = EVEN.problem(None, "global")
+    algorithm = fb.fedbioacc_global(problem, **STEPS, **CONSTANTS, local_steps=3, average_momenta=False)
+    options = {"local_steps": 3, "steps": tuple(STEPS.values()), "constants": CONSTANTS, "averaged": False}
+    on_whole_sets(algorithm, coupled.fedbioacc_global, whole, **options)
+    inner = {"local_steps": 2, "inner_rounds": 1, "inner_step": 0.7}
+    algorithm = fb.fednest(problem, **NESTED, **inner, series="sum")
+    on_whole_sets(algorithm, nested.fednest, whole, None, inner=inner, series="sum", **NESTED)
 
 
 @pytest.mark.parametrize(

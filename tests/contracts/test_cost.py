@@ -7,7 +7,7 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.calculus import bytes_of
 from fedbilevel.engines.simulate import Options, Run
-from tests.contracts.cases import NAMES, SHORT, algorithm, reference
+from tests.contracts.cases import LOCAL, SHORT, algorithm, reference
 from tests.references.compare import identical
 
 
@@ -23,7 +23,7 @@ def compiled():
     return events
 
 
-@pytest.mark.parametrize("name", SHORT, scope="module")
+@pytest.mark.parametrize("name", [*SHORT, "simfbo", "fednest"], scope="module")
 def test_a_second_run_compiles_nothing(compiled, name):
     data = reference().data()
     first = fb.simulate(algorithm(name, batch_size=3), data, 3, seed=0, record_every=None)
@@ -50,7 +50,7 @@ def test_a_sweep_compiles_once_and_recording_does_not_compile_again(compiled):
 VECTORS = {"fedavg": 1, "fedbio": 1, "fedbioacc-paper": 2, "fedbioacc-local": 2}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["fedavg", *LOCAL])
 def test_bytes_are_those_of_the_arrays_sent(name):
     """FedAvg and FedBiO send one outer-sized vector up and down, FedBiOAcc two (and the step number down)."""
     chosen = algorithm(name)

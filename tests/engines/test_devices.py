@@ -23,7 +23,9 @@ import numpy as np
 import fedbilevel as fb
 from tests.references.quadratic import quadratic
 
-def algorithm(reference, batch_size=3):
+def algorithm(reference, batch_size=3, chains=False):
+    if chains:
+        return fb.fedmbo(reference.problem(None, "global"), terms=3, local_steps=1)
     return fb.fedbioacc(reference.problem(), fb.neumann(1, 0.6), delta=0.8, u=2.0, inner_step=0.4, outer_step=0.3,
                         local_steps=2, batch_size=batch_size, previous="local")
 
@@ -37,7 +39,8 @@ found = {}
 for name, count, options in json.loads(sys.argv[1]):
     reference = quadratic(sizes=((6, 4),) * count)
     for devices in (4, 1):
-        result = fb.simulate(algorithm(reference), reference.data(), 4, seed=2, devices=jax.devices()[:devices], **options)
+        chosen = algorithm(reference, chains=name == "chains")
+        result = fb.simulate(chosen, reference.data(), 4, seed=2, devices=jax.devices()[:devices], **options)
         found[f"{name}/{devices}"] = {
             **numbers(result),
             "history": result.history.drop(columns="seconds", errors="ignore").to_dict("list"),
@@ -96,7 +99,9 @@ SUMMATION = 1e-12
 CASES = [
     ("divisible", 8, {"record_every": None}),
     ("ghosts", 6, {"participation": 4, "dropout": 0.3, "weights": [1, 2, 3, 4, 5, 6], "diagnostics": "cheap"}),
+    ("chains", 6, {"participation": 4, "weights": [1, 2, 3, 4, 5, 6], "record_every": None}),
 ]
+"""The last hands vectors from client to client: by their numbers, wherever they run."""
 
 
 def alike(one, other):

@@ -18,6 +18,7 @@ from fedbilevel.fairness.formulation import (
     equal_opportunity,
     equalized_odds,
     fair_problem,
+    squared_gap,
 )
 from fedbilevel.fairness.models import MODELS, Model, probabilities, row_losses, soft_decisions
 
@@ -33,8 +34,19 @@ def rows(seed=0, n=60, d=4, groups=3, classes=2, dtype=np.float64):
     }
 
 
-def naive_rate(accepted, mask):
-    return accepted[mask].mean()
+def naive_gap(decided, groups, count):
+    """Pairs of groups, one after the other; ``decided`` and ``groups``: the rows that count."""
+    parts = [decided[groups == group] for group in range(count)]
+    parts = [part for part in parts if len(part) >= 2]
+    top = bottom = 0.0
+    for one, first in enumerate(parts):
+        for other, second in enumerate(parts):
+            if one != other:
+                noise = first.var(ddof=1) / len(first) + second.var(ddof=1) / len(second)
+                weight = len(first) * len(second)
+                top += weight * ((first.mean() - second.mean()) ** 2 - noise)
+                bottom += weight
+    return top / bottom if bottom else 0.0
 
 
 def naive_deviation(metric, decisions, labels, groups, count):
@@ -48,16 +60,7 @@ def naive_deviation(metric, decisions, labels, groups, count):
         questions = [(labels == label, column) for label, column in pairs]
     else:
         questions = [(labels == label, column) for label in range(max(2, columns)) for column in range(columns)]
-    total = 0.0
-    for among, column in questions:
-        if not among.any():
-            continue
-        overall = naive_rate(decisions[:, column], among)
-        for group in range(count):
-            mask = among & (groups == group)
-            if mask.any():
-                total += (naive_rate(decisions[:, column], mask) - overall) ** 2
-    return total
+    return sum(naive_gap(decisions[among, column], groups[among], count) for among, column in questions)
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -71,26 +74,56 @@ def test_deviation_equals_loops(metric, classes):
     assert found == pytest.approx(naive_deviation(metric, decisions, data["labels"], data["groups"], 3), abs=ROUNDING)
 
 
-def test_group_without_positives_is_left_out_and_the_gradient_stays_finite():
-    decisions = jnp.array([[0.9], [0.1], [0.7], [0.3]])
-    labels, groups = jnp.array([1.0, 1.0, 0.0, 0.0]), jnp.array([0, 1, 2, 2])
-    value, slope = jax.value_and_grad(equal_opportunity)(decisions, labels, groups, 3)
-    assert value == pytest.approx(2 * 0.4**2)
-    np.testing.assert_allclose(np.asarray(slope)[:, 0], [0.8, -0.8, 0.0, 0.0], atol=ROUNDING)
+def test_two_groups_give_the_squared_gap_without_its_noise():
+    decisions = jnp.array([0.9, 0.7, 0.2, 0.4, 0.6])
+    found = squared_gap(decisions, jnp.ones(5), jnp.array([0, 0, 1, 1, 1]), 2)
+    assert found == pytest.approx((0.8 - 0.4) ** 2 - 0.02 / 2 - 0.04 / 3, abs=ROUNDING)
 
 
-def test_no_positives_at_all_gives_zero_not_nan():
-    decisions, labels, groups = jnp.full((3, 1), 0.5), jnp.zeros(3), jnp.array([0, 1, 1])
-    value, slope = jax.value_and_grad(equal_opportunity)(decisions, labels, groups, 2)
+def test_mean_over_small_batches_is_the_value_of_the_whole_population():
+    """Every way to draw two rows of either group, with replacement, as batches are drawn: unbiased whatever the batch size."""
+    first, second = np.array([0.9, 0.1, 0.6]), np.array([0.3, 0.2])
+    pairs_of = [[(a, b) for a in part for b in part] for part in (first, second)]
+    drawn = jnp.asarray([[*one, *other] for one in pairs_of[0] for other in pairs_of[1]])
+    groups, count = jnp.array([0, 0, 1, 1]), jnp.ones(4)
+    found = jax.vmap(lambda row: squared_gap(row, count, groups, 2))(drawn)
+    assert found.min() < 0  # an unbiased estimate of something near zero must be
+    assert found.mean() == pytest.approx((first.mean() - second.mean()) ** 2, abs=ROUNDING)
+
+
+def test_a_small_group_counts_by_its_share():
+    """Three rows far off among 400: a mean over groups would be pulled to them, a mean over pairs of rows is not."""
+    decisions = jnp.concatenate([jnp.full(200, 0.6), jnp.full(200, 0.6), jnp.full(3, 0.0)])
+    groups = jnp.repeat(jnp.array([0, 1, 2]), jnp.array([200, 200, 3]), total_repeat_length=403)
+    found = squared_gap(decisions, jnp.ones(403), groups, 3)
+    far = 2 * 2 * 200 * 3
+    assert found == pytest.approx(0.36 * far / (far + 2 * 200 * 200), abs=ROUNDING)
+    assert found < 0.03 * 0.36 * 2
+
+
+def test_groups_with_fewer_than_two_positives_are_left_out_and_the_gradient_stays_finite():
+    decisions = jnp.array([[0.9], [0.9], [0.1], [0.1], [0.7], [0.3], [0.3]])
+    labels, groups = jnp.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]), jnp.array([0, 0, 1, 1, 2, 3, 3])
+    value, slope = jax.value_and_grad(equal_opportunity)(decisions, labels, groups, 4)
+    assert value == pytest.approx(0.8**2)
+    np.testing.assert_allclose(np.asarray(slope)[:, 0], [0.8, 0.8, -0.8, -0.8, 0, 0, 0], atol=ROUNDING)
+
+
+@pytest.mark.parametrize("labels", [np.zeros(3), np.array([1.0, 1.0, 0.0])])
+def test_nothing_to_compare_gives_zero_not_nan(labels):
+    decisions, groups = jnp.full((3, 1), 0.5), jnp.array([0, 0, 1])
+    value, slope = jax.value_and_grad(equal_opportunity)(decisions, jnp.asarray(labels), groups, 2)
     assert value == 0
-    assert np.isfinite(np.asarray(slope)).all()
+    np.testing.assert_array_equal(np.asarray(slope), 0)
 
 
 def test_equal_treatment_costs_nothing():
-    decisions, groups = jnp.array([[0.8], [0.8], [0.2], [0.2]]), jnp.array([0, 1, 0, 1])
-    labels = jnp.array([1.0, 1.0, 0.0, 0.0])
-    for metric in (equal_opportunity, equalized_odds, demographic_parity):
+    decisions, groups = jnp.tile(jnp.array([[0.8], [0.8], [0.2], [0.2]]), (2, 1)), jnp.array([0, 1, 0, 1] * 2)
+    labels = jnp.array([1.0, 1.0, 0.0, 0.0] * 2)
+    for metric in (equal_opportunity, equalized_odds):
         assert metric(decisions, labels, groups, 2) == pytest.approx(0, abs=ROUNDING)
+    # Everybody at one table: the rates agree as far as four rows a group can tell, which is less than nothing.
+    assert demographic_parity(decisions, labels, groups, 2) == pytest.approx(-2 * 0.12 / 4, abs=ROUNDING)
 
 
 def test_weights_are_positive_with_mean_one():

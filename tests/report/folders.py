@@ -114,27 +114,14 @@ def bench(path):
     for task in ("quadratic", "data cleaning", "ridge tuning"):
         for place, algorithm in enumerate(("FedBiO", "FedBiOAcc", "FedNest", "SimFBO", "AggITD")):
             for seed in range(3):
-                cell = {
-                    "task": task,
-                    "algorithm": algorithm,
-                    "seed": seed,
-                    "dataset": task,
-                    "split": "",
-                    "method": algorithm,
-                }
-                accuracy = 0.9 - 0.02 * place + rng.normal(0, 0.004)
+                cell = {"dataset": task, "split": "local", "method": algorithm, "seed": seed}
+                score = 0.9 - 0.02 * place + rng.normal(0, 0.004)
                 for done in range(10, 101, 10):
                     sent = done * 1000 * (place + 1)
                     objective = float(10 ** (-done / 25) * (1 + place) * np.exp(rng.normal(0, 0.1)))
                     step = {"stage": "", "round": done, "objective": objective, "bytes_up": sent, "bytes_down": sent}
-                    history.append({**cell, **step, "accuracy": accuracy * (1 - np.exp(-done / 30))})
-                total = {
-                    "rounds": 100,
-                    "bytes_up": sent,
-                    "bytes_down": sent,
-                    "objective": objective,
-                    "accuracy": accuracy,
-                }
+                    history.append({**cell, **step, "score": score * (1 - np.exp(-done / 30))})
+                total = {"rounds": 100, "bytes_up": sent, "bytes_down": sent, "objective": objective, "score": score}
                 rows.append({**cell, **total, "seconds": 1.5 + place})
     with RunFolder.open(path, command="bench", configuration={"seeds": 3}, line="fedbilevel bench") as run:
         run.save("all", rows=pd.DataFrame(rows), history=pd.DataFrame(history))

@@ -82,6 +82,28 @@ def test_algorithms_run_on_them_unchanged():
     np.testing.assert_allclose(result.history.iloc[0]["hypergradient_squared_norm"], (q.gradient(q.outer) ** 2).sum())
 
 
+def test_pooled_clients_answer_the_global_lower_level():
+    """y(x) and grad h of the mean losses, from the clients' own matrices."""
+    q = random_quadratic(7, clients=4, gradient_noise=0.2)
+    x = np.array([0.3, -1.0, 0.5])
+    hessian, cross, offset = (leaf.mean(axis=0) for leaf in (q.inner_hessian, q.inner_cross, q.inner_offset))
+    y = np.linalg.solve(hessian, cross @ x + offset)
+    pooled = q.pooled()
+    np.testing.assert_allclose(pooled.inner_solution(x[None])[0], y)
+    points = np.tile(x, (4, 1)), np.tile(y, (4, 1))
+    in_outer, in_inner = (part.mean(axis=0) for part in q.outer_gradients(*points))
+    np.testing.assert_allclose(pooled.gradient(x), in_outer + cross.T @ np.linalg.solve(hessian, in_inner))
+    assert q.problem("global").lower_level == "global"
+    assert q.problem().lower_level == "local"
+    result = fb.simulate(
+        fb.fedbio_global(q.problem("global"), 0.5, 0.1, 0.5, local_steps=1), q.data(), rounds=1500, record_every=1500
+    )
+    np.testing.assert_allclose(result.outer, pooled.minimiser(), atol=1e-6)
+    assert result.history.iloc[-1]["true_objective"] == pytest.approx(pooled.minimum(), rel=1e-9)
+    first = result.history.iloc[0]["hypergradient_squared_norm"]
+    np.testing.assert_allclose(first, (pooled.gradient(q.outer) ** 2).sum())
+
+
 def test_bad_input_gets_a_sentence():
     with pytest.raises(ValueError, match="hessian_noise must lie in"):
         random_quadratic(0, hessian_noise=1.0)

@@ -94,8 +94,8 @@ def afl(
 
     >>> import fedbilevel as fb, jax.numpy as jnp, numpy as np
     >>> data = fb.ClientData(train=np.array([[0.0], [0.0], [4.0]]))
-    >>> algo = fb.afl(lambda model, batch: jnp.mean((model - batch) ** 2), np.zeros(()), clients=3, step=0.02)
-    >>> print(f"{fb.simulate(algo, data, rounds=2000, record_every=None).outer:.2f}")
+    >>> algo = fb.afl(lambda model, batch: jnp.mean((model - batch) ** 2), np.zeros(()), clients=3, mixture_step=0.01)
+    >>> print(f"{fb.simulate(algo, data, rounds=1000, record_every=None).outer:.2f}")
     2.00
     """
     whole_number("clients", clients, least=2)

@@ -16,7 +16,7 @@ clients of the round (`Relay`).  Every client then works on exactly one vector a
 independent clients.
 
 Exchanges: a broadcast of x, 2 T (T with tau = 1), 1 + N', 1.  Up per round and client: the vectors of FedInn, 1 + N' inner
-vectors, h; down: x, those of FedInn, y, 1 + N' inner vectors and one number.
+vectors with the client's number, h; down: x, those of FedInn, y, 1 + N' inner vectors and one number.
 
 Differences from the paper: its clients are drawn anew for every step of a chain, ours are permuted within the round's
 cohort (the same law for one chain; two chains are never at the same client at once); with unequal weights w_i (M of them)
@@ -72,6 +72,13 @@ class Local(NamedTuple):
     calls: Calls
 
 
+class Reply(NamedTuple):
+    """A vector, and the number of the client it comes from."""
+
+    vector: Tree
+    number: jax.Array
+
+
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("inner_step", "outer_step", "series_step"),
@@ -112,11 +119,15 @@ def fedmbo(
     return build(Settings(problem, inner_step, outer_step, series_step, terms, inner_rounds, *sizes))
 
 
-def shuffled(key: jax.Array, present: jax.Array) -> jax.Array:
-    """``sources``: client i is handed the vector of ``sources[i]``, a uniform permutation of the clients present."""
-    lots = jax.random.uniform(key, present.shape, jnp.float32)
+def shuffled(key: jax.Array, numbers: jax.Array, present: jax.Array) -> jax.Array:
+    """``sources``: the client in place i is handed the vector of the one in place ``sources[i]``, a uniform permutation of
+    the clients present.
+
+    Every client's lot follows from its number, so that it does not matter how the clients are laid out.
+    """
+    lots = jax.vmap(lambda number: jax.random.uniform(jax.random.fold_in(key, number), dtype=jnp.float32))(numbers)
     order = jnp.argsort(jnp.where(present, lots, 2))
-    places = jnp.argsort(~present, stable=True)
+    places = jnp.argsort(jnp.where(present, numbers, jnp.iinfo(numbers.dtype).max))
     return jnp.zeros(present.shape, order.dtype).at[places].set(order)
 
 
@@ -124,19 +135,21 @@ def build(settings: Settings) -> Algorithm:
     problem, count = settings.problem, settings.local_steps
     sizes = (settings.batch_size, settings.outer_batch_size)
 
-    def begin(inner: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Tree, Local]:
-        return inner_gradient_of_outer(problem, local._replace(inner=inner), data, key, settings.outer_batch_size)
+    def begin(inner: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
+        held = local._replace(inner=inner)
+        vector, local = inner_gradient_of_outer(problem, held, data, key, settings.outer_batch_size)
+        return _reply(vector, data), local
 
-    def start(replies: Tree, weights: jax.Array, key: jax.Array) -> tuple[Tree, jax.Array]:
+    def start(replies: Reply, weights: jax.Array, key: jax.Array) -> tuple[Tree, jax.Array]:
         """The first vector of every chain, and every client's M w_i."""
-        present = weights > 0
-        shares = (jnp.sum(present, dtype=weights.dtype) * weights).astype(kind(replies))
-        first = jax.vmap(scale)(shares, scale(settings.series_step * settings.terms, replies))
-        return _handed(first, shuffled(key, present)), shares
+        shares = (jnp.sum(weights > 0, dtype=weights.dtype) * weights).astype(kind(replies.vector))
+        first = jax.vmap(scale)(shares, scale(settings.series_step * settings.terms, replies.vector))
+        return _handed_on(replies._replace(vector=first), weights, key), shares
 
-    def multiply(message: tuple[()], local: Local, data: LocalData, key: jax.Array) -> tuple[Tree, Local]:
+    def multiply(message: tuple[()], local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
         step = jnp.asarray(settings.series_step, local.weight.dtype) * local.weight
-        return factor(problem, local.vector, step, local, data, key, settings.batch_size)
+        vector, local = factor(problem, local.vector, step, local, data, key, settings.batch_size)
+        return _reply(vector, data), local
 
     def share(message: tuple[()], local: Local, data: LocalData, key: jax.Array) -> tuple[Tree, Local]:
         return hypergradient_share(problem, local.vector, local, data, key, sizes)
@@ -153,10 +166,7 @@ def build(settings: Settings) -> Algorithm:
         return Server(problem.into_set(outer), inner, no_direction(inner, count), jnp.zeros((), jnp.int32))
 
     received = Relay(start, lambda local, parcel: local._replace(vector=parcel[0], weight=parcel[1]))
-    handed_on = Relay(
-        lambda replies, weights, key: _handed(replies, shuffled(key, weights > 0)),
-        lambda local, parcel: local._replace(vector=parcel),
-    )
+    handed_on = Relay(_handed_on, lambda local, parcel: local._replace(vector=parcel))
     series = Phase("series", lambda server: server.inner, begin, _unchanged, _nothing, relay=received)
     factors = Phase("factor", lambda server: (), multiply, _unchanged, _nothing, relay=handed_on)
     return Algorithm(
@@ -182,8 +192,15 @@ def build(settings: Settings) -> Algorithm:
     )
 
 
-def _handed(vectors: Tree, sources: jax.Array) -> Tree:
-    return jax.tree.map(lambda leaf: leaf[sources], vectors)
+def _reply(vector: Tree, data: LocalData) -> Reply:
+    assert data.number is not None
+    return Reply(vector, data.number)
+
+
+def _handed_on(replies: Reply, weights: jax.Array, key: jax.Array) -> Tree:
+    """Every vector to another client."""
+    sources = shuffled(key, replies.number, weights > 0)
+    return jax.tree.map(lambda leaf: leaf[sources], replies.vector)
 
 
 def _nothing(replies: Tree, weights: jax.Array) -> tuple[()]:

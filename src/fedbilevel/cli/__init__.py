@@ -13,9 +13,11 @@ from typing import Annotated
 import typer
 
 from fedbilevel._version import __version__
+from fedbilevel.cli.compare import compare
 from fedbilevel.cli.fit import fit
 from fedbilevel.cli.predict import predict
 from fedbilevel.cli.rates import rates
+from fedbilevel.cli.report import report
 from fedbilevel.cli.schema import schema
 
 app = typer.Typer(
@@ -50,6 +52,8 @@ app.command(epilog="Example:  fedbilevel fit site1.csv site2.csv --target income
     fit
 )
 app.command(epilog="Example:  fedbilevel predict runs/income rows.csv > predictions.csv")(predict)
+app.command(epilog="Example:  fedbilevel report runs/table1 --figures")(report)
+app.command(epilog="Example:  fedbilevel compare runs/table1 runs/table1-grid")(compare)
 
 
 def main() -> None:

@@ -116,9 +116,7 @@ def fit(
         print(json.dumps(_machine(result, folder), ensure_ascii=False, allow_nan=False))
     elif talks:
         _print(console, result, metric, [*result.notes, *encoding_notes(tables)])
-        console.print(
-            f"Model, tables{' and page' if result.page else ''} are in {folder}", highlight=False, soft_wrap=True
-        )
+        console.print(f"Model, tables and page are in {folder}; open {result.page}", highlight=False, soft_wrap=True)
 
 
 def _schema(
@@ -206,7 +204,7 @@ def _machine(result: FitResult, folder: Path) -> dict[str, Any]:
 
     return {
         "folder": str(folder),
-        "page": None if result.page is None else str(result.page),
+        "page": str(result.page),
         "rows": records(result.run.rows),
         "groups": records(result.run.groups),
         "weights": records(result.run.weights),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import fedbilevel as fb
 from fedbilevel.plan import Algorithm
@@ -82,7 +82,7 @@ def _series(task: Task) -> float:
 
 
 def _local(previous: str) -> Callable[[Task, Steps, int], Algorithm]:
-    constants = {name: value for name, value in fb.TUNED.items() if not name.endswith("_step")}
+    constants: dict[str, Any] = {name: value for name, value in fb.TUNED.items() if not name.endswith("_step")}
 
     def make(task: Task, steps: Steps, clients: int) -> Algorithm:
         estimator = fb.neumann(TERMS, _series(task))
@@ -105,7 +105,7 @@ def _coupled(factory: Callable[..., Algorithm]) -> Callable[[Task, Steps, int], 
 def _with_server_steps(unequal: bool) -> Callable[[Task, Steps, int], Algorithm]:
     def make(task: Task, steps: Steps, clients: int) -> Algorithm:
         inner, outer = steps.inner * SERVER_SHARE, steps.outer * SERVER_SHARE
-        rest = {"server_inner_step": inner, "server_outer_step": outer, "server_adjoint_step": inner}
+        rest: dict[str, Any] = {"server_inner_step": inner, "server_outer_step": outer, "server_adjoint_step": inner}
         if not unequal:
             return fb.simfbo(task.problem, *steps, steps.inner, LOCAL_STEPS, batch_size=BATCH, **rest)
         own = [UNEQUAL_STEPS[client % len(UNEQUAL_STEPS)] for client in range(clients)]
@@ -173,9 +173,7 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "quadratic": Case(
-        "Quadratics", lambda images, seed, level: known_quadratic(seed, lower_level=level), images=False
-    ),
+    "quadratic": Case("Quadratics", lambda images, seed, level: known_quadratic(seed, lower_level=level), images=False),
     "ridge": Case(
         "Ridge penalties", lambda images, seed, level: random_penalties(seed, lower_level=level), images=False
     ),

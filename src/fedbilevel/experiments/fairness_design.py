@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedbilevel.experiments.fairness_data import CASES, DISTRIBUTIONS, Case
 from fedbilevel.fairness.formulation import Formulation
-from fedbilevel.fairness.recipe import BILEVEL, Recipe
+from fedbilevel.fairness.recipe import BILEVEL, SINGLE_STEP, Recipe
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PAPER = Formulation("paper")
 OURS = Formulation("cells")
@@ -18,7 +21,7 @@ GRIDS = {
     "FedReg": ("penalty", (0.1, 0.3, 1.0, 3.0)),
     "FedMinMax": ("group_step", (0.01, 0.03, 0.1, 0.3)),
     "FCFL": ("epsilon", (0.01, 0.02, 0.05, 0.1)),
-    "FedBiOAcc, cells": ("strength", (1.0, 3.0, 10.0, 30.0)),
+    "FedBiOAcc, cells": ("strength", (1.0, 2.0, 5.0, 10.0)),
 }
 """The fairness knob of each method and four values of it, the default among them."""
 KNOBS = {"fedavg": (), "fedreg": ("penalty",), "fedminmax": ("group_step", "risks"), "fcfl": ("epsilon",)}
@@ -150,3 +153,29 @@ def _settings(entry: Entry) -> list[Entry]:
             recipe = replace(entry.recipe, **{knob: value})  # type: ignore[arg-type]
         out.append(Entry(entry.label, recipe, f"{knob}={value:g}", value == usual))
     return out
+
+
+def described(rows: pd.DataFrame) -> dict[str, Any]:
+    """What the measured ``rows`` are: how many splits of every setting, and the options behind the settings."""
+    counted = rows.groupby(["case", "distribution", "method", "setting"], sort=False)["split"].nunique()
+    measured: dict[str, Any] = {}
+    for (case, kind, method, setting), splits in counted.items():
+        measured.setdefault(case, {}).setdefault(kind, {})[f"{method} {setting}".strip()] = int(splits)
+    options = {entry.label: _options(entry.recipe) for entry in lineup(Design(), CASES["adult-sex"])}
+    batches = {case.name: case.batch_size for case in CASES.values()}
+    grids = {name: [knob, list(values)] for name, (knob, values) in GRIDS.items()}
+    return {"splits_measured": measured, "options": options, "batch_size": batches, "grids": grids}
+
+
+def _options(recipe: Recipe) -> dict[str, Any]:
+    """The options a method reads, defaults filled in; steps as in the full design."""
+    form = recipe.formulation
+    found: dict[str, Any] = {"rounds": recipe.rounds, "step": recipe.step, "ridge": form.ridge}
+    found["local_steps"] = 1 if recipe.method in SINGLE_STEP else recipe.local_steps
+    found |= {name: getattr(recipe, name) for name in KNOBS.get(recipe.method, ())}
+    if recipe.method in BILEVEL:
+        found |= {"formulation": form.kind, "weight_rounds": recipe.weight_rounds, **recipe.constants()}
+        found |= {"terms": recipe.terms, "series_step": recipe.series_step}
+        if form.kind == "cells":
+            found |= {"metric": form.metric, "strength": form.strength, "temperature": form.temperature}
+    return found

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from fedbilevel.experiments.fairness import FairnessResult
 
-TABLES = ("table", "chosen", "fronts", "duels")
+TABLES = ("table", "chosen", "fronts", "duels", "floors")
 ROWS_FILE = "fairness-rows.csv"
 
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from fedbilevel.experiments.fit_strength import choose_strength
 from fedbilevel.experiments.fit_train import FitOptions, Trained, train
 from fedbilevel.fairness.inputs import named_weights
 from fedbilevel.fairness.table_model import TableModel
+from fedbilevel.report import page
 from fedbilevel.runs import Run, RunFolder, model_file, read
 
 SCHEMA_FILE = "schema.toml"
@@ -36,7 +36,7 @@ class FitResult:
     schema: Schema
     sites: pd.DataFrame
     notes: list[str]
-    page: Path | None
+    page: Path
 
 
 def run(
@@ -83,7 +83,7 @@ def run(
         if not folder.complete:
             _fill(folder, prepared, schema, chosen, say)
         finished = folder.finish(order=[one.label for one in _entries(chosen)])
-    return FitResult(finished, schema, site_table(prepared), notes(sites, schema), write_page(out))
+    return FitResult(finished, schema, site_table(prepared), notes(sites, schema), page.write(out))
 
 
 def _entries(options: FitOptions) -> list[FitOptions]:
@@ -232,15 +232,6 @@ def notes(sites: Sequence[Site], schema: Schema) -> list[str]:
     if len(sites) == 1:
         found.append("All rows are at one site; --site, --clients or one file a site makes several.")
     return found
-
-
-def write_page(folder: Path) -> Path | None:
-    """The page of the folder, where the report is there to write it."""
-    try:
-        page = import_module("fedbilevel.report.page")
-    except ImportError:
-        return None
-    return Path(page.write(folder)) if hasattr(page, "write") else None
 
 
 def _write_csv(frame: pd.DataFrame, target: Path) -> None:

@@ -25,6 +25,8 @@ from fedbilevel.experiments.table1_pool import Pool
 from fedbilevel.fairness.trainer import Federation, Trainer
 from fedbilevel.runs import Run, RunFolder, read
 
+HELD = 6
+"""Splits kept in memory."""
 EXACT = ("test_accuracy", "train_accuracy", "validation_accuracy", "train_gap", "test_gap", "validation_gap", "weights")
 """What `verify` compares."""
 
@@ -72,13 +74,10 @@ class _Work:
 
     def all(self, workers: int) -> None:
         programs: dict[tuple[str, str], list[Job]] = defaultdict(list)
-        # Split by split, so that few are held at a time; and what takes longest first, so that nothing long comes last.
-        for job in sorted(self.jobs, key=lambda job: (job.split_seed, -job.cost)):
+        for job in sorted(self.jobs, key=_rank):
             programs[job.program].append(job)
-        for job in self.jobs:
-            self.splits.expect(job)
         self.report(State(self.done, self.total, None, "preparing data and programs"))
-        pool = Pool(self._prepare, self._run)
+        pool = Pool(self._prepare, self._run, _rank)
         pool.run([(jobs[0], jobs) for jobs in programs.values()], workers)
 
     def _federation(self, job: Job, split: Split) -> Federation:
@@ -102,7 +101,6 @@ class _Work:
                     name: table.assign(seed=seed) if len(table) else table for name, table in found._asdict().items()
                 }
                 self.folder.save(job.key(seed), **tables, models={job.key(seed).replace(" ", "-"): model})
-        self.splits.finished(job)
         self._tell(job)
 
     def _tell(self, job: Job) -> None:
@@ -115,38 +113,28 @@ class _Work:
             self.report(State(self.done, self.total, left, what))
 
 
+def _rank(job: Job) -> Any:
+    """Split by split, so that few are needed at a time; and what takes longest first, so that nothing long comes last."""
+    return job.split_seed, -job.cost, job.dataset, job.distribution
+
+
 class _Splits:
-    """Splits by (dataset, distribution, number), made when first needed and let go after the last job that needs them."""
+    """The splits used last; an Adult split takes about 60 MB."""
 
     def __init__(self, encoding: str) -> None:
         self.encoding = encoding
-        self.waiting: dict[tuple[str, str, int], int] = defaultdict(int)
         self.held: dict[tuple[str, str, int], Split] = {}
-        self.locks: dict[tuple[str, str, int], threading.Lock] = defaultdict(threading.Lock)
         self.lock = threading.Lock()
 
-    @staticmethod
-    def place(job: Job) -> tuple[str, str, int]:
-        return job.dataset, job.distribution, job.split_seed
-
-    def expect(self, job: Job) -> None:
-        self.waiting[self.place(job)] += 1
-
     def get(self, job: Job) -> Split:
-        place = self.place(job)
+        place = (job.dataset, job.distribution, job.split_seed)
+        # Making one is NumPy and pandas, which hold the interpreter: two threads would not be faster.
         with self.lock:
-            own = self.locks[place]
-        with own:
-            if place not in self.held:
-                self.held[place] = make_split(*place, self.encoding)
-            return self.held[place]
-
-    def finished(self, job: Job) -> None:
-        with self.lock:
-            place = self.place(job)
-            self.waiting[place] -= 1
-            if self.waiting[place] == 0:
-                self.held.pop(place, None)
+            split = self.held.pop(place, None) or make_split(*place, self.encoding)
+            self.held[place] = split
+            while len(self.held) > HELD:
+                del self.held[next(iter(self.held))]
+            return split
 
 
 def chosen(design: Design, folder: RunFolder) -> tuple[list[str], dict[str, pd.DataFrame] | None]:
@@ -195,7 +183,7 @@ def verify(path: str | Path, seed: int | None = None) -> Verified:
     differences = {
         name: (row[name], again.get(name)) for name in EXACT if not _same(row[name], again.get(name, np.nan))
     }
-    return Verified(row.to_dict(), differences)
+    return Verified({str(name): value for name, value in row.items()}, differences)
 
 
 def compute(design: Design, job: Job) -> Measured:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 Program = tuple[Any, list[Any]]
@@ -18,10 +20,12 @@ class Pool:
     kinds end up computing, so that no core waits for another before the last jobs.
     """
 
-    def __init__(self, prepare: Callable[[Any], None], work: Callable[[Any], None]) -> None:
-        self.prepare, self.work = prepare, work
+    def __init__(self, prepare: Callable[[Any], None], work: Callable[[Any], None], rank: Callable[[Any], Any]) -> None:
+        """``rank``: of the jobs that are ready the smallest goes first."""
+        self.prepare, self.work, self.rank = prepare, work, rank
         self.programs: deque[Program] = deque()
-        self.ready: deque[Any] = deque()
+        self.ready: list[tuple[Any, int, Any]] = []
+        self.number = count()
         self.preparing = 0
         self.changed = threading.Condition()
         self.failure: BaseException | None = None
@@ -54,7 +58,8 @@ class Pool:
                 if waiting is not None:
                     with self.changed:
                         self.preparing -= 1
-                        self.ready.extend(waiting)
+                        for job in waiting:
+                            heapq.heappush(self.ready, (self.rank(job), next(self.number), job))
                         self.changed.notify_all()
         except BaseException as failure:
             with self.changed:
@@ -69,7 +74,7 @@ class Pool:
                     self.preparing += 1
                     return self.prepare, subject, waiting
                 if self.ready:
-                    return self.work, self.ready.popleft(), None
+                    return self.work, heapq.heappop(self.ready)[2], None
                 if not self.preparing:
                     return None
                 self.changed.wait()

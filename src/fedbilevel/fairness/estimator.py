@@ -82,7 +82,7 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         formulation: str = "cells",
         metric: str | Deviation = "equal_opportunity",
         strength: float | None = None,
-        temperature: float = 4.0,
+        temperature: float = 2.0,
         model: str = "logistic",
         hidden: int = 16,
         ridge: float = 1e-3,

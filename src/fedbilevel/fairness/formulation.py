@@ -176,7 +176,7 @@ class Formulation:
     kind: str = "cells"
     metric: str | Deviation = "equal_opportunity"
     strength: float = 5.0
-    temperature: float = 4.0
+    temperature: float = 2.0
     ridge: float = 1e-3
 
     def __post_init__(self) -> None:

@@ -43,7 +43,7 @@ def latex_table(study: Study) -> str:
     ]
     if any(side for side in sides):
         lines += [" & & " + " & ".join(heads) + r" \\", " ".join(rules)]
-    first = [escaped(WORDS.get(study.facets[0], study.facets[0])), escaped(WORDS.get(study.series, study.series))]
+    first = [escaped(study.word(study.facets[0])), escaped(study.word(study.series))]
     lines += [" & ".join([*first, *names]) + r" \\"]
     for block in blocks:
         lines.append(r"\midrule")

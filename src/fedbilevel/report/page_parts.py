@@ -20,10 +20,8 @@ class Table:
 
     def add(self, case: Case, series: int, **columns: str) -> None:
         study = self.study
-        keys = {
-            WORDS.get(facet, facet): WORDS.get(part, part) for facet, part in zip(study.facets, case.key, strict=True)
-        }
-        name = {WORDS.get(study.series, study.series): study.names[series]}
+        keys = {study.word(facet): WORDS.get(part, part) for facet, part in zip(study.facets, case.key, strict=True)}
+        name = {study.word(study.series): study.names[series]}
         self.rows.append({**keys, **name, **{column.replace("_", " "): text for column, text in columns.items()}})
         self.places.append((case.number, series))
 

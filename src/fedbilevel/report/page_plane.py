@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedbilevel.fairness.intervals import Interval
 from fedbilevel.report.charts import Chart, Choice, Mark, Panel
 from fedbilevel.report.page_parts import Table, bounds, finished, how_sure
 from fedbilevel.report.reading import Case, Metric, Study
 from fedbilevel.report.scales import Axis, shown, signed
-from fedbilevel.report.summary import by_seed, cells, paired
+from fedbilevel.report.summary import LEVEL, by_seed, cells, paired
 
 
 def plane(study: Study) -> Chart | None:
     """Accuracy against gap; where no gap was measured, accuracy or objective against bytes."""
     known = {metric.column: metric for metric in [*study.main, *study.costs]}
     across = known.get("test_gap") or known.get("bytes")
-    up = known.get("test_accuracy") or known.get("accuracy") or known.get("objective")
+    up = known.get("test_accuracy") or known.get("score") or known.get("objective")
     if across is None or up is None:
         return None
     fair = across.column == "test_gap"
@@ -40,7 +41,7 @@ def plane(study: Study) -> Chart | None:
     if any(mark.layer == "paper" for panel in panels for mark in panel.marks):
         layers.append(("paper", "the paper's figures (hollow)"))
     note = f"Up and to the left is better. {how_sure(study)}" if fair else f"To the left is cheaper. {how_sure(study)}"
-    title = f"{'Accuracy' if 'accuracy' in up.column else 'Objective'} against {'gap' if fair else 'bytes'}"
+    title = f"{up.short.removeprefix('Test ').capitalize()} against {'gap' if fair else 'bytes'}"
     return finished(study, "plane", "plane", title, note, panels, table, layers=tuple(layers))
 
 
@@ -74,6 +75,19 @@ def _paper(study: Study, case: Case, across: Metric, up: Metric) -> list[Mark]:
     return marks
 
 
+def _given(study: Study, case: Case, name: str, metric: Metric) -> Interval | None:
+    """A fit of one seed brings the difference to its baseline, with an interval over redrawn test rows."""
+    column = f"{metric.column.removeprefix('test_')}_difference"
+    if not {column, f"{column}_low", f"{column}_high"} <= set(study.rows.columns):
+        return None
+    for one, number, own in study.each(study.rows):
+        if one == case and study.names[number] == name:
+            values = [float(own[end].iloc[0]) for end in (column, f"{column}_low", f"{column}_high")]
+            told = Interval(values[0], values[1], values[2], LEVEL, "bootstrap", len(own))
+            return told if np.isfinite(values).all() else None
+    return None
+
+
 def differences(study: Study) -> Chart | None:
     """Paired differences to FedAvg (or the first series), seed by seed."""
     if len(study.names) < 2:
@@ -92,7 +106,7 @@ def differences(study: Study) -> Chart | None:
                 ours, theirs = values.get((case.number, number)), values.get((case.number, first))
                 if number == first or ours is None or theirs is None:
                     continue
-                gap = paired(study, ours, theirs)
+                gap = paired(study, ours, theirs) or _given(study, case, name, metric)
                 if gap is not None:
                     ends = [signed(value, metric.format) for value in (gap.estimate, gap.low, gap.high)]
                     text = f"{ends[0]} [{ends[1]}, {ends[2]}]"
@@ -103,6 +117,9 @@ def differences(study: Study) -> Chart | None:
                 Panel(case.number, case.title, axis, Axis(""), metric.column, tuple(marks), groups=groups, baseline=0.0,
                       bars=False)
             )  # fmt: skip
-    note = f"Each seed's value minus {base}'s with the same seed. An interval that crosses 0 is no difference beyond noise."
+    compared = f"Each seed's value minus {base}'s with the same seed."
+    if "gap_difference" in study.rows.columns:
+        compared = f"Values minus {base}'s on the same test rows."
+    note = f"{compared} An interval that crosses 0 is no difference beyond noise."
     choice = Choice("Measure", tuple((metric.column, metric.short) for metric in columns))
     return finished(study, "differences", "rows", f"Differences to {base}", note, panels, table, (choice,))

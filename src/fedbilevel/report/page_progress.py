@@ -26,11 +26,7 @@ def convergence(study: Study) -> Chart | None:
         return None
     frame = frame.assign(bytes=frame["bytes_up"] + frame["bytes_down"]) if "bytes" not in frame.columns else frame
     known = metrics(study.gap)
-    order = (
-        ("objective", "accuracy")
-        if study.series == "algorithm"
-        else ("test_accuracy", "test_gap", "accuracy", "objective")
-    )
+    order = ("score", "test_accuracy", "test_gap", "objective")
     ups = [
         known[column] for column in order
         if column in frame.columns and np.isfinite(frame[column].to_numpy(dtype=float)).any()
@@ -66,7 +62,7 @@ def convergence(study: Study) -> Chart | None:
     note = "Means over seeds; bands: 95 % intervals."
     if any(line.name for panel in panels for line in panel.lines):
         note += " Methods in two stages have a line for each."
-    if any(up.column == "objective" for up in ups) and study.series == "method":
+    if any(up.column == "objective" for up in ups) and study.run.command != "bench":
         note += " An objective is a method's own: its level cannot be compared between methods or stages."
     choices = (
         Choice("Measure", tuple((up.column, up.short) for up in ups)),

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedbilevel.report.charts import Chart
 from fedbilevel.report.draw import glyph
-from fedbilevel.report.reading import WORDS, Case, Metric, Study
+from fedbilevel.report.reading import Case, Metric, Study
 from fedbilevel.report.scales import short, shown
 from fedbilevel.report.styles import Style
 from fedbilevel.report.summary import Cell
@@ -29,7 +29,7 @@ def glyph_icon(style: Style) -> str:
 def results_table(study: Study, columns: list[Metric], found: dict[tuple[int, int, str], Cell], caption: str) -> str:
     """One body per case, one row per series; the paper's figures beside ours where there are any."""
     beside = {metric.column for metric in columns if _published(study, metric)}
-    heads = [f'<th role="columnheader" scope="col">{escape(WORDS.get(study.series, study.series))}</th>']
+    heads = [f'<th role="columnheader" scope="col">{escape(study.word(study.series))}</th>']
     for metric in columns:
         arrow = "↑" if metric.better == "higher" else "↓"
         said = f'<span aria-hidden="true"> {arrow}</span><span class="hidden"> ({metric.better} is better)</span>'

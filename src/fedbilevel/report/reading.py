@@ -24,13 +24,19 @@ WORDS = {
     "credit": "Credit",
     "iid": "I.I.D.",
     "noniid": "non-I.I.D.",
-    "dataset": "Dataset",
-    "split": "Distribution",
-    "method": "Method",
-    "task": "Task",
-    "algorithm": "Algorithm",
+    "local": "local lower level",
+    "global": "global lower level",
 }
 """Names of ours as a reader knows them; everything else is shown as it is."""
+
+
+HEADS = {
+    "bench": {"dataset": "Task", "split": "Lower level", "method": "Algorithm"},
+    "fit": {"dataset": "Data", "split": "Sites", "method": "Method"},
+    "federate": {"dataset": "Data", "split": "Sites", "method": "Method"},
+}
+"""What a command's columns are called; other commands': as in `_USUAL_HEADS`."""
+_USUAL_HEADS = {"dataset": "Dataset", "split": "Distribution", "method": "Method"}
 
 
 class Metric(NamedTuple):
@@ -56,7 +62,8 @@ def metrics(gap: str = METRIC) -> dict[str, Metric]:
     long, short = GAPS.get(gap, (f"gap ({gap})", "Gap"))
     known = [
         Metric("test_accuracy", "test accuracy", "Test accuracy", "higher", "rate"),
-        Metric("accuracy", "accuracy", "Accuracy", "higher", "rate"),
+        Metric("score", "score", "Score", "higher", "number"),
+        Metric("solved", "score, inner problem solved", "Score, solved", "higher", "number"),
         Metric("train_gap", f"train {long}", f"Train {short}", "lower", "rate"),
         Metric("test_gap", f"test {long}", f"Test {short}", "lower", "rate"),
         Metric("objective", "objective", "Objective", "lower", "number"),
@@ -65,7 +72,6 @@ def metrics(gap: str = METRIC) -> dict[str, Metric]:
         Metric("test_auc", "test area under the curve", "Test AUC", "higher", "rate"),
         Metric("validation_accuracy", "validation accuracy", "Validation accuracy", "higher", "rate"),
         Metric("validation_gap", f"validation {long}", f"Validation {short}", "lower", "rate"),
-        Metric("bytes_to_target", "bytes to the target", "Bytes to target", "lower", "bytes"),
     ]
     return {metric.column: metric for metric in known}
 
@@ -83,7 +89,7 @@ COSTS = {
         Metric("seconds", "seconds", "Seconds", "lower", "seconds"),
     )
 }
-MAIN = ("test_accuracy", "accuracy", "train_gap", "test_gap", "objective", "bytes_to_target")
+MAIN = ("test_accuracy", "score", "solved", "train_gap", "test_gap", "objective")
 
 
 @dataclass(frozen=True)
@@ -97,9 +103,21 @@ class Study:
     names: tuple[str, ...]
     gap: str
 
+    def word(self, column: str) -> str:
+        """A facet's or the series' column as a heading."""
+        heads = HEADS.get(self.run.command, _USUAL_HEADS)
+        return heads.get(column, column.replace("_", " ").capitalize())
+
     @cached_property
     def rows(self) -> pd.DataFrame:
         rows = self.run.rows
+        keys = [*self.facets, self.series, "seed"]
+        if rows.duplicated(keys).any():  # a search that is not finished: as it will choose, on rows set aside
+            rows = (
+                rows.sort_values("validation_accuracy", ascending=False, kind="stable")
+                .drop_duplicates(keys)
+                .sort_index()
+            )
         if "bytes" not in rows.columns and {"bytes_up", "bytes_down"} <= set(rows.columns):
             rows = rows.assign(bytes=rows["bytes_up"] + rows["bytes_down"])
         return rows
@@ -166,11 +184,9 @@ class Study:
         return printed(*case.key, name, column) if len(case.key) == 2 else None
 
 
-def study(run: Run) -> Study:
-    """Read a run; a benchmark's cases are tasks, all others' a dataset and its distribution."""
-    rows = run.rows
-    by_task = {"task", "algorithm"} <= set(rows.columns) and bool((rows["task"].astype(str) != "").any())
-    facets, series = (("task",), "algorithm") if by_task else (("dataset", "split"), "method")
+def study(run: Run, facets: tuple[str, ...] = ("dataset", "split")) -> Study:
+    """Read a run: its cases are a dataset and its distribution (of a benchmark: a task and its lower level)."""
+    rows, series = run.rows, "method"
     keys = [tuple(map(str, key)) for key in rows[list(facets)].drop_duplicates().itertuples(index=False)]
     cases = tuple(Case(number, key, case_title(key)) for number, key in enumerate(_in_order(keys)))
     usual = [name for group in _USUAL for name in group]

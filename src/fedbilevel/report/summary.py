@@ -110,10 +110,11 @@ def verdicts(study: Study, values: dict[int, pd.Series[Any]], better: str) -> di
         if number == best:
             continue
         interval = paired(study, values[best], own, level)
-        if interval is None or not interval.excludes_zero:
+        if interval is None or interval.low == interval.high:  # one seed, or no noise at all: nothing to judge by
             clear = False
-            if interval is not None:
-                said[number] = "tied"
+        elif not interval.excludes_zero:
+            clear = False
+            said[number] = "tied"
     said[best] = "best" if clear else "lead"
     return said
 

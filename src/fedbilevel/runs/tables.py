@@ -96,16 +96,33 @@ def models_of(file: Path) -> list[str]:
 
 
 def read_csv(name: str, file: Path) -> pd.DataFrame:
-    """A merged table, typed as it was written; only empty cells of number columns are missing values."""
-    head = list(pd.read_csv(file, nrows=0).columns)
-    own = {column: _TYPES[kind] for column, kind in TABLES[name].items()}
-    numbers = {column: [""] for column in head if own.get(column) != "str"}
-    return tidy(
-        name,
-        pd.read_csv(
-            file, dtype=own, keep_default_na=False, na_values=numbers, float_precision="round_trip", encoding="utf-8"
-        ),
-    )
+    """A merged table, typed as it was written, every number with all its bits."""
+    texts = pd.read_csv(file, dtype="str", keep_default_na=False, encoding="utf-8")
+    own = TABLES[name]
+    read = {"text": lambda values: values, "whole": _whole, "number": _numbers}
+    frame = pd.DataFrame({column: read[own.get(column, "text")](texts[column]) for column in texts.columns})
+    for column in frame.columns.difference(list(own)):
+        frame[column] = _guessed(texts[column])
+    return tidy(name, frame)
+
+
+def _whole(values: pd.Series[Any]) -> pd.Series[Any]:
+    return pd.Series([int(value) for value in values], dtype="int64", index=values.index)
+
+
+def _numbers(values: pd.Series[Any]) -> pd.Series[Any]:
+    """Python's own conversion, which is exact; nothing stands for a missing number."""
+    return pd.Series([float(value) if value else np.nan for value in values], dtype="float64", index=values.index)
+
+
+def _guessed(values: pd.Series[Any]) -> pd.Series[Any]:
+    """A command's own column: truth values, numbers, or else text."""
+    if len(values) and values.isin(["True", "False"]).all():
+        return values == "True"
+    try:
+        return _numbers(values)
+    except ValueError:
+        return values
 
 
 def _said(kind: str) -> str:

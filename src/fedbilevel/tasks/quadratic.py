@@ -206,13 +206,9 @@ class QuadraticClients:
     def pooled(self) -> QuadraticClients:
         """One client with everybody's samples.  Its losses are the means over the clients at a common (x, y): its answers
         are those of the problem with a global lower level."""
-
-        def join(leaf: jax.Array | Array) -> Array:
-            return np.asarray(leaf).reshape(1, -1, *leaf.shape[2:])
-
-        return QuadraticClients(
-            InnerSample(*map(join, self.train)), OuterSample(*map(join, self.val)), self.outer, self.inner
-        )
+        samples = (self.train, self.val)
+        train, val = ([np.asarray(leaf).reshape(1, -1, *leaf.shape[2:]) for leaf in part] for part in samples)
+        return QuadraticClients(InnerSample(*train), OuterSample(*val), self.outer, self.inner)
 
     def data(self) -> ClientData:
         """The samples, one client after another."""

@@ -4,11 +4,15 @@ import jax
 import numpy as np
 
 import fedbilevel as fb
-from fedbilevel.engines.nvflare.program import ArrayProgram
+from fedbilevel.engines.nvflare.program import ArrayProgram, Stage
+from fedbilevel.fairness.fcfl import fcfl
+from fedbilevel.fairness.models import LinearScores
 from fedbilevel.tasks import quadratic
 
 CLIENTS, SAMPLES, OUTER, INNER = 3, 12, 4, 5
 FUNCTION = "tests.engines.nvflare.programs:program"
+SEVERAL = "tests.engines.nvflare.programs:several"
+SPOILT = "tests.engines.nvflare.programs:spoilt"
 
 
 def clients(seed=0):
@@ -69,3 +73,98 @@ def program(arguments):
     )
     made = algorithm(arguments["algorithm"], double, **arguments.get("options", {}))
     return ArrayProgram(made, arguments["rounds"], example, arguments.get("weights", "uniform"))
+
+
+def fair_rows(client, kind):
+    """Rows with labels and groups, for FCFL."""
+    rng = np.random.default_rng([7, client])
+    return {
+        "features": rng.normal(size=(30 + client, 4)).astype(kind),
+        "labels": rng.integers(2, size=30 + client).astype(kind),
+        "groups": rng.integers(2, size=30 + client).astype(np.int32),
+    }
+
+
+def fair_algorithm(kind):
+    return fcfl(LinearScores(), np.zeros(4, kind), 0.3, groups=2, stage_one=3)
+
+
+class Several:
+    """A stage for every algorithm, so that one job shows that all of them run."""
+
+    surveys = 0
+
+    def __init__(self, arguments):
+        self.names, self.rounds = arguments["algorithms"], arguments["rounds"]
+        self.kind = np.float64 if arguments["double"] else np.float32
+        self.plain = {name: program({**arguments, "algorithm": name}) for name in self.names if name != "fcfl"}
+
+    def survey(self, number, source, agreed):
+        return {}
+
+    def agree(self, number, told, agreed):
+        return {}
+
+    def report(self, source, agreed, answers):
+        return {}
+
+    def stage(self, number, agreed, answers):
+        if number >= len(self.names):
+            return None
+        name = self.names[number]
+        if name != "fcfl":
+            return self.plain[name].stage(0, agreed, answers)
+        example = {key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for key, leaf in fair_rows(0, self.kind).items()}
+        return Stage("fcfl", fair_algorithm(self.kind), self.rounds, (example, None))
+
+    def rows(self, number, source, agreed, answers):
+        name = self.names[number]
+        if name != "fcfl":
+            train, val = self.plain[name].rows(0, source, agreed, answers)
+            return jax.tree.map(lambda leaf: leaf.astype(self.kind), (train, val))
+        return fair_rows(int(source.arrays_file.stem.split("-")[1]) - 1, self.kind), None
+
+
+def several(arguments):
+    return Several(arguments)
+
+
+class Spoilt(Several):
+    """Two stages of FedBiO: in the first site-2 replies with NaN, in the second site-3 with a wrong shape."""
+
+    def __init__(self, arguments):
+        super().__init__({**arguments, "algorithms": ["fedbio"], "double": True})
+        self.names = ["fedbio", "fedbio"]
+        self.here = None
+
+    def stage(self, number, agreed, answers):
+        made = super().stage(number, agreed, answers)
+        return (
+            None
+            if made is None
+            else made._replace(algorithm=self.spoilt(made.algorithm, number), name=f"part {number}")
+        )
+
+    def rows(self, number, source, agreed, answers):
+        self.here = source.arrays_file.stem
+        return super().rows(number, source, agreed, answers)
+
+    def spoilt(self, algorithm, number):
+        (phase,) = algorithm.plan
+
+        def work(*arguments):
+            reply, local = phase.work(*arguments)
+            if number == 0 and self.here == "site-2":
+                reply = jax.tree.map(lambda leaf: leaf * np.nan, reply)
+            if number == 1 and self.here == "site-3":
+                reply = jax.tree.map(lambda leaf: leaf[:-1], reply)
+            return reply, local
+
+        def build(settings):
+            return algorithm.build(settings)._replace(plan=(phase._replace(work=work),), build=build)
+
+        return build(algorithm.settings)
+
+
+def spoilt(arguments):
+    return Spoilt(arguments)

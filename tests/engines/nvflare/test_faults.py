@@ -3,16 +3,15 @@
 import json
 import shutil
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
 
 from fedbilevel.engines.nvflare.errors import RunFailed, TooFewSites
 from fedbilevel.engines.nvflare.record import Record, read_answers, read_status
-from fedbilevel.plan import client_key
 from tests.engines.nvflare import programs
 from tests.engines.nvflare.direct import SITES, Direct, array_sites, coordinate, settings_for
+from tests.engines.nvflare.reference import written_out
 
 OPTIONS = {"batch_size": 4, "local_steps": 2}
 ROUNDS = 4
@@ -26,32 +25,10 @@ class Crash(Exception):
 
 @pytest.fixture(scope="module")
 def reference():
-    """The run written out: ``lost`` holds the (round, client) whose reply does not count; it keeps its earlier state."""
-    made = programs.algorithm("fedbio", **OPTIONS)
-    (phase,) = made.plan
-    data = programs.client_data()
-    work = jax.jit(phase.work)
-    own = [jax.tree.map(lambda leaf, c=c: leaf[c], (data.train, data.val)) for c in range(3)]
+    """The run written out: ``lost`` holds the (round, client) whose reply does not count."""
 
-    def run(lost=(), rounds=ROUNDS):
-        from fedbilevel.engines.nvflare.compiled import local_data
-
-        key = jax.random.key(5)
-        server, local = made.init(key), [made.enroll(key) for _ in range(3)]
-        for number in range(rounds):
-            replies = []
-            for client in range(3):
-                if (number, client) in lost:
-                    continue
-                reply, local[client] = work(
-                    phase.send(server),
-                    local[client],
-                    local_data(*own[client], client),
-                    client_key(key, number, 0, client),
-                )
-                replies.append(np.asarray(reply.outer))
-            server = phase.absorb(server, type(reply)(np.mean(replies, axis=0)))
-        return np.asarray(made.outer(server))
+    def run(lost=()):
+        return written_out(programs.algorithm("fedbio", **OPTIONS), programs.client_data(), ROUNDS, 5, lost)
 
     return run
 
@@ -143,7 +120,7 @@ def test_a_missing_site_makes_the_run_wait_and_go_on_to_the_same_result(tmp_path
     assert len(exchanges(tmp_path)) == 3 * ROUNDS
 
 
-@pytest.mark.parametrize("moment", range(1, 12, 2))
+@pytest.mark.parametrize("moment", [1, 3, 5, 6, 8, 9])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_coordinator_dies_at_any_moment(tmp_path, reference, moment, when):
     """``moment`` counts replies; "after": the site has done its work, and its reply is lost with the coordinator."""
@@ -191,12 +168,8 @@ def test_sites_restart_between_any_two_rounds(tmp_path, reference):
     def ask(task, requests, awaited, seconds):
         if task == "work":
             channel.all = array_sites(tmp_path, settings)
-            usual(
-                "prepare",
-                dict.fromkeys(SITES, {"digest": settings.digest, "stage": 0, "agreed": {}, "answers": []}),
-                set(SITES),
-                1,
-            )
+            prepare = {"digest": settings.digest, "stage": 0, "agreed": {}, "answers": []}
+            usual("prepare", dict.fromkeys(SITES, prepare), set(SITES), 1)
         return usual(task, requests, awaited, seconds)
 
     channel.ask = ask
@@ -221,10 +194,6 @@ def test_a_site_that_lost_its_disk_enrols_anew_and_says_so(tmp_path, reference):
 
 
 def test_a_coordinator_restored_from_an_old_backup_is_refused(tmp_path):
-    settings = settings_for("fedbio", 2, **OPTIONS)
-    coordinate(tmp_path, settings, Direct(array_sites(tmp_path, settings)))
-    record = tmp_path / "runs/run/state.npz"
-    backup = record.read_bytes()
     longer = settings_for("fedbio", ROUNDS, run="long", **OPTIONS)
     states = []
 
@@ -241,7 +210,6 @@ def test_a_coordinator_restored_from_an_old_backup_is_refused(tmp_path):
     (tmp_path / "runs/long/state.npz").write_bytes(states[1])
     with pytest.raises(RunFailed, match="the coordinator went back too far"):
         coordinate(tmp_path, longer, Direct(array_sites(tmp_path, longer)))
-    assert backup
 
 
 def test_a_late_joiner_takes_part_from_the_round_it_joins(tmp_path, reference):

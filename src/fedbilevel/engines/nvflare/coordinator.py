@@ -217,7 +217,7 @@ class Coordinator:
                 progress.packed.pop(site, None)
                 progress.parcels.pop(site, None)
                 if parcels is not None:
-                    progress.packed[site] = [leaf[number] for leaf in to_arrays(parcels)]
+                    progress.packed[site] = [np.asarray(leaf[number]) for leaf in to_arrays(parcels)]
                     progress.parcels[site] = item
 
     def _request(self, site: str, label: Label, item: int, arrays: list[np.ndarray]) -> dict[str, Any]:

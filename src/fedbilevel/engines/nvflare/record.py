@@ -82,7 +82,11 @@ class Record:
         self.folder, self.settings, self.job = folder, settings, job
         folder.mkdir(parents=True, exist_ok=True)
         self.lock = _held(folder / "lock", LOCK_SECONDS)
-        self._settle()
+        try:
+            self._settle()
+        except BaseException:
+            self.close()
+            raise
         self.files = {
             name: _Table(folder / f"{name}.csv", head)
             for name, head in (("exchanges", EXCHANGES), ("history", HISTORY))

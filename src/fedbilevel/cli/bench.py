@@ -1,0 +1,115 @@
+"""``fedbilevel bench``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedbilevel.cli.terminal import check_folder, prepare_jax, progress_lines, show
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedbilevel.report.bench_tables import BenchResult
+
+
+def bench(
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Of quadratic, ridge, logistic, cleaning, representation, imbalance; all but logistic."),
+    ] = None,
+    algorithms: Annotated[
+        str | None,
+        typer.Option(
+            help="Of fedbio, fedbioacc, fedbioacc-own, fedbio-global, fedbioacc-global, simfbo, shrofbo, fedmsa, fednest, "
+            "fednest-sum, lfednest, aggitd, fedmbo; all."
+        ),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Draws of data and minibatches; 5.", min=1)] = None,
+    budget: Annotated[
+        int | None, typer.Option(help="Step sizes tried by every algorithm on every task; 12.", min=1)
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Exchanges between server and clients in every run; 200.", min=1)
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with MNIST files, in place of the small digits.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; a stopped run in it goes on.")] = None,
+    quick: Annotated[bool, typer.Option(help="One task, five algorithms, short runs: a look.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the tables as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option(help="Print nothing but errors.")] = False,
+) -> None:
+    """Every algorithm on every task it solves: scores, costs and the ranking.
+
+    Step sizes are tuned with the same budget for every algorithm, on validation rows of a draw of their own.
+    """
+    check_folder(out)
+    prepare_jax()
+    from fedbilevel.experiments import bench as experiment
+
+    design = experiment.design_of(tasks, algorithms, seeds, budget, rounds, quick)
+    line = shlex.join(["fedbilevel", *sys.argv[1:]])
+    with nullcontext() if quiet else progress_lines() as report:
+        result = experiment.run(out, design, data, progress=report, line=line)
+    if as_json:
+        print(json.dumps(_machine(result, out), allow_nan=False))
+    elif not quiet:
+        _print(result, out)
+
+
+def _print(result: BenchResult, out: Path | None) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    for level, group in result.ranking.groupby("split", sort=False):
+        names = [name for name in group.columns if name.startswith("rank_")]
+        table = group[["method", "mean_rank", "ratio", "reached", *names]].rename(
+            columns=lambda name: name[5:] if name.startswith("rank_") else name
+        )
+        show(console, f"Ranking by bytes to 90 % of the gain, {level} lower level", table)
+    wanted = result.targets[result.targets["share"] == result.targets["share"].max()]
+    for (task, level), group in result.scores.groupby(["dataset", "split"], sort=False):
+        own = group.merge(wanted, on=["dataset", "split", "method"], suffixes=("", "_target"))
+        table = own.assign(
+            score=[_range(*row) for row in own[["score", "score_low", "score_high"]].itertuples(index=False)],
+            reached=[f"{row.reached}/{row.seeds}" for row in own.itertuples()],
+            to_target=[_size(value) for value in own["bytes_target"]],
+            exchanges=own["round"],
+        )
+        columns = ["method", "score", "solved", "objective", "reached", "to_target", "exchanges", "seconds"]
+        untuned, name = group["untuned"].mean(), group["score_name"].iloc[0]
+        show(console, f"{task}, {level}: {name} (ordinary training {untuned:.3f})", table[columns])
+    if out is not None:
+        console.print(
+            f"Rows and curves are in {out}; fedbilevel report {out} makes a page.", highlight=False, soft_wrap=True
+        )
+
+
+def _range(mean: float, low: float, high: float) -> str:
+    if mean != mean:
+        return "diverged"
+    return f"{mean:.3f}" if low != low else f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _size(value: float) -> str:
+    for unit, size in (("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return "" if value != value else f"{value:.0f} B"
+
+
+def _machine(result: BenchResult, out: Path | None) -> dict[str, Any]:
+    tables = {name: _records(getattr(result, name)) for name in ("ranking", "targets", "scores")}
+    return {"folder": None if out is None else str(out), "configuration": result.configuration, **tables}
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Plain rows; what is missing is null."""
+    return [
+        {str(name): None if value != value else value for name, value in row.items()}
+        for row in frame.astype(object).to_dict(orient="records")
+    ]

@@ -1,0 +1,331 @@
+"""A fit over real sites: options as a job, and what the coordinator kept of it as a run folder with model and page."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedbilevel.datasets.reading import Table
+from fedbilevel.datasets.schema import Schema
+from fedbilevel.datasets.schema_encode import parse
+from fedbilevel.datasets.schema_toml import text
+from fedbilevel.engines.nvflare.fair import FairProgram
+from fedbilevel.engines.nvflare.record import read_answers as read_arrays_of_answers
+from fedbilevel.engines.nvflare.settings import JobSettings
+from fedbilevel.engines.nvflare.site import read_answers
+from fedbilevel.engines.nvflare.vault import read_arrays
+from fedbilevel.experiments.fit import SCHEMA_FILE, file_name
+from fedbilevel.experiments.fit_data import Part, encoded
+from fedbilevel.experiments.fit_measure import RATES, group_rows, intervals, measures, wilson
+from fedbilevel.experiments.fit_train import HISTORY_ROWS, FitOptions
+from fedbilevel.fairness.inputs import named_weights
+from fedbilevel.fairness.metrics import CRITERIA
+from fedbilevel.fairness.recipe import BILEVEL
+from fedbilevel.fairness.table_model import TableModel
+from fedbilevel.report.page_files import write_report
+from fedbilevel.runs import Run, RunFolder
+
+
+@dataclass(frozen=True)
+class FederateOptions:
+    """How a run is to go, besides how to fit; see `JobSettings`.  ``run``: its name, made from the options if None."""
+
+    fit: FitOptions
+    run: str | None = None
+    min_sites: int | None = None
+    reply_timeout: float = 300.0
+    start_timeout: float = 300.0
+    record_every: int | None = None
+    validation: float | None = None
+    double: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class FederateResult:
+    """``sites``: what every site did; ``notes``: sentences people should read."""
+
+    run: Run
+    sites: pd.DataFrame
+    notes: list[str]
+    page: Path
+
+
+def job(options: FederateOptions, schema: Schema, sites: Sequence[str]) -> JobSettings:
+    """What is submitted."""
+    fit = options.fit
+    recipe: dict[str, Any] = {
+        "method": fit.method, "local_steps": fit.local_steps, "batch_size": fit.batch_size, "step": fit.step,
+        "client_weights": fit.client_weights,
+    }  # fmt: skip
+    formulation: dict[str, Any] = {"kind": fit.formulation, "metric": fit.metric, "ridge": fit.ridge}
+    for name in ("steps", "weight_steps"):
+        if getattr(fit, name) is not None:
+            recipe[name] = getattr(fit, name)
+    if fit.strength is not None:
+        if isinstance(fit.strength, str):
+            raise ValueError("--strength auto needs the rows of all sites in one place; name a number.")
+        if fit.method == "fedreg":
+            recipe["penalty"] = float(fit.strength)
+        else:
+            formulation["strength"] = float(fit.strength)
+    arguments = {
+        "schema": text(schema),
+        "recipe": recipe,
+        "formulation": formulation,
+        "model": {"kind": fit.model, "hidden": fit.hidden},
+        "validation": options.validation,
+    }
+    program = FairProgram(arguments)
+    rounds = max(program.plain.rounds, program.plain.weight_rounds if fit.method in BILEVEL else 0)
+    identity = json.dumps([arguments, list(sites), fit.seed, options.double], sort_keys=True)
+    name = re.sub(r"[^A-Za-z0-9]+", "-", schema.target).strip("-").lower()[:40] or "run"
+    return JobSettings(
+        run=options.run or f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}",
+        program="fair",
+        sites=tuple(sites),
+        arguments=arguments,
+        seed=fit.seed,
+        double=options.double,
+        min_sites=options.min_sites,
+        reply_timeout=options.reply_timeout,
+        start_timeout=options.start_timeout,
+        record_every=options.record_every or max(1, rounds // HISTORY_ROWS),
+    )
+
+
+def run(
+    settings: JobSettings,
+    options: FederateOptions,
+    schema: Schema,
+    out: Path,
+    supervised: Callable[[], Path],
+    *,
+    test: Table | None = None,
+    line: str = "",
+) -> FederateResult:
+    """Write the run folder ``out``; ``supervised`` does the training and returns the coordinator's folder of it."""
+    fit = options.fit
+    configuration = {
+        "target": schema.target,
+        "sensitive": list(schema.sensitive),
+        "positive": schema.positive,
+        "schema_sha256": hashlib.sha256(text(schema).encode()).hexdigest(),
+        "run": settings.run,
+        "sites": list(settings.sites),
+        "min_sites": settings.needed,
+        "convention": "between_groups",
+        **{name: value for name, value in fit.configuration().items() if name not in ("test_share", "compare_with")},
+        **({} if options.validation is None else {"validation": options.validation}),
+        **({} if test is None else {"test": str(test.path)}),
+    }
+    with RunFolder.open(out, command="federate", configuration=configuration, line=line) as folder:
+        if not folder.complete:
+            done = Outcome(supervised(), settings)
+            schema.write(folder.path / SCHEMA_FILE)
+            _save(folder, done, fit, test)
+            for sentence in done.log():
+                folder.log(f"coordinator: {sentence}")
+            tables = {"exchanges": done.exchanges(), "sites": done.sites()}
+            finished = folder.finish(extra=tables)
+        else:
+            finished = folder.finish()
+    sites = pd.read_csv(out / "sites.csv")
+    page, *_ = write_report(finished)
+    return FederateResult(finished, sites, notes(sites, finished), page)
+
+
+class Outcome:
+    """A complete run as the coordinator kept it."""
+
+    def __init__(self, folder: Path, settings: JobSettings) -> None:
+        self.folder, self.settings = folder, settings
+        state = read_arrays(folder / "state.npz")
+        if state is None:
+            raise ValueError(f"{folder / 'state.npz'} cannot be read; restore it from a backup.")
+        about, arrays = state
+        self.seconds = float(about["progress"]["seconds"])
+        self.bytes_up, self.bytes_down = int(about["progress"]["bytes_up"]), int(about["progress"]["bytes_down"])
+        self.agreed = {
+            name.partition("/")[2]: array for name, array in arrays.items() if name.startswith("agreed/")
+        }
+        self.program = FairProgram(settings.arguments)
+        self.recipe = self.program.recipe(self.agreed)
+        self.answers = read_answers(self.program, self.agreed, read_arrays_of_answers(folder))
+        self.reports: dict[str, dict[str, Any]] = json.loads((folder / "report.json").read_text())
+
+    @property
+    def weights(self) -> np.ndarray | None:
+        """Of groups or cells, where the method learns them."""
+        return self.recipe.formulation.weights(self.answers[0]) if self.recipe.method in BILEVEL else None
+
+    def model(self, label: str) -> TableModel:
+        schema = self.program.schema
+        assert schema is not None
+        return TableModel(
+            schema, self.program.encoder(self.agreed).statistics, self.program.model, self.answers[-1], label
+        )
+
+    def decisions(self) -> np.ndarray | None:
+        """Rows ``[group, class, decision]`` of the sites that tell them; None where none does."""
+        told = [np.asarray(one["decisions"]) for one in self.reports.values() if "decisions" in one]
+        return np.sum(told, axis=0) if told else None
+
+    def exchanges(self) -> pd.DataFrame:
+        found = pd.read_csv(self.folder / "exchanges.csv")
+        found["stage"] = [self._stage(number) for number in found["stage"]]
+        return found
+
+    def history(self) -> pd.DataFrame:
+        found = pd.read_csv(self.folder / "history.csv")
+        found["stage"] = [self._stage(number) for number in found["stage"]]
+        return found
+
+    def sites(self) -> pd.DataFrame:
+        """One row a site: what it answered, how much was sent, how long it took."""
+        exchanges = self.exchanges()
+        rows = []
+        for site in self.settings.sites:
+            own = exchanges[exchanges["site"] == site]
+            answered = own["outcome"].str.startswith("answered")
+            counts = self.reports.get(site, {}).get("decisions")
+            rows.append(
+                {
+                    "site": site,
+                    "rows": None if counts is None else int(np.sum(counts)),
+                    "answered": int(answered.sum()),
+                    "missed": int((~answered).sum()),
+                    "bytes_up": int(own["bytes_up"].sum()),
+                    "bytes_down": int(own["bytes_down"].sum()),
+                    "median_seconds": float(own.loc[answered, "seconds"].median()),
+                    "median_own_seconds": float(own.loc[answered, "site_seconds"].median()),
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def log(self) -> list[str]:
+        file = self.folder / "log.txt"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def _stage(self, number: int) -> str:
+        return ("weights", "model")[number] if self.recipe.method in BILEVEL else "model"
+
+
+def _save(folder: RunFolder, done: Outcome, fit: FitOptions, test: Table | None) -> None:
+    model = done.model(fit.label)
+    schema = model.schema
+    key: dict[str, Any] = {
+        "dataset": f"{schema.target} by {' & '.join(schema.sensitive)}",
+        "split": f"{len(done.settings.sites)} site{'s' if len(done.settings.sites) > 1 else ''}",
+        "method": fit.label,
+        "seed": fit.seed,
+    }
+    recipe = done.recipe
+    local = 1 if recipe.method in ("fedminmax", "fcfl") else recipe.local_steps
+    two = recipe.method in BILEVEL
+    row: dict[str, Any] = {
+        **key,
+        "setting": "" if fit.strength is None else f"strength={float(fit.strength):g}",
+        "rounds": recipe.rounds + (recipe.weight_rounds if two else 0),
+        "steps": recipe.rounds * local + (recipe.weight_rounds * local if two else 0),
+        "bytes_up": done.bytes_up,
+        "bytes_down": done.bytes_down,
+        "seconds": done.seconds,
+    }
+    tables = []
+    counts = done.decisions()
+    if counts is not None:
+        row |= from_counts("train", counts, fit.metric)
+        tables.append(group_counts("train", counts, schema.groups))
+    if test is not None:
+        rows = test_rows(model, test)
+        probability = model.probability_of(rows.features)
+        row |= measures("test", rows, probability, schema.groups, fit.metric)
+        row |= intervals(rows, probability > 0.5, len(schema.groups), fit.metric, fit.seed)
+        tables.append(group_rows("test", rows, probability > 0.5, schema.groups))
+    weights = None
+    if done.weights is not None:
+        found = named_weights(done.weights, list(schema.groups), np.array([schema.negative, schema.positive]))
+        weights = found.reset_index().assign(**key)
+        row["weights"] = json.dumps([round(float(value), 6) for value in done.weights])
+    folder.save(
+        fit.label,
+        rows=pd.DataFrame([row]),
+        groups=pd.concat(tables, ignore_index=True).assign(**key) if tables else None,
+        weights=weights,
+        history=done.history().assign(**key),
+        models={file_name(fit.label): model.arrays()},
+    )
+
+
+def test_rows(model: TableModel, table: Table) -> Part:
+    """The coordinator's own rows, encoded as the sites agreed; those without a class or a group are left out."""
+    schema = model.schema
+    table.check_columns(schema.needed())
+    rows = parse(
+        schema, pd.concat(list(table.chunks(schema.needed()))), labelled=True, source=str(table.path)
+    )
+    assert rows.labels is not None
+    assert rows.groups is not None
+    kept = rows.take(np.flatnonzero((rows.labels >= 0) & (rows.groups >= 0)))
+    if kept.rows == 0:
+        raise ValueError(f"{table.path} has no row with a value of {schema.target!r} and a group to test on.")
+    return encoded(model.encoder, kept)
+
+
+def from_counts(part: str, counts: np.ndarray, metric: str) -> dict[str, float]:
+    """Accuracy and gap from rows by group, class and decision."""
+    right = counts[:, 0, 0].sum() + counts[:, 1, 1].sum()
+    gaps = []
+    for rate in CRITERIA[metric]:
+        above, below = _rate(counts, rate)
+        there = below > 0
+        gaps.append(np.ptp(above[there] / below[there]) if there.sum() > 1 else np.nan)
+    return {f"{part}_accuracy": float(right / counts.sum()), f"{part}_gap": float(np.max(gaps))}
+
+
+def group_counts(part: str, counts: np.ndarray, names: Sequence[str]) -> pd.DataFrame:
+    """Rates of every group that has rows, each with the ends of Wilson's 95 % interval."""
+    found = pd.DataFrame({"group": names, "part": part, "count": counts.sum(axis=(1, 2))})
+    found["positives"] = counts[:, 1].sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for rate in RATES:
+            above, below = _rate(counts, rate)
+            found[rate] = np.where(below > 0, above / below, np.nan)
+            found[f"{rate}_low"], found[f"{rate}_high"] = wilson(found[rate].to_numpy(), below)
+    return found[found["count"] > 0].reset_index(drop=True)
+
+
+def _rate(counts: np.ndarray, rate: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that count for a rate, and rows it is a rate among, by group."""
+    if rate == "accuracy":
+        return counts[:, 0, 0] + counts[:, 1, 1], counts.sum(axis=(1, 2))
+    if rate == "selection_rate":
+        return counts[:, :, 1].sum(axis=1), counts.sum(axis=(1, 2))
+    label = 1 if rate == "true_positive_rate" else 0
+    return counts[:, label, 1], counts[:, label].sum(axis=1)
+
+
+def notes(sites: pd.DataFrame, run: Run) -> list[str]:
+    """What people should know, in sentences."""
+    found = []
+    silent = sites.loc[sites["rows"].isna(), "site"].tolist()
+    if silent:
+        found.append(
+            f"Rates of groups at {', '.join(silent)} are not included: the policy there does not tell its report."
+        )
+    missed = sites[sites["missed"] > 0]
+    found += [
+        f"{name} missed {count} exchange(s); exchanges.csv says which."
+        for name, count in zip(missed["site"], missed["missed"], strict=True)
+    ]
+    if "test_accuracy" in run.rows and run.rows["test_accuracy"].isna().all():
+        found.append("No rows were held out: --test FILE measures the model on rows of the coordinator's own.")
+    return found

@@ -1,0 +1,124 @@
+"""Sums over whole sets against loops in NumPy: any sizes, clients side by side, and nothing read that is not there."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedbilevel import kernels
+
+# Rounding of sums over a few thousand rows, relative to the largest entry of the result.
+TOLERANCE = {np.float32: 2e-5, np.float64: 1e-12}
+GROUPS = 4
+
+
+@pytest.fixture(autouse=True)
+def _kernels_are_available():
+    if kernels.why_not() is not None:
+        pytest.skip(kernels.why_not())
+
+
+def make(rows, length, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(rows, length)).astype(dtype)
+    labels = (rng.random(rows) < 0.3).astype(dtype)
+    groups = rng.integers(0, GROUPS - 1, rows).astype(np.int32)  # the last group stays empty
+    return features, labels, groups, (3 * rng.normal(size=length) / np.sqrt(length)).astype(dtype)
+
+
+def naive(features, labels, groups, inner, start, size, temperature):
+    """Row by row, in double precision."""
+    features, labels, inner = (array.astype(np.float64) for array in (features, labels, inner))
+    losses, counts, rates, positives = np.zeros((4, GROUPS))
+    loss_gradient, rate_gradients = np.zeros(features.shape[1]), np.zeros((GROUPS, features.shape[1]))
+    for i in range(start, start + size):
+        score, a = features[i] @ inner, groups[i]
+        losses[a] += np.log1p(np.exp(-abs(score))) + max(score, 0) - labels[i] * score
+        counts[a] += 1
+        soft = 1 / (1 + np.exp(-temperature * score))
+        rates[a] += labels[i] * soft
+        positives[a] += labels[i]
+        loss_gradient += (1 / (1 + np.exp(-score)) - labels[i]) * features[i]
+        rate_gradients[a] += labels[i] * temperature * soft * (1 - soft) * features[i]
+    return losses, counts, rates, positives, loss_gradient, rate_gradients
+
+
+def near(found, wanted, dtype):
+    for got, want in zip(found, wanted, strict=True):
+        assert got.dtype == dtype
+        assert np.abs(got - want).max() <= TOLERANCE[dtype] * max(1, np.abs(want).max())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+# Rows that fill tiles and that do not, rows shorter than a vector, tails, more than one flush of the running sum.
+@pytest.mark.parametrize(
+    ("rows", "length", "start", "size"), [(64, 16, 0, 64), (40, 3, 5, 30), (2500, 37, 11, 2300), (9, 1, 8, 1)]
+)
+def test_equals_the_loop_over_rows(rows, length, start, size, dtype):
+    features, labels, groups, inner = make(rows, length, dtype)
+    place = (np.int32(start), np.int32(size))
+    sharp = dtype(7)
+    found = jax.jit(kernels.group_sums, static_argnames="count")(
+        features, labels, groups, *map(jnp.asarray, place), inner, jnp.asarray(sharp), count=GROUPS
+    )
+    wanted = naive(features, labels, groups, inner, start, size, 7.0)
+    near(found, wanted, dtype)
+    plain = kernels.group_sums_reference(features, labels, groups, *place, inner, sharp, count=GROUPS)
+    near(plain, wanted, dtype)
+    losses = kernels.group_losses(features, labels, groups, *map(jnp.asarray, place), inner, count=GROUPS)
+    np.testing.assert_array_equal(losses[0], found.losses)
+    np.testing.assert_array_equal(losses[1], found.counts)
+
+
+def test_clients_of_any_sizes_share_one_array():
+    features, labels, groups, inner = make(90, 5, np.float64)
+    starts, sizes = np.array([0, 30, 60], np.int32), np.array([30, 7, 22], np.int32)
+    inners = np.stack([inner, -inner, 0 * inner])
+
+    def one(start, size, point):
+        return kernels.group_sums(features, labels, groups, start, size, point, jnp.asarray(2.0), count=GROUPS)
+
+    found = jax.vmap(one)(starts, sizes, inners)
+    for client in range(3):
+        wanted = naive(features, labels, groups, inners[client], starts[client], sizes[client], 2.0)
+        near([leaf[client] for leaf in found], wanted, np.float64)
+
+
+def test_extreme_scores_stay_finite_and_a_nan_is_seen():
+    features = np.array([[1e4], [-1e4], [88.0], [-745.0]])
+    labels, groups = np.array([0.0, 1.0, 1.0, 0.0]), np.zeros(4, np.int32)
+    place = (jnp.asarray(np.int32(0)), jnp.asarray(np.int32(4)))
+    found = kernels.group_sums(features, labels, groups, *place, np.ones(1), jnp.asarray(1.0), count=1)
+    near(found[:1], [np.array([2e4])], np.float64)
+    assert all(np.isfinite(leaf).all() for leaf in found)
+    losses, _ = kernels.group_losses(features, labels, groups, *place, np.array([np.nan]), count=1)
+    assert np.isnan(losses).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"groups": np.full(20, GROUPS, np.int32)}, "'groups' names a group that there is not"),
+        ({"groups": np.full(20, -1, np.int32)}, "'groups' names a group that there is not"),
+        ({"size": 21}, "'start' and 'size' name rows that there are not"),
+        ({"start": -1}, "'start' and 'size' name rows that there are not"),
+        ({"size": -1}, "'start' and 'size' name rows that there are not"),
+    ],
+)
+def test_never_reads_what_is_not_there(change, sentence):
+    features, labels, groups, inner = make(20, 4, np.float64)
+    given = {"groups": groups, "start": 0, "size": 20, **change}
+    place = (jnp.asarray(np.int32(given["start"])), jnp.asarray(np.int32(given["size"])))
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=sentence):
+        jax.block_until_ready(kernels.group_losses(features, labels, given["groups"], *place, inner, count=GROUPS))
+
+
+def test_bad_arguments():
+    features, labels, groups, inner = make(20, 4, np.float64)
+    place = (np.int32(0), np.int32(20))
+    with pytest.raises(ValueError, match=r"inner must be float64\(4,\) to fit the features, not float32\(4,\)"):
+        kernels.group_losses(features, labels, groups, *place, inner.astype(np.float32), count=2)
+    with pytest.raises(ValueError, match="features must be a matrix of float32 or float64"):
+        kernels.group_losses(features[0], labels, groups, *place, inner, count=2)
+    with pytest.raises(ValueError, match="temperature must be one float64 number"):
+        kernels.group_sums(features, labels, groups, *place, inner, np.ones(2), count=2)
