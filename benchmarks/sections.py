@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tables
 from harness import Job, Measured, cores, environment, interleaved, measure, median, spread
 
 FULL_STEPS = 2_000
@@ -280,4 +281,5 @@ SECTIONS = {
     "clients": Section(collect_clients, table_clients),
     "inner": Section(collect_inner, table_inner),
     "startup": Section(collect_startup, table_startup),
+    **{name: Section(tables.collector(name), tables.table) for name in tables.SECTIONS},
 }

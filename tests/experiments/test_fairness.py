@@ -9,8 +9,10 @@ import pandas as pd
 import pytest
 
 from fedbilevel.experiments import fairness
-from fedbilevel.experiments.fairness_data import CASES, make_split, widened
-from fedbilevel.experiments.fairness_design import GRIDS, Design, entries
+from fedbilevel.experiments.fairness_data import CASES, Rows, make_split, widened
+from fedbilevel.experiments.fairness_design import GRIDS, Design, Job, entries, lineup
+from fedbilevel.experiments.fairness_floor import expected_gap, floors
+from fedbilevel.experiments.fairness_tables import choose, choose_once
 from fedbilevel.fairness.rows import client_rows
 
 CREDIT = CASES["credit-status"]
@@ -69,22 +71,78 @@ def test_widened_adds_zeros_before_and_a_one_behind():
         widened(np.zeros((1, 3), np.float32), 3)
 
 
+def everything(design, case):
+    return [
+        e for slow in (False, True) for grid in (False, True) for e in entries(design, Job(case, "iid", 0, slow, grid))
+    ]
+
+
 def test_grids_have_equal_sizes_and_hold_their_defaults():
-    design = Design()
-    case = CASES["adult-sex"]
-    found = entries(design, case, slow=False) + entries(design, case, slow=True)
+    found = everything(Design(), "adult-sex")
     for method in GRIDS:
         own = [entry for entry in found if entry.label == method]
         assert len(own) == 4
         assert sum(entry.default for entry in own) == 1
         assert len({entry.recipe for entry in own}) == 4
-    assert {entry.label for entry in entries(design, case, slow=True)} == {"FCFL"}
-    assert (len(entries(design, CREDIT, slow=False)), entries(design, CREDIT, slow=True)) == (8, [])
+    assert {entry.label for entry in entries(Design(), Job("adult-sex", "iid", 0, True, False))} == {"FCFL"}
+    assert len(everything(Design(grid_cases=()), "credit-status")) == 8
 
 
-def test_jobs_cover_every_split_once():
-    jobs = Design(splits=4, slow_splits=2).jobs()
-    assert len(jobs) == len(set(jobs)) == 3 * 2 * 4 + 2 * 2 * 2
+def test_every_entry_has_its_own_mark_which_only_its_own_options_change():
+    found = everything(Design(), "adult-sex")
+    assert len({entry.mark() for entry in found}) == len(found)
+    for entry in lineup(Design(), CASES["adult-sex"]):
+        form = entry.recipe.formulation
+        stronger = replace(entry, recipe=replace(entry.recipe, formulation=replace(form, strength=7.0)))
+        assert (stronger.mark() == entry.mark()) == (not entry.label.endswith("cells"))
+        shorter = replace(entry, recipe=replace(entry.recipe, steps=7))
+        assert shorter.mark() != entry.mark()
+
+
+def test_jobs_cover_every_entry_of_every_split_once_and_the_first_case_first():
+    design = Design(splits=4, slow_splits=2)
+    jobs = design.jobs()
+    ran = [(*job[:3], entry.label, entry.setting) for job in jobs for entry in entries(design, job)]
+    assert len(ran) == len(set(ran)) == 2 * (4 * 16 + 2 * 4) * 2 + 2 * 4 * 20
+    assert [job.case for job in jobs[:16]] == ["adult-sex"] * 16
+
+
+def test_designs_by_name():
+    assert fairness.chosen_design() == fairness.FULL
+    assert fairness.chosen_design(quick=True) == fairness.QUICK
+    wanted = fairness.chosen_design("credit-status, adult-sex", 5, grids=False)
+    assert (wanted.cases, wanted.splits, wanted.grid_cases) == (("credit-status", "adult-sex"), 5, ())
+    with pytest.raises(ValueError, match="'adult-age' is unknown"):
+        fairness.chosen_design("adult-age")
+
+
+def test_measures_by_hand():
+    rows = Rows(
+        np.array([[1.0], [1], [-1], [-1], [1], [1]]), np.array([1.0, 1, 1, 0, 1, 0]), np.array([0, 0, 0, 0, 1, 1])
+    )
+    found = fairness.measured("test", rows, np.array([1.0]))
+    assert found["test_accuracy"] == pytest.approx(4 / 6)
+    assert found["test_gap"] == pytest.approx(1 / 3)
+    assert found["test_lead"] == pytest.approx(2 / 3 - 1)
+
+
+def test_floor_of_two_groups_is_the_mean_of_a_folded_normal():
+    counts, rate = np.array([400, 2000]), 0.6
+    spread = np.sqrt(rate * (1 - rate) * np.sum(1 / counts))
+    assert expected_gap(counts, rate) == pytest.approx(np.sqrt(2 / np.pi) * spread, rel=0.03)
+    both = np.sqrt(spread**2 + rate * (1 - rate) * np.sum(1 / np.array([800, 4000])))
+    assert expected_gap(counts, rate, 2 * counts) == pytest.approx(np.sqrt(2 / np.pi) * both, rel=0.03)
+    assert expected_gap(np.array([400, 0]), rate) == 0
+    with pytest.raises(ValueError, match="rate must lie"):
+        expected_gap(counts, 1.5)
+
+
+def test_floors_of_a_case_grow_with_small_groups():
+    found = floors(pd.DataFrame({"case": ["credit-status", "c"]}), splits=2).set_index("case")
+    assert found.index.tolist() == ["credit-status"]
+    row = found.loc["credit-status"]
+    assert row["smallest"] < 15 < row["largest"]
+    assert 0.1 < row["fair"] < row["fair_in_training"] < 0.6
 
 
 def made_up(splits=6, seed=0):
@@ -104,7 +162,7 @@ def made_up(splits=6, seed=0):
             for part in ("train", "aside", "test"):
                 noise = 0.001 * rng.normal(size=2)
                 row |= {f"{part}_accuracy": accuracy + shared + noise[0], f"{part}_gap": gap + shared / 5 + noise[1]}
-                row[f"{part}_gap_majority"] = row[f"{part}_gap"]
+                row[f"{part}_gap_majority"] = row[f"{part}_lead"] = row[f"{part}_gap"]
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -113,15 +171,31 @@ def test_choice_is_made_on_rows_set_aside_under_the_accuracy_rule():
     rows = made_up()
     # The fairer setting of FedReg costs two points, so the other is chosen, whatever the test rows say.
     rows.loc[rows["setting"] == "penalty=2", "test_gap"] = 0.9
-    chosen = fairness.choose(rows)
+    chosen = choose(rows)
     assert set(chosen[chosen["method"] == "FedReg"]["setting"]) == {"penalty=2"}
     assert len(chosen) == 6 * 3
+
+
+def test_one_choice_for_all_splits_goes_by_means():
+    rows = made_up()
+    rows.loc[(rows["setting"] == "penalty=2") & (rows["split"] == 3), "aside_accuracy"] = 0.5  # one bad split only
+    assert "penalty=1" in set(choose(rows)["setting"])
+    rows.loc[rows["setting"] == "penalty=2", "aside_accuracy"] = 0.849
+    assert set(choose_once(rows)["setting"]) == {"", "penalty=2", "strength=5"}
+    assert len(choose_once(rows)) == 6 * 3
+
+
+def test_splits_without_all_settings_are_not_chosen_from():
+    rows = made_up()
+    rows = rows[~((rows["setting"] == "penalty=2") & (rows["split"] > 3))]
+    chosen = choose(rows)
+    assert chosen[chosen["method"] == "FedReg"]["split"].tolist() == [0, 1, 2, 3]
 
 
 def test_without_an_allowed_setting_the_most_accurate_is_chosen():
     rows = made_up()
     rows = rows[rows["setting"] != "penalty=2"]
-    assert set(fairness.choose(rows)["setting"]) == {"", "penalty=1", "strength=5"}
+    assert set(choose(rows)["setting"]) == {"", "penalty=1", "strength=5"}
 
 
 def test_tables_hold_means_and_paired_differences():
@@ -134,7 +208,7 @@ def test_tables_hold_means_and_paired_differences():
     assert row["mean"] == pytest.approx(ours.mean())
     assert row["difference"] == pytest.approx((ours - base).mean())
     assert row["excludes_zero"]
-    duel = result.duels.set_index("against").loc["FedReg"]
+    duel = result.duels.set_index(["choice", "against"]).loc[("each split", "FedReg")]
     assert duel["dominates"]
     assert duel["gap"] == pytest.approx(-0.03, abs=0.003)
     assert len(result.fronts) == 4
@@ -162,7 +236,7 @@ def test_a_small_run_writes_its_files_and_goes_on_where_it_stopped(tmp_path):
     names = {file.name for file in tmp_path.iterdir()}
     assert names == {
         "fairness-rows.csv", "fairness-table.csv", "fairness-settings.json", "fairness-differences.png",
-        "fairness-differences.svg",
+        "fairness-differences.svg", "fairness-floors.csv",
     }  # fmt: skip
     assert result.rows["test_accuracy"].between(0.5, 1).all()
 

@@ -46,7 +46,7 @@ def naive(features, labels, groups, inner, start, size, temperature):
 def near(found, wanted, dtype):
     for got, want in zip(found, wanted, strict=True):
         assert got.dtype == dtype
-        assert np.abs(got - want).max() <= TOLERANCE[dtype] * max(1, np.abs(want).max())
+        assert np.abs(np.asarray(got, np.float64) - want).max() <= TOLERANCE[dtype] * max(1, np.abs(want).max())
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

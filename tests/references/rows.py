@@ -58,14 +58,14 @@ def by_phase(data, seed, batch_size, outer_batch_size=None):
     return rows
 
 
-def drawn(data, seed, rounds, steps, batch_size, train_batches=0, val_batches=0, outer_batch_size=None):
+def drawn(data, seed, rounds, steps, batch_size, train_batches=0, val_batches=0, outer_batch_size=None, ordinal=0):
     """A function (round, client, step) -> Rows, following the keys an engine must use."""
     seed_key = jax.random.key(seed)
     val_sizes = np.zeros_like(data.train_sizes) if data.val is None else data.val_sizes
 
     def one(number, client, train_size, val_size) -> Draws:
         own = LocalData(None, None, client, train_size, val_size)
-        key = client_key(seed_key, number, 0, client)
+        key = client_key(seed_key, number, ordinal, client)
         return draw_round(
             own,
             key,

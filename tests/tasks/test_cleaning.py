@@ -90,7 +90,7 @@ def untuned(task):
 def test_a_shared_trust_model_finds_wrong_labels_with_local_lower_levels():
     task = data_cleaning(IMAGES, 1, concentration=1.0, noise=0.6)
     step = 1 / task.curvature
-    algo = fb.fedbio(task.problem, fb.neumann(terms=5, step=step / 2), step / 2, task.outer_step, 5)
+    algo = fb.fedbio(task.problem, fb.neumann(terms=5, step=step / 2), step / 2, task.outer_step / 2, 5)
     result = fb.simulate(algo, task.data, rounds=60, record_every=None)
     before = untuned(task)
     found = task.evaluate(result.outer, settled_inner(task, result.outer, result.inner))

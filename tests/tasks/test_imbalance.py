@@ -62,9 +62,9 @@ def test_a_tuned_loss_serves_rare_classes_better(lower_level, margin):
         task = loss_tuning(IMAGES, seed, lower_level=lower_level)
         step = 1 / task.curvature
         if lower_level == "local":
-            algo = fb.fedbio(task.problem, fb.neumann(terms=5, step=step / 2), step / 2, 3 * task.outer_step, 5)
+            algo = fb.fedbio(task.problem, fb.neumann(terms=5, step=step / 2), step / 2, 1.5 * task.outer_step, 5)
         else:
-            algo = fb.fedbio_global(task.problem, step, task.outer_step, step, local_steps=5)
+            algo = fb.fedbio_global(task.problem, step, task.outer_step / 2, step, local_steps=5)
         result = fb.simulate(algo, task.data, rounds=100, record_every=None)
         outer, inner = task.problem.init(None)
         start = np.broadcast_to(inner, (5, *inner.shape))

@@ -71,9 +71,9 @@ def test_useless_features_are_penalised_and_prediction_gains(link, lower_level):
     task = random_penalties(1, link=link, lower_level=lower_level)
     step = 0.5 / task.curvature
     if lower_level == "local":
-        algo = fb.fedbio(task.problem, fb.neumann(terms=10, step=step), step, task.outer_step, 5)
+        algo = fb.fedbio(task.problem, fb.neumann(terms=10, step=step), step, task.outer_step / 2, 5)
     else:
-        algo = fb.fedbio_global(task.problem, step, task.outer_step, step, local_steps=5)
+        algo = fb.fedbio_global(task.problem, step, task.outer_step / 2, step, local_steps=5)
     result = fb.simulate(algo, task.data, rounds=200, record_every=None)
     outer = np.asarray(result.outer)
     informative = task.facts["informative"]

@@ -47,9 +47,9 @@ def test_a_learned_representation_beats_a_random_one(lower_level):
     task = hyper_representation(IMAGES, 1, lower_level=lower_level, concentration=1.0)
     step = 1 / task.curvature
     if lower_level == "local":
-        algo = fb.fedbio(task.problem, fb.neumann(terms=5, step=step), 2 * step, task.outer_step, 5)
+        algo = fb.fedbio(task.problem, fb.neumann(terms=5, step=step), 2 * step, task.outer_step / 2, 5)
     else:
-        algo = fb.fedbio_global(task.problem, 2 * step, task.outer_step, 2 * step, local_steps=5)
+        algo = fb.fedbio_global(task.problem, 2 * step, task.outer_step / 2, 2 * step, local_steps=5)
     result = fb.simulate(algo, task.data, rounds=100, record_every=None)
     outer, inner = task.problem.init(jax.random.key(0))
     start = np.broadcast_to(inner, (8, *inner.shape))

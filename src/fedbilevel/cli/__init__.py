@@ -14,11 +14,14 @@ import typer
 
 from fedbilevel._version import __version__
 from fedbilevel.cli.compare import compare
+from fedbilevel.cli.fairness import fairness
+from fedbilevel.cli.federate import app as federate
 from fedbilevel.cli.fit import fit
 from fedbilevel.cli.predict import predict
 from fedbilevel.cli.rates import rates
 from fedbilevel.cli.report import report
 from fedbilevel.cli.schema import schema
+from fedbilevel.cli.table1 import table1
 
 app = typer.Typer(
     name="fedbilevel",
@@ -44,7 +47,9 @@ def about(
     """Options that stand before the command."""
 
 
+app.command(epilog="Example:  fedbilevel table1 --splits many --out runs/many")(table1)
 app.command(epilog="Example:  fedbilevel rates --out runs/rates")(rates)
+app.command(epilog="Example:  fedbilevel fairness --out runs/fairness --cases adult-sex --splits 20")(fairness)
 app.command(epilog="Example:  fedbilevel schema site1.csv site2.csv --target income --sensitive sex --out schema.toml")(
     schema
 )
@@ -54,6 +59,7 @@ app.command(epilog="Example:  fedbilevel fit site1.csv site2.csv --target income
 app.command(epilog="Example:  fedbilevel predict runs/income rows.csv > predictions.csv")(predict)
 app.command(epilog="Example:  fedbilevel report runs/table1 --figures")(report)
 app.command(epilog="Example:  fedbilevel compare runs/table1 runs/table1-grid")(compare)
+app.add_typer(federate)
 
 
 def main() -> None:

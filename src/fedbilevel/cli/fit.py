@@ -110,8 +110,12 @@ def fit(
     from fedbilevel.experiments import fit as experiment
 
     line = shlex.join(["fedbilevel", *sys.argv[1:]])
-    with reported(quiet) as tell:
-        result = experiment.run(tables, meaning, folder, options, clients=clients, line=line, tell=tell)
+    try:
+        with reported(quiet) as tell:
+            result = experiment.run(tables, meaning, folder, options, clients=clients, line=line, tell=tell)
+    except KeyboardInterrupt:
+        print(f"fedbilevel: stopped; the same command goes on with what is in {folder}.", file=sys.stderr)
+        raise typer.Exit(130) from None
     if as_json:
         print(json.dumps(_machine(result, folder), ensure_ascii=False, allow_nan=False))
     elif talks:

@@ -77,7 +77,7 @@ def print_table(console: Console, run: Run) -> None:
         beside = len(cases) > 1 and console.width >= 16 + len(cases) * len(columns) * 15
         for together in [cases] if beside else [[case] for case in cases]:
             places = ", ".join(WORDS.get(case.key[1], case.key[1]) for case in together)
-            title = f"{WORDS.get(dataset, dataset)}, {places}: measured (mean ± sd), the paper's below"
+            title = f"{WORDS.get(dataset, dataset)}, {places}"
             table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
             table.add_column("", no_wrap=True)
             for case in together:
@@ -120,8 +120,9 @@ def notes(run: Run) -> list[str]:
     """What has to be said with the table."""
     kept = run.configuration
     told = [
+        f"Mean ± standard deviation of {kept['seeds']} runs of {kept['steps']:,} steps; below each row the paper's figures.",
         "* best, beyond noise: the 95 % interval of the paired difference to every other method excludes 0 (Bonferroni).  "
-        "+ best mean, but not beyond noise."
+        "+ best mean, but not beyond noise.",
     ]
     if kept["splits"] == "one":
         told.append(

@@ -32,7 +32,7 @@ CONCENTRATION = 1.0
 NOISE = 0.6
 TUNING_SEED = 1_000_000
 """Step sizes are chosen on a draw that no reported run sees."""
-INNER_RANGE = (0.1, 2.0)
+INNER_RANGE = (0.15, 4.0)
 OUTER_RANGE = (1 / 30, 30.0)
 """Factors of the task's own inner and outer step that are searched, evenly on a logarithmic scale."""
 
@@ -46,7 +46,7 @@ class Design:
     seeds: int = 5
     budget: int = 12
     rounds: int = 200
-    points: int = 20
+    points: int = 24
 
 
 class Steps(NamedTuple):
@@ -208,7 +208,7 @@ def factors(budget: int) -> list[tuple[float, float]]:
     depend on what another one found.  The first point is the middle of both ranges.
 
     >>> [tuple(round(x, 2) for x in point) for point in factors(3)]
-    [(0.45, 1.0), (0.21, 0.05), (0.1, 2.59)]
+    [(0.77, 1.0), (0.34, 0.05), (0.15, 2.59)]
     """
     plastic = 1.32471795724474602596
     found = []

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from fedbilevel.calculus import Tree, all_finite
 from fedbilevel.engines.book import Book
@@ -49,8 +48,14 @@ def most_exchanges(algorithm: Algorithm) -> int:
     return sum(times for _, times in phases_of(algorithm.plan))
 
 
+def prepared(algorithm: Algorithm, task: Task) -> Run:
+    """The checked and laid-out simulation; it serves every setting of the step sizes."""
+    return Run(algorithm, task.data, Options(record_every=1, diagnostics="cheap", devices=jax.devices()[:1]))
+
+
 def walk(
-    algorithm: Algorithm,
+    run: Run,
+    settings: Any,
     task: Task,
     *,
     seed: int,
@@ -58,23 +63,26 @@ def walk(
     points: int,
     scores: bool,
 ) -> Walk:
-    """Run until the server and the clients have talked ``exchanges`` times, looking up about ``points`` times."""
-    run = Run(algorithm, task.data, Options(record_every=1, diagnostics="cheap", devices=jax.devices()[:1]))
-    settings = algorithm.settings
+    """Run until the server and the clients have talked ``exchanges`` times, looking up ``points`` times or a little more.
+
+    The moments lie closer together at the beginning, where scores change fastest.
+    """
     book, state = Book(run, settings, seed), begin(run.program, settings, np.uint32(seed))
-    every = max(1, math.ceil(exchanges / points / most_exchanges(algorithm)))
+    moments = iter(_moments(math.ceil(exchanges / most_exchanges(run.algorithm)), points))
     rows: list[dict[str, Any]] = []
     talked, seconds = 0, 0.0
     run.warm_up(settings)
     while True:
         began = time.perf_counter()
-        after, found = _some_rounds(run, settings, seed, state, book.done, every if rows else 0)
+        # A series of random length may leave exchanges over when the planned moments are spent.
+        count = next(moments, book.done + 1) - book.done if rows else 0
+        after, found = _some_rounds(run, settings, seed, state, book.done, count)
         elapsed = time.perf_counter() - began if rows else 0.0
         seconds += elapsed
         if not (bool(_finite((after.server, after.local))) and np.isfinite(found["objective"][0])):
             return Walk(rows, None, None)
         talked += sum(int(found[name][0]) for name in found if name.startswith("messages/")) // task.data.clients
-        book.note(found, 1, every if rows else 0, elapsed)
+        book.note(found, 1, count, elapsed)
         state = counters_at_zero(after)
         row = {**book.rows[-1], "round": talked, "iteration": book.done, "seconds": seconds}
         done = talked >= exchanges
@@ -84,6 +92,15 @@ def walk(
         rows.append(row)
         if result is not None and done:
             return Walk(rows, result.outer, result.inner)
+
+
+def _moments(rounds: int, points: int) -> list[int]:
+    """Numbers of rounds after which to look, the last being ``rounds``: as 1, 2, 3, ... first, then ever further apart.
+
+    >>> _moments(200, 8)
+    [1, 2, 5, 10, 21, 44, 94, 200]
+    """
+    return sorted({round(float(moment)) for moment in np.geomspace(1, rounds, points)})
 
 
 def _some_rounds(
@@ -103,19 +120,32 @@ def settled_inner(task: Task, outer: Tree, inner: Tree) -> Tree:
     from scipy.optimize import minimize
 
     shared = task.lower_level == "global"
-    start = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), inner) if shared else inner
-    flat, restore = ravel_pytree(start)
+    leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, inner))
+    firsts = [leaf.mean(axis=0) if shared else leaf for leaf in leaves]
+    ends = np.cumsum([leaf.size for leaf in firsts])[:-1]
 
-    def value(vector: np.ndarray) -> tuple[float, np.ndarray]:
-        point = restore(jnp.asarray(vector, flat.dtype))
-        loss, slope = _inner_value(task.problem, shared, outer, point, task.data.train)
-        return float(loss), np.asarray(ravel_pytree(slope)[0], np.float64)
+    def tree(vector: Any) -> Tree:
+        parts = zip(np.split(vector, ends), firsts, strict=True)
+        return jax.tree.unflatten(structure, [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in parts])
 
-    found = minimize(value, np.asarray(flat, np.float64), jac=True, method="L-BFGS-B", options={"maxiter": 500})
-    solved = restore(jnp.asarray(found.x, flat.dtype))
+    def flat(found: list[Any]) -> Any:
+        return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in found])
+
+    def value(vector: Any) -> tuple[float, Any]:
+        loss, slope = _inner_value(task.problem, shared, outer, tree(vector), train)
+        return float(loss), flat(jax.tree.leaves(slope))
+
+    train = jax.device_put(task.data.train)
+    solved = tree(minimize(value, flat(firsts), jac=True, method="L-BFGS-B", options={"maxiter": 200}).x)
     if not shared:
         return solved
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (task.data.clients, *leaf.shape)), solved)
+    return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (task.data.clients, *leaf.shape)), solved)
+
+
+@partial(jax.jit, static_argnames=("problem",))
+def outer_value(problem: BilevelProblem, outer: Tree, inner: Tree, val: Tree) -> jax.Array:
+    """The clients' mean outer loss over all validation rows."""
+    return jnp.mean(jax.vmap(problem.outer_loss, in_axes=(None, 0, 0))(outer, inner, val))
 
 
 @partial(jax.jit, static_argnames=("problem", "shared"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from fedbilevel.experiments.fairness_floor import floors
 from fedbilevel.experiments.fairness_tables import choose, choose_once, compare, fight, front
 from fedbilevel.fairness.methods import fit
 from fedbilevel.fairness.metrics import disparity
+from fedbilevel.problem import whole_number
 
 __all__ = ["FULL", "QUICK", "FairnessResult", "compare", "run", "summarise", "write"]
 
@@ -45,6 +46,25 @@ class FairnessResult:
     duels: pd.DataFrame
     floors: pd.DataFrame
     settings: dict[str, Any]
+
+
+def chosen_design(
+    cases: str | None = None, splits: int | None = None, grids: bool = True, quick: bool = False
+) -> Design:
+    """`FULL` or `QUICK`, with other cases (names separated by commas) or another number of splits."""
+    usual = QUICK if quick else FULL
+    names = usual.cases if cases is None else tuple(name.strip() for name in cases.split(",") if name.strip())
+    for name in names:
+        if name not in CASES:
+            raise ValueError(f"cases: {name!r} is unknown; choose among {', '.join(CASES)}.")
+    if not names:
+        raise ValueError(f"cases is empty; name one at least of {', '.join(CASES)}.")
+    count = usual.splits if splits is None else splits
+    whole_number("splits", count, least=2)
+    wanted = tuple(dict.fromkeys(names))
+    return replace(
+        usual, cases=wanted, splits=count, slow_splits=count, grid_cases=wanted if grids and not quick else ()
+    )
 
 
 def run(
@@ -90,7 +110,7 @@ def _finished(out: Path | None, design: Design) -> list[dict[str, Any]]:
     rows = pd.read_csv(out / ROWS_FILE, dtype=text).fillna({"setting": "", "weights": ""})
     wanted = {(*job[:3], e.label, e.setting, e.mark()) for job in design.jobs() for e in entries(design, job)}
     found = [{str(name): value for name, value in row.items()} for row in rows.to_dict(orient="records")]
-    return [row for row in found if _name(row) in wanted]
+    return [row for row in found if _name(row) in wanted and "test_lead" in row]
 
 
 def _name(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -139,10 +159,17 @@ def evaluate(entry: Entry, split: Split) -> dict[str, Any]:
 
 
 def measured(part: str, rows: Rows, params: np.ndarray) -> dict[str, float]:
+    """Accuracy, both gaps, and the lead: the majority's true-positive rate minus that of all others, with its sign.
+
+    The gap of a fair model is positive by chance alone; its lead is 0 on average, so a mean over splits can show that it is.
+    """
     labels, decisions = rows.labels.astype(int), (rows.features @ params > 0).astype(int)
     found = {f"{part}_accuracy": float((labels == decisions).mean())}
     for name, method in (("gap", "between_groups"), ("gap_majority", "majority_vs_rest")):
         found[f"{part}_{name}"] = disparity(labels, decisions, sensitive_features=rows.groups, method=method).value
+    majority = rows.groups == np.bincount(rows.groups).argmax()
+    positive = labels == 1
+    found[f"{part}_lead"] = float(decisions[positive & majority].mean() - decisions[positive & ~majority].mean())
     return found
 
 

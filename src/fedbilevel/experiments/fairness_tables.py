@@ -11,7 +11,7 @@ from fedbilevel.experiments.fairness_data import TEST_SHARE
 from fedbilevel.experiments.fairness_design import BASELINE
 from fedbilevel.fairness.intervals import across_splits, comparison_table, paired_difference
 
-METRICS = ("test_accuracy", "train_gap", "test_gap", "test_gap_majority")
+METRICS = ("test_accuracy", "train_gap", "test_gap", "test_gap_majority", "test_lead")
 LARGEST_LOSS = 0.005
 """Accuracy that a setting may cost on the rows set aside, against FedAvg, when settings are chosen."""
 

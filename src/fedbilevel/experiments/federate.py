@@ -153,9 +153,7 @@ class Outcome:
         about, arrays = state
         self.seconds = float(about["progress"]["seconds"])
         self.bytes_up, self.bytes_down = int(about["progress"]["bytes_up"]), int(about["progress"]["bytes_down"])
-        self.agreed = {
-            name.partition("/")[2]: array for name, array in arrays.items() if name.startswith("agreed/")
-        }
+        self.agreed = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith("agreed/")}
         self.program = FairProgram(settings.arguments)
         self.recipe = self.program.recipe(self.agreed)
         self.answers = read_answers(self.program, self.agreed, read_arrays_of_answers(folder))
@@ -269,9 +267,7 @@ def test_rows(model: TableModel, table: Table) -> Part:
     """The coordinator's own rows, encoded as the sites agreed; those without a class or a group are left out."""
     schema = model.schema
     table.check_columns(schema.needed())
-    rows = parse(
-        schema, pd.concat(list(table.chunks(schema.needed()))), labelled=True, source=str(table.path)
-    )
+    rows = parse(schema, pd.concat(list(table.chunks(schema.needed()))), labelled=True, source=str(table.path))
     assert rows.labels is not None
     assert rows.groups is not None
     kept = rows.take(np.flatnonzero((rows.labels >= 0) & (rows.groups >= 0)))

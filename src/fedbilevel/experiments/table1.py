@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from fedbilevel import kernels
 from fedbilevel.experiments.table1_data import Split, make_split
 from fedbilevel.experiments.table1_design import LABELS, OURS, Design, Job, from_configuration
 from fedbilevel.experiments.table1_measure import Measured, measure
@@ -77,6 +78,8 @@ class _Work:
         for job in sorted(self.jobs, key=_rank):
             programs[job.program].append(job)
         self.report(State(self.done, self.total, None, "preparing data and programs"))
+        # On a machine that has not built the kernels yet, a compiler can do so while this process reads the data.
+        threading.Thread(target=kernels.available, daemon=True).start()
         pool = Pool(self._prepare, self._run, _rank)
         pool.run([(jobs[0], jobs) for jobs in programs.values()], workers)
 

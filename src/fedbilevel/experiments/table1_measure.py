@@ -10,8 +10,10 @@ import pandas as pd
 
 from fedbilevel.experiments.table1_data import Rows, Split
 from fedbilevel.experiments.table1_design import LABELS, Design, Job
-from fedbilevel.fairness.metrics import Encoded, auc, encoded_disparity, group_table
+from fedbilevel.fairness.metrics import Encoded, auc, encoded_disparity
 from fedbilevel.fairness.trainer import Course, Stop
+
+PARTS = ("train", "validation", "test")
 
 
 class Measured(NamedTuple):
@@ -32,13 +34,16 @@ def measure(design: Design, job: Job, split: Split, course: Course) -> Measured:
         "seed": job.seeds[0],
     }
     ends = [stop for stop, after in _pairs(course.stops) if after is None or after.stage != stop.stage]
+    told = (
+        {} if course.diverged else {part: decided(getattr(split, part), course.params, split.names) for part in PARTS}
+    )
     weights = [] if course.weights is None else [float(weight) for weight in course.weights]
     row: dict[str, Any] = {
         **marks,
         "split_seed": job.split_seed,
         "setting": f"learning rate {job.rate:g}",
         "rate": job.rate,
-        **_quality(design, split, course),
+        **_quality(design, split, course, told),
         "rounds": sum(stop.round for stop in ends),
         "steps": sum(stop.step for stop in ends),
         **_costs(ends[-1]),
@@ -48,7 +53,7 @@ def measure(design: Design, job: Job, split: Split, course: Course) -> Measured:
     }
     return Measured(
         pd.DataFrame([row]),
-        _groups(marks, split, course),
+        _groups(marks, told),
         _weights(marks, job, split, weights),
         _history(design, marks, split, course),
     )
@@ -75,33 +80,43 @@ def decided(rows: Rows, params: np.ndarray, names: list[str]) -> Encoded:
     return Encoded(rows.labels.astype(np.int8), predicted, rows.groups.astype(np.int32), names, None)
 
 
-def _quality(design: Design, split: Split, course: Course) -> dict[str, float]:
-    if course.diverged:
-        return {}
+def _quality(design: Design, split: Split, course: Course, told: dict[str, Encoded]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for part in ("train", "validation", "test"):
-        told = decided(getattr(split, part), course.params, split.names)
-        right = told.y_true == told.y_pred
+    for part, said in told.items():
+        right = said.y_true == said.y_pred
         found[f"{part}_accuracy"] = float(right.mean())
-        found[f"{part}_gap"] = encoded_disparity(told, design.metric, design.convention)
-        found[f"{part}_gap_majority"] = encoded_disparity(told, design.metric, "majority_vs_rest")
+        found[f"{part}_gap"] = encoded_disparity(said, design.metric, design.convention)
+        found[f"{part}_gap_majority"] = encoded_disparity(said, design.metric, "majority_vs_rest")
         if part == "test":
-            of_class = [float(right[told.y_true == label].mean()) for label in (0, 1)]
+            of_class = [float(right[said.y_true == label].mean()) for label in (0, 1)]
             found["test_balanced_accuracy"] = sum(of_class) / 2
-            found["test_auc"] = auc(told.y_true, split.test.features @ course.params)
+            found["test_auc"] = auc(said.y_true, split.test.features @ course.params)
     return found
 
 
-def _groups(marks: dict[str, Any], split: Split, course: Course) -> pd.DataFrame:
-    if course.diverged:
-        return pd.DataFrame()
+def _groups(marks: dict[str, Any], told: dict[str, Encoded]) -> pd.DataFrame:
+    """`fedbilevel.fairness.metrics.group_table` of the training and test rows, from arrays that need no checking."""
     frames = []
-    for part in ("train", "test"):
-        told = decided(getattr(split, part), course.params, split.names)
-        table = group_table(told.y_true, told.y_pred, sensitive_features=told.groups).drop(columns="negatives")
-        names = [split.names[code] for code in table.index]
-        frames.append(table.reset_index(drop=True).assign(group=names, part=part))
-    return pd.concat(frames, ignore_index=True).assign(**marks)
+    for part, said in told.items():
+        if part == "validation":
+            continue
+
+        def total(chosen: np.ndarray, said: Encoded = said) -> np.ndarray:
+            return np.bincount(said.groups[chosen], minlength=len(said.names))
+
+        positive, selected = said.y_true == 1, said.y_pred == 1
+        count, positives = total(np.ones(len(positive), bool)), total(positive)
+        with np.errstate(invalid="ignore"):  # a rate among no rows is missing
+            rates = {
+                "true_positive_rate": total(positive & selected) / positives,
+                "false_positive_rate": total(~positive & selected) / (count - positives),
+                "selection_rate": total(selected) / count,
+                "accuracy": total(positive == selected) / count,
+            }
+        frames.append(
+            pd.DataFrame({"part": part, "group": said.names, "count": count, "positives": positives, **rates})
+        )
+    return pd.concat(frames, ignore_index=True).assign(**marks) if frames else pd.DataFrame()
 
 
 def _weights(marks: dict[str, Any], job: Job, split: Split, weights: list[float]) -> pd.DataFrame:
@@ -122,12 +137,13 @@ def _history(design: Design, marks: dict[str, Any], split: Split, course: Course
     scores = split.test.features @ params
     truth, groups = split.test.labels.astype(np.int8), split.test.groups.astype(np.int32)
     lines = []
+    places = {stop.round: place for place, stop in enumerate(models)}
     for stop in course.stops:
         line = {**marks, "stage": stop.stage, "round": stop.round, "step": stop.step, **_costs(stop)}
         if stop.stage == "weights":
             line["objective"] = _validation_loss(split, stop)
         else:
-            predicted = (scores[:, len([1 for one in models if one.round < stop.round])] > 0).astype(np.int8)
+            predicted = (scores[:, places[stop.round]] > 0).astype(np.int8)
             line["objective"] = float(loss[stop.round])
             line["test_accuracy"] = float((predicted == truth).mean())
             told = Encoded(truth, predicted, groups, split.names, None)

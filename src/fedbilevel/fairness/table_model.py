@@ -76,7 +76,7 @@ class TableModel:
         """A model written by `arrays`; one sentence if the file is none, is damaged, or of a newer version."""
         source = Path(path)
         try:
-            with np.load(source, allow_pickle=False) as file:
+            with source.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 about = json.loads(bytes(file["about"]))
                 arrays = {name: file[name] for name in file.files if name != "about"}
         except FileNotFoundError:

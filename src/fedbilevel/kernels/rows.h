@@ -175,8 +175,9 @@ struct alignas(64) Tile {
   T factors[kPoints][kTile];
 };
 
-// dots[q][i] = rows[i] . queries[q], for `kQueries` packed vectors.
-template <typename T, int kQueries>
+// dots[q][i] = rows[i] . queries[q], for `kQueries` packed vectors. `kScattered`: rows lie anywhere and are asked for ahead;
+// otherwise one after the other, which the hardware sees by itself.
+template <typename T, int kQueries, bool kScattered = true>
 __attribute__((noinline)) void Dots(const Shape<T>& shape, const Rows<T>& run, const T* const* queries, Tile<T>& tile) {
   constexpr int kGroup = kSums / kQueries;
   constexpr int64_t kWidth = Simd<T>::kWidth;
@@ -200,7 +201,7 @@ __attribute__((noinline)) void Dots(const Shape<T>& shape, const Rows<T>& run, c
           Hold(values[q]);
         }
         for (int r = 0; r < kGroup; ++r) {
-          __builtin_prefetch(coming[r] + c);
+          if constexpr (kScattered) __builtin_prefetch(coming[r] + c);
           Vector<T> row = Load(rows[r] + c);
           Hold(row);
           for (int q = 0; q < kQueries; ++q) sums[q * kGroup + r] += row * values[q];
@@ -208,7 +209,7 @@ __attribute__((noinline)) void Dots(const Shape<T>& shape, const Rows<T>& run, c
       }
       if (end == shape.full && shape.rest > 0) {
         for (int r = 0; r < kGroup; ++r) {
-          __builtin_prefetch(coming[r] + shape.length - 1);
+          if constexpr (kScattered) __builtin_prefetch(coming[r] + shape.length - 1);
           const Vector<T> row = shape.Rest(rows[r]);
           for (int q = 0; q < kQueries; ++q) sums[q * kGroup + r] += row * Load(query[q] + shape.full * kWidth);
         }

@@ -17,6 +17,7 @@
 
 namespace fedbilevel {
 
+constexpr int64_t kBanks = 4;     // running sums a group has: neighbouring rows, often of one group, need not wait for each other
 constexpr int64_t kFlush = 1024;  // rows summed up before they join the total: long sums in small steps lose digits
 
 // log(1 + e) for e in [0, 1]: twice the series of artanh at e / (2 + e), which is at most 1/3.
@@ -54,7 +55,7 @@ bool SumOver(const WholeSet<T>& set, const Shape<T>& shape, const T* inner, T te
   std::fill_n(partial[0], padded, T(0));
   std::fill_n(total, padded, T(0));
   std::vector<T> by_group(kGradients ? set.group_count * padded : 0, T(0));
-  std::vector<double> sums(4 * set.group_count, 0.0);  // losses, counts, rates, positives
+  std::vector<double> sums(kBanks * 4 * set.group_count, 0.0);  // of losses, counts, rates, positives
   const Rows<T> run = {set.features, nullptr, set.rows, set.length};
   Tile<T> tile = {};
   T losses[kTile], slopes[kTile], soft[kTile], steep[kTile];
@@ -66,7 +67,7 @@ bool SumOver(const WholeSet<T>& set, const Shape<T>& shape, const T* inner, T te
     std::fill(tile.targets + tile.size, tile.targets + kTile, T(0));
     for (int64_t i = 0; i < tile.size; ++i) tile.rows[i] = run[first + i];
     for (int64_t i = tile.size; i < kTile; ++i) tile.rows[i] = space.zeros();
-    Dots<T, 1>(shape, run, queries, tile);
+    Dots<T, 1, false>(shape, run, queries, tile);
     for (int64_t i = 0; i < kTile; i += width) {
       const Vector<T> z = Load(tile.dots[0] + i), target = Load(tile.targets + i);
       const Vector<T> decay = ExpOfNegative<T>(z < T(0) ? z : -z);
@@ -82,7 +83,7 @@ bool SumOver(const WholeSet<T>& set, const Shape<T>& shape, const T* inner, T te
       const bool inside = static_cast<uint32_t>(set.groups[first + i]) < static_cast<uint64_t>(set.group_count);
       valid &= inside;
       const int64_t group = inside ? set.groups[first + i] : 0;
-      double* own = sums.data() + 4 * group;
+      double* own = sums.data() + 4 * (group * kBanks + i % kBanks);
       own[0] += losses[i];
       own[1] += 1;
       if constexpr (kGradients) {
@@ -110,11 +111,13 @@ bool SumOver(const WholeSet<T>& set, const Shape<T>& shape, const T* inner, T te
     }
   }
   for (int64_t a = 0; a < set.group_count; ++a) {
-    out.losses[a] = static_cast<T>(sums[4 * a]);
-    out.counts[a] = static_cast<T>(sums[4 * a + 1]);
+    double own[4] = {};
+    for (int64_t k = 0; k < 4 * kBanks; ++k) own[k % 4] += sums[4 * kBanks * a + k];
+    out.losses[a] = static_cast<T>(own[0]);
+    out.counts[a] = static_cast<T>(own[1]);
     if constexpr (kGradients) {
-      out.rates[a] = static_cast<T>(sums[4 * a + 2]);
-      out.positives[a] = static_cast<T>(sums[4 * a + 3]);
+      out.rates[a] = static_cast<T>(own[2]);
+      out.positives[a] = static_cast<T>(own[3]);
       shape.Unpack(by_group.data() + a * padded, out.rate_gradients + a * set.length);
     }
   }

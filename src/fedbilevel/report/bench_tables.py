@@ -1,8 +1,8 @@
 """The tables of a bench from its rows and history: means with intervals, costs to reach a target, and the ranking.
 
-A target is set for each task and lower level, seed by seed: what ordinary training scores on that draw, plus a share of the
-*gain*, the largest mean improvement over it that any algorithm of the bench ends with.  A run reaches it at the first
-moment its score is there; between two recorded moments costs are interpolated.
+A target is set for each task, lower level and seed: what ordinary training scores on that draw, plus a share of the *gain*,
+the largest improvement over it that any algorithm of the bench ends with there.  A run reaches it at the first moment its
+score is there; between two recorded moments costs are interpolated.
 """
 
 from __future__ import annotations
@@ -71,25 +71,26 @@ def _interval(name: str, values: pd.Series[Any]) -> dict[str, float]:
 
 
 def gains(rows: pd.DataFrame) -> dict[Any, float]:
-    """Per task and lower level the largest mean improvement over ordinary training; diverged runs count as none."""
+    """Per task, lower level and seed the largest improvement over ordinary training; a diverged run has none."""
     improved = rows.assign(gain=(rows["score"] - rows["untuned"]).fillna(0.0))
-    means = improved.groupby(CELL, sort=False)["gain"].mean()
-    return {key: float(gain) for key, gain in means.groupby(level=["dataset", "split"], sort=False).max().items()}
+    return {key: float(gain) for key, gain in improved.groupby(["dataset", "split", "seed"])["gain"].max().items()}
 
 
 def target_table(rows: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
     largest, out = gains(rows), []
     paths = dict(iter(history.groupby([*CELL, "seed"], sort=False)))
     for key, group in rows.groupby(CELL, sort=False):
-        gain = largest[key[0], key[1]]
+        own = {seed: largest[key[0], key[1], seed] for seed in group["seed"]}
+        start = dict(zip(group["seed"], group["untuned"], strict=True))
         for share in SHARES:
             crossings = [
-                crossing(paths.get((*key, run["seed"]), history.iloc[:0]), run["untuned"] + share * gain)
-                for _, run in group.iterrows()
+                crossing(paths.get((*key, seed), history.iloc[:0]), start[seed] + share * gain)
+                for seed, gain in own.items()
+                if gain > 0
             ]
-            arrived = [moment for moment in crossings if moment is not None] if gain > 0 else []
-            row: dict[str, Any] = {**dict(zip(CELL, key, strict=True)), "share": share, "gain": gain}
-            row |= {"seeds": len(group), "reached": len(arrived)}
+            arrived = [moment for moment in crossings if moment is not None]
+            row: dict[str, Any] = {**dict(zip(CELL, key, strict=True)), "share": share}
+            row |= {"gain": float(np.mean(list(own.values()))), "seeds": len(crossings), "reached": len(arrived)}
             row |= _typical(arrived)
             out.append(row)
     return pd.DataFrame(out)

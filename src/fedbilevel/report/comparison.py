@@ -19,7 +19,7 @@ from fedbilevel.fairness.intervals import across_splits
 from fedbilevel.report.page_html import render
 from fedbilevel.report.page_tables import pairs
 from fedbilevel.report.reading import WORDS, Metric, Study, metrics, study
-from fedbilevel.report.scales import shown, signed
+from fedbilevel.report.scales import shown, shown_spread, signed
 from fedbilevel.report.summary import LEVEL, spread
 from fedbilevel.runs import Run
 
@@ -190,7 +190,9 @@ def as_table(comparison: Comparison) -> pd.DataFrame:
 
 
 def _cell(cell: Any, kind: str) -> str:
-    return shown(cell["mean"], kind) + (f" ± {shown(cell['sd'], kind)}" if np.isfinite(cell["sd"]) else "")
+    return shown(cell["mean"], kind) + (
+        f" ± {shown_spread(cell['mean'], cell['sd'], kind)}" if np.isfinite(cell["sd"]) else ""
+    )
 
 
 def _change(row: Any, kind: str) -> str:

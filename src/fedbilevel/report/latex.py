@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedbilevel.report.reading import WORDS, Case, Metric, Study
-from fedbilevel.report.scales import short, si
+from fedbilevel.report.scales import short, shown, shown_spread
 from fedbilevel.report.summary import Cell, cells
 
 _SPECIAL = {
@@ -71,7 +71,7 @@ def _at(found: dict[tuple[int, int, str], Cell], case: Case | None, number: int,
         return ""
     text = _number(cell.mean, metric.format)
     if np.isfinite(cell.sd):
-        text += rf"\,$\pm$\,{_number(cell.sd, metric.format)}"
+        text += rf"\,$\pm$\,{escaped(shown_spread(cell.mean, cell.sd, metric.format))}"
     return {"best": rf"\textbf{{{text}}}", "lead": rf"\underline{{{text}}}"}.get(cell.verdict, text)
 
 
@@ -81,5 +81,4 @@ def _printed(study: Study, case: Case | None, name: str, metric: Metric) -> str:
 
 
 def _number(value: float, kind: str) -> str:
-    text = short(value, 4) if kind == "rate" else si(value, "B") if kind == "bytes" else f"{value:.4g}"
-    return escaped(text.replace("-", "−").replace("\u00a0", " "))
+    return escaped(shown(value, kind).replace("\u00a0", " "))

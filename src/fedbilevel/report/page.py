@@ -1,20 +1,13 @@
-"""The report of a run: page.html, table.tex and figures in its folder.  Nothing is rerun; each file appears whole or not."""
+"""The report of a run, made from its folder without rerunning anything."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-from fedbilevel.report.latex import latex_table
-from fedbilevel.report.page_figures import figures
+from fedbilevel.report.page_files import write_report
 from fedbilevel.report.page_html import render
 from fedbilevel.report.reading import study
 from fedbilevel.runs import Run, read
-
-FORMATS = ("svg", "png")
 
 
 def page(run: Run) -> str:
@@ -25,56 +18,3 @@ def page(run: Run) -> str:
 def write(folder: str | Path) -> Path:
     """Write the page and the LaTeX table of the run in ``folder`` beside its tables; returns the page's file."""
     return write_report(read(folder))[0]
-
-
-def write_report(
-    run: Run, out: Path | None = None, *, drawn: bool = False, progress: Callable[[str, int, int], None] | None = None
-) -> list[Path]:
-    """page.html and table.tex, with ``drawn`` also figures/*.svg and *.png, in ``out`` (default: the run's folder)."""
-    folder = run.path if out is None else out
-    told = study(run)
-    charts = figures(told) if told.cases else []
-    html, table = render(told, charts), latex_table(told)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        written = [_text(folder / "page.html", html), _text(folder / "table.tex", table)]
-        if drawn:
-            from fedbilevel.report.draw_matplotlib import picture
-            from fedbilevel.report.figures import save_figure
-
-            (folder / "figures").mkdir(exist_ok=True)
-            jobs = [(chart, variant) for chart in charts for variant in chart.variants()]
-            for number, (chart, variant) in enumerate(jobs):
-                shown = picture(chart, variant)
-                name = "-".join([chart.key, *filter(None, variant.replace("_", "-").split("/"))])
-                files = [folder / "figures" / f"{name}.{kind}" for kind in FORMATS]
-                written += [_whole(file, partial(save_figure, shown)) for file in files]
-                if progress is not None:
-                    progress("figures", number + 1, len(jobs))
-    except OSError as error:
-        raise ValueError(
-            f"Cannot write the report to {folder} ({error.strerror or error}); what was there before is intact."
-        ) from error
-    return written
-
-
-def write_page(file: Path, html: str) -> Path:
-    """A page under any name."""
-    try:
-        return _text(file, html)
-    except OSError as error:
-        raise ValueError(f"Cannot write {file} ({error.strerror or error}).") from error
-
-
-def _text(target: Path, text: str) -> Path:
-    return _whole(target, lambda path: path.write_text(text, encoding="utf-8"))
-
-
-def _whole(target: Path, save: Callable[[Path], Any]) -> Path:
-    draft = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
-    try:
-        save(draft)
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
-    return target

@@ -10,7 +10,7 @@ import numpy as np
 from fedbilevel.report.charts import Chart
 from fedbilevel.report.draw import glyph
 from fedbilevel.report.reading import Case, Metric, Study
-from fedbilevel.report.scales import short, shown
+from fedbilevel.report.scales import short, shown, shown_spread
 from fedbilevel.report.styles import Style
 from fedbilevel.report.summary import Cell
 
@@ -79,7 +79,7 @@ def _cell(cell: Cell | None, metric: Metric) -> str:
         return f'<td role="cell" {label}>–</td>'
     text = f"<b>{shown(cell.mean, metric.format)}</b>"
     if np.isfinite(cell.sd):
-        text += f" ± {shown(cell.sd, metric.format)}"
+        text += f" ± {shown_spread(cell.mean, cell.sd, metric.format)}"
     if cell.verdict:
         sign, words = VERDICTS[cell.verdict]
         text += (

@@ -128,7 +128,9 @@ class Study:
 
     @cached_property
     def main(self) -> list[Metric]:
-        return [metric for column, metric in metrics(self.gap).items() if column in MAIN and self.holds(column)]
+        found = [metric for column, metric in metrics(self.gap).items() if column in MAIN and self.holds(column)]
+        # A benchmark's score is the accuracy where a task has one.
+        return [metric for metric in found if metric.column != "test_accuracy" or not self.holds("score")]
 
     @cached_property
     def more(self) -> list[Metric]:

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 PADDING = 0.06
 REACH = 1.5
-"""Whiskers may widen a domain by at most this many times the spread of the points; longer ones are cut at the frame."""
+"""Whiskers may widen a domain by this many times the spread of the points, or the median whisker, whichever is more: one
+long whisker shall not flatten the rest.  Longer ones are cut at the frame."""
 
 
 UNITS = {"bytes": "B", "seconds": "s", "count": ""}
@@ -47,15 +48,22 @@ class Scale(NamedTuple):
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
 
-def domain(axis: Axis, values: Iterable[float], lows: Iterable[float], highs: Iterable[float]) -> tuple[float, float]:
-    """What an axis shows: all points, their whiskers within `REACH`, some air at the ends."""
+def domain(axis: Axis, values: Sequence[float], lows: Sequence[float], highs: Sequence[float]) -> tuple[float, float]:
+    """What an axis shows: all points, their whiskers within `REACH`, some air at the ends.
+
+    ``lows`` and ``highs`` are empty, or as long as ``values``.
+    """
     usable = (lambda value: math.isfinite(value) and value > 0) if axis.log else math.isfinite
     change = math.log10 if axis.log else float
     points = [change(value) for value in values if usable(value)]
     if not points:
         points = [0.0, 1.0]
     low, high = min(points), max(points)
-    reach = REACH * (high - low) if high > low else math.inf
+    lengths = [
+        abs(change(end) - change(value))
+        for ends in (lows, highs) for value, end in zip(values, ends, strict=False) if usable(value) and usable(end)
+    ]  # fmt: skip
+    reach = max(REACH * (high - low), 1.05 * _median(lengths)) if high > low else math.inf
     low = max(min([low, *(change(value) for value in lows if usable(value))]), low - reach)
     high = min(max([high, *(change(value) for value in highs if usable(value))]), high + reach)
     if axis.include is not None:
@@ -72,6 +80,11 @@ def domain(axis: Axis, values: Iterable[float], lows: Iterable[float], highs: It
     low = max(low, axis.floor) if axis.floor is not None else low
     high = min(high, axis.ceiling) if axis.ceiling is not None else high
     return (low if axis.low is None else axis.low, high if axis.high is None else axis.high)
+
+
+def _median(values: list[float]) -> float:
+    """The upper one of two in the middle; 0 where there are none."""
+    return sorted(values)[len(values) // 2] if values else 0.0
 
 
 def ticks(low: float, high: float, count: int, log: bool = False) -> list[float]:
@@ -158,4 +171,15 @@ def shown(value: float, kind: str) -> str:
         return si(value, "s")
     if kind == "count":
         return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
-    return f"{value:.4g}".replace("-", "−")
+    return f"{value:#.4g}".rstrip(".").replace("-", "−")
+
+
+def shown_spread(mean: float, sd: float, kind: str) -> str:
+    """A standard deviation with as many decimals as its mean.
+
+    >>> shown_spread(0.8662, 0.018541, "number"), shown_spread(0.8662, 0.018541, "rate")
+    ('0.0185', '.0185')
+    """
+    if kind != "number" or not math.isfinite(mean) or not 1e-4 <= abs(mean) < 1e4:
+        return shown(sd, kind)
+    return f"{sd:.{max(0, 3 - math.floor(math.log10(abs(mean))))}f}"

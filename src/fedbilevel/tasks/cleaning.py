@@ -127,7 +127,7 @@ def data_cleaning(
         evaluate=evaluate,
         score="accuracy",
         curvature=2 * softmax_curvature(dealt.train.features, ridge),
-        outer_step=1.0 if kind == "samples" else 10.0,
+        outer_step=1.0 if kind == "samples" else 20.0,
         facts={"corrupted": corrupted, "weights": kind},
     )
 

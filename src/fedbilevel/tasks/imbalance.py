@@ -130,7 +130,7 @@ def loss_tuning(
         evaluate=evaluate,
         score="balanced_accuracy",
         curvature=softmax_curvature(rows.features, ridge),
-        outer_step=0.15,
+        outer_step=0.3,
         facts={"order": order, "frequency": frequency},
     )
 

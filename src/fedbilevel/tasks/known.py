@@ -64,6 +64,6 @@ def known_quadratic(
         evaluate=evaluate,
         score="progress",
         curvature=float(np.linalg.eigvalsh(drawn.train.hessian).max()),
-        outer_step=0.3,
+        outer_step=0.5,
         facts={"clients": exact},
     )

@@ -99,7 +99,7 @@ def penalty_tuning(train: Table, val: Table, test: Table, *, link: str = "square
         evaluate=evaluate,
         score="explained" if link == "squared" else "accuracy",
         curvature=top * (1.0 if link == "squared" else 0.25) + float(np.exp(LARGEST)),
-        outer_step=100.0,
+        outer_step=200.0,
     )
 
 

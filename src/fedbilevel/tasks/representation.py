@@ -104,5 +104,5 @@ def hyper_representation(
         evaluate=evaluate,
         score="accuracy",
         curvature=0.5 * (hidden[-1] + 1) + ridge,
-        outer_step=2.0,
+        outer_step=5.0,
     )

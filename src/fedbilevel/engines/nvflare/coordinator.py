@@ -195,6 +195,7 @@ class Coordinator:
                     "site": site, "outcome": outcome, "bytes_down": down, "bytes_up": up,
                     "seconds": "" if reply is None else f"{reply.seconds:.6f}",
                     "site_seconds": "" if reply is None else _number(reply.content.get("seconds")),
+                    "at": f"{time.perf_counter() - self.began:.6f}",
                 }
             )  # fmt: skip
         self._enough([*found], f"answered in round {label.round + 1} of {self.stage.name}")
@@ -321,15 +322,20 @@ class Coordinator:
     # Asking and counting.
 
     def _ask_all(self, task: str, request: dict[str, Any]) -> dict[str, Reply]:
-        """Ask every site of the job the same; the answers that are no refusals, in the order of the sites."""
+        """Ask every site of the job the same; the answers that are no refusals, in the order of the sites.
+
+        A site that has not answered of late is asked too, and waited for once it comes for its request.
+        """
         here = [site for site in self.settings.sites if site in self.channel.sites()]
         told = {"digest": self.settings.digest, **request}
-        replies = self.channel.ask(task, dict.fromkeys(here, told), set(here), self.settings.start_timeout)
+        awaited = {site for site in here if site not in self.progress.away}
+        replies = self.channel.ask(task, dict.fromkeys(here, told), awaited or set(here), self.settings.start_timeout)
         answered: dict[str, Reply] = {}
         for site in here:
             reply = replies.get(site)
             if reply is None:
-                self.record.say(f"{site} did not answer ({task}) within {self.settings.start_timeout:g} s")
+                if site in awaited:
+                    self.record.say(f"{site} did not answer ({task}) within {self.settings.start_timeout:g} s")
             elif "refused" in reply.content:
                 self._refuse(site, str(reply.content["refused"]))
             else:

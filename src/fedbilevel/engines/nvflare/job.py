@@ -16,13 +16,18 @@ RUNS = "fedbilevel-runs"
 """Where the coordinator's kit keeps its runs when its policy names no folder."""
 
 
-def write_job(folder: Path, settings: JobSettings, request_interval: float = REQUEST_INTERVAL) -> Path:
-    """Write ``folder``/<run>; returns that path, to be submitted."""
+def write_job(
+    folder: Path, settings: JobSettings, request_interval: float = REQUEST_INTERVAL, inline: bool = True
+) -> Path:
+    """Write ``folder``/<run>; returns that path, to be submitted.
+
+    ``inline``: arrays travel inside the messages; NVFlare's default is a download of their own.
+    """
     target = folder / settings.run
     config = target / APP / "config"
     config.mkdir(parents=True, exist_ok=True)
     text = settings.to_json()
-    inline = {"np_download_chunk_size": 0}  # arrays travel inside the message, not by a download of their own
+    arrays = {"np_download_chunk_size": 0} if inline else {}
     package = "fedbilevel.engines.nvflare"
     server = {
         "format_version": 2,
@@ -31,7 +36,7 @@ def write_job(folder: Path, settings: JobSettings, request_interval: float = REQ
         "components": [],
         "task_data_filters": [],
         "task_result_filters": [],
-        **inline,
+        **arrays,
     }
     executor = {"path": f"{package}.executor.SiteExecutor", "args": {"settings": text}}
     client = {
@@ -40,7 +45,7 @@ def write_job(folder: Path, settings: JobSettings, request_interval: float = REQ
         "components": [],
         "task_data_filters": [],
         "task_result_filters": [],
-        **inline,
+        **arrays,
     }
     meta = {
         "name": settings.run,

@@ -30,7 +30,7 @@ from fedbilevel.engines.nvflare.settings import JobSettings
 from fedbilevel.engines.nvflare.vault import FORMAT, Label, read_arrays, write_arrays
 
 EXCHANGES = (
-    "stage", "round", "ordinal", "phase", "site", "outcome", "bytes_down", "bytes_up", "seconds", "site_seconds",
+    "stage", "round", "ordinal", "phase", "site", "outcome", "bytes_down", "bytes_up", "seconds", "site_seconds", "at",
 )  # fmt: skip
 LOCK_SECONDS = 30.0
 """How long a new job waits for the one before it to let go of the folder."""

@@ -15,7 +15,9 @@
     let points = values.filter(usable).map(change);
     if (!points.length) points = [0, 1];
     let low = Math.min(...points), high = Math.max(...points);
-    const reach = high > low ? REACH * (high - low) : Infinity;
+    const lengths = [lows, highs].flatMap((ends) => ends.map((end, n) => (usable(end) && usable(values[n]) ? Math.abs(change(end) - change(values[n])) : NaN))).filter(finite).sort((a, b) => a - b);
+    const median = lengths.length ? lengths[Math.floor(lengths.length / 2)] : 0;
+    const reach = high > low ? Math.max(REACH * (high - low), 1.05 * median) : Infinity;
     const least = Math.min(low, ...lows.filter(usable).map(change)), most = Math.max(high, ...highs.filter(usable).map(change));
     low = Math.max(least, low - reach);
     high = Math.min(most, high + reach);
@@ -94,7 +96,7 @@
     if (format === "bytes") return si(value, "B");
     if (format === "seconds") return si(value, "s");
     if (format === "count") return value.toLocaleString("en", { maximumFractionDigits: 1 });
-    return String(Number(value.toPrecision(4))).replace("-", "−");
+    return value.toPrecision(4).replace("-", "−");
   }
 
   // The same frame as draw.py.

@@ -1,0 +1,367 @@
+"""``fedbilevel fit``: the run folder, the ways to name sites, faults, and going on after a stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedbilevel.datasets.reading import open_table
+from fedbilevel.datasets.schema import Schema
+from fedbilevel.datasets.schema_encode import Encoder, combine, parse, site_statistics
+from fedbilevel.experiments import fit as experiment
+from fedbilevel.experiments import fit_strength, fit_train
+from fedbilevel.experiments.fit_data import Part, joined, prepare, read_sites
+from fedbilevel.experiments.fit_measure import differences, gap, group_rows, intervals, wilson
+from fedbilevel.experiments.fit_train import FitOptions
+from fedbilevel.fairness import bootstrap_difference, bootstrap_interval
+from fedbilevel.runs import folder as folders
+from fedbilevel.runs import read
+
+
+def test_the_folder_and_what_is_printed(fitted):
+    folder, files, said = fitted
+    run = read(folder)
+    assert (run.command, run.status) == ("fit", "complete")
+    assert run.configuration["metric"] == "equal_opportunity"
+    assert run.configuration["files"] == [str(file) for file in files]
+    assert run.line.startswith("fedbilevel fit ")
+    assert run.rows["method"].tolist() == ["FedAvg", "FedBiOAcc, cells"]
+    assert run.rows["dataset"].tolist() == ["loan by sex"] * 2
+    assert run.rows["test_accuracy"].between(0.6, 1).all()
+    assert (run.rows["test_accuracy_low"] <= run.rows["test_accuracy"]).all()
+    assert run.rows["bytes_up"].min() > 0
+    assert run.rows["steps"].tolist() == [40, 60]
+    assert run.weights["label"].tolist() == ["no", "yes"] * 2
+    assert set(run.groups["part"]) == {"train", "test"}
+    assert run.history["stage"].unique().tolist() == ["model", "weights"]
+    assert run.models == ["fedavg", "fedbioacc-cells"]
+    assert (folder / "page.html").stat().st_size > 1000
+    assert Schema.read(folder / "schema.toml").positive == "yes"
+    for words in ("an identifier", "north", "FedBiOAcc, cells", "95 % bootstrap", "true positive rate", "page.html"):
+        assert words in said.out
+    assert "2 row(s) without a value of 'loan' were left out." in said.out
+    assert "2 row(s) without a value of sex were left out." in said.out
+    assert "FedAvg: 8/8" in said.err
+    assert "\x1b" not in said.out + said.err
+
+
+def test_the_same_command_again_shows_the_same(call, fitted, quick):
+    folder, files, said = fitted
+    kept = {path.name: path.read_bytes() for path in folder.glob("*.csv")}
+    again = call("fit", *files, *quick, "--out", folder)
+    assert (again.code, again.out) == (0, said.out)
+    assert kept == {path.name: path.read_bytes() for path in folder.glob("*.csv")}
+    other = call("fit", *files, *quick, "--out", folder, "--seed", "3")
+    assert other.code == 2
+    assert "was begun with seed = 0, and now seed is 3" in other.err
+    assert kept == {path.name: path.read_bytes() for path in folder.glob("*.csv")}
+
+
+def test_json_quiet_and_the_schema_file(call, fitted, quick, tmp_path, table):
+    """One file dealt to two clients, by a schema that was edited; FedAvg alone."""
+    path = tmp_path / "all.csv"
+    table(480).to_csv(path, index=False)
+    schema = Schema.read(fitted[0] / "schema.toml")
+    dataclasses.replace(schema, positive="no").write(tmp_path / "mine.toml")
+    options = ["--method", "fedavg", "--steps", "40", "--batch-size", "16", "--schema", tmp_path / "mine.toml"]
+    said = call("fit", path, *options, "--clients", "2", "--json", "--out", tmp_path / "run")
+    assert said.code == 0, said.err
+    found = json.loads(said.out)
+    assert [row["method"] for row in found["rows"]] == ["FedAvg"]
+    assert [site["site"] for site in found["sites"]] == ["client 1", "client 2"]
+    assert found["weights"] == []
+    positives = sum(group["positives"] for group in found["groups"])
+    assert positives == ((table(480)["loan"] == "no") & table(480)["sex"].isin(["f", "m"])).sum()
+    quiet = call("fit", path, *options, "--clients", "2", "--quiet", "--out", tmp_path / "run")
+    assert quiet == (0, "", "")
+    refused = call("fit", path, *options, "--target", "job", "--out", tmp_path / "other")
+    assert refused.code == 2
+    assert "--target says 'job' but the schema" in refused.err
+
+
+def test_a_site_column_gives_the_same_as_one_file_a_site(fitted, tmp_path):
+    folder, files, _ = fitted
+    schema = Schema.read(folder / "schema.toml")
+    frames = [pd.read_csv(file, dtype=str, keep_default_na=False).assign(where=file.stem) for file in files]
+    pd.concat(frames).sample(frac=1, random_state=0).to_parquet(tmp_path / "all.parquet")
+    by_column = dataclasses.replace(schema, site="where")
+    apart = read_sites([open_table(file) for file in files], schema)
+    together = read_sites([open_table(tmp_path / "all.parquet")], by_column)
+    assert [site.name for site in together] == [site.name for site in apart] == ["north", "south"]
+    for one, other in zip(apart, together, strict=True):
+        assert one.left_out == other.left_out == (1, 1)
+        assert sorted(one.cells) == sorted(other.cells)
+
+
+def test_the_model_is_that_of_sites_that_share_sums_only(fitted):
+    """Every site by itself: its split, its sums, its encoded rows; the arrays the training reads are the same."""
+    folder, files, _ = fitted
+    schema = Schema.read(folder / "schema.toml")
+    prepared = prepare(read_sites([open_table(file) for file in files], schema), schema, test_share=0.3, seed=0)
+    alone = [prepare(read_sites([open_table(file)], schema), schema, test_share=0.3, seed=0) for file in files]
+    agreed = Encoder(schema, combine([site.encoder.statistics for site in reversed(alone)]))
+    for one, other in zip(prepared.encoder.statistics, agreed.statistics, strict=True):
+        np.testing.assert_array_equal(one, other)
+    for part, site in zip(prepared.train, alone, strict=True):
+        np.testing.assert_array_equal(part.labels, site.train[0].labels)
+    frame = next(iter(open_table(files[0]).chunks()))
+    np.testing.assert_array_equal(agreed.transform(frame), prepared.encoder.transform(parse(schema, frame)))
+    assert experiment.fitted_model(folder).statistics.sums.tolist() == agreed.statistics.sums.tolist()
+    assert all(0.25 < len(test.labels) / 238 < 0.35 for test in prepared.test)
+
+
+@pytest.fixture
+def broken(call, tmp_path, quick, table):
+    """Say what ``fit`` answers to a changed table or other options."""
+
+    def say(*options, change=None, content=None):
+        path = tmp_path / "site.csv"
+        if content is not None:
+            path.write_bytes(content)
+        else:
+            frame = table()
+            frame.assign(**(change or {})).to_csv(path, index=False)
+        said = call("fit", path, *quick, "--out", tmp_path / "run", *options)
+        assert said.err.count("\n") == 1, said.err
+        assert said.err.startswith("fedbilevel: ")
+        assert said.out == ""
+        assert not (tmp_path / "run" / "run.toml").exists()
+        return said
+
+    return say
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "words"),
+    [
+        ([], {"loan": ["a", "b", "c"] * 80}, "name the positive one with --positive"),
+        ([], {"sex": [f"g{i}" for i in range(240)]}, "makes more than 50 groups"),
+        (["--target", "lone"], {}, "no column 'lone'; did you mean 'loan'?"),
+        (["--clients", "100"], {}, "every site needs 4 at least"),
+        (["--site", "job"], {"job": ["a"] * 238 + ["b"] * 2}, "The site 'b' has 2 row(s)"),
+        (["--site", "job"], {}, "the site column 'job' is empty"),
+        (["--clients", "2", "--site", "job"], {"job": ["a", "b"] * 120}, "exclude each other"),
+        (["--method", "fedsgd"], {}, "method must be one of"),
+        (["--metric", "luck"], {}, "metric='luck' is unknown"),
+        (["--strength", "much"], {}, "--strength must be a number or auto"),
+        (["--strength", "1", "--method", "fedavg"], {}, "--strength means nothing to fedavg"),
+        (["--strength", "1", "--formulation", "paper"], {}, "--strength means nothing to fedbioacc with the paper's"),
+        (["--test-share", "1.5"], {}, "--test-share must lie between 0 and 1"),
+        (["--compare-with", "luck"], {}, "--compare-with must be one of"),
+        (["--schema", "none.toml"], {}, "There is no file none.toml"),
+        (["--out", "/proc/none"], {}, "cannot be made"),
+        (["--positive", "maybe"], {}, "--positive 'maybe' is no value of 'loan'"),
+    ],
+)
+def test_bad_input_is_one_sentence(broken, options, change, words):
+    said = broken("--quiet", *options, change=change)
+    assert said.code == 2
+    assert words in said.err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b"loan,sex,age\n", "has no rows"),
+        (b"loan,sex,age\nyes,f\n", "line 2: 2 field(s)"),
+        (b"loan,sex,age\nyes,f,1\nno,m,\x00\n", "NUL"),
+        (b"loan,sex,age\nyes,f,1\nno,m,2\n", "needs 4 at least"),
+        (b"loan,sex,age\n" + b"yes,f,1\nno,m,1\n" * 20, "No column is left as a feature"),
+    ],
+)
+def test_bad_files_are_one_sentence(broken, content, words):
+    said = broken("--quiet", content=content)
+    assert said.code == 2
+    assert words in said.err
+
+
+def test_sites_that_disagree_and_the_same_file_twice(call, fitted, quick, tmp_path, table):
+    _, files, _ = fitted
+    other = tmp_path / "other.csv"
+    table().rename(columns={"age": "years"}).to_csv(other, index=False)
+    said = call("fit", files[0], other, *quick, "--out", tmp_path / "run", "--quiet")
+    assert said.code == 2
+    assert "other.csv has no column 'age', but 'years'" in said.err
+    said = call("fit", files[0], files[0], *quick, "--out", tmp_path / "run", "--quiet")
+    assert "is named twice" in said.err
+
+
+def test_read_only_folder(call, fitted, quick, tmp_path, monkeypatch):
+    _, files, _ = fitted
+    monkeypatch.setattr("fedbilevel.cli.terminal.os.access", lambda path, mode: False)
+    said = call("fit", *files, *quick, "--out", tmp_path, "--quiet")
+    assert (said.code, "is read-only" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize("fault", ["full disk", "Ctrl-C"])
+def test_a_stopped_run_goes_on_and_ends_the_same(call, fitted, quick, tmp_path, monkeypatch, fault):
+    folder, files, _ = fitted
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        if fault == "full disk":
+            real = folders._write
+
+            def full(target, contents):
+                if "cells" in target.name:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return real(target, contents)
+
+            patch.setattr(folders, "_write", full)
+        else:
+            usual = experiment.train
+
+            def stopped(options, *rest, **more):
+                if options.method == "fedbioacc":
+                    raise KeyboardInterrupt
+                return usual(options, *rest, **more)
+
+            patch.setattr(experiment, "train", stopped)
+        said = call("fit", *files, *quick, "--out", out, "--quiet")
+    assert said.code == (2 if fault == "full disk" else 130)
+    assert ("No space left" in said.err) == (fault == "full disk")
+    assert said.err.count("\n") == 1
+    assert read(out).rows["method"].tolist() == ["FedAvg"]
+    refused = call("predict", out, files[0])
+    assert (refused.code, "is not finished" in refused.err) == (2, True)
+    assert call("fit", *files, *quick, "--out", out, "--quiet").code == 0
+    for table in ("rows", "groups", "weights", "history"):
+        mine, whole = (getattr(read(path), table).drop(columns="seconds", errors="ignore") for path in (out, folder))
+        pd.testing.assert_frame_equal(mine, whole)
+
+
+def some_rows(rows=400, groups=3, seed=0):
+    rng = np.random.default_rng(seed)
+    part = Part(
+        np.zeros((rows, 1), np.float32),
+        rng.integers(0, 2, rows, dtype=np.int32),
+        rng.integers(0, groups, rows, dtype=np.int32),
+    )
+    ours, theirs = (rng.random((2, rows)) < 0.3 + 0.4 * part.labels) ^ (rng.random((2, rows)) < 0.1)
+    return part, ours, theirs
+
+
+@pytest.mark.parametrize("metric", ["equal_opportunity", "equalized_odds", "demographic_parity"])
+def test_intervals_are_those_of_redrawn_rows(metric):
+    """The multinomial draw against redrawing the rows themselves; ends agree within the noise of 1,000 draws."""
+    rows, ours, theirs = some_rows()
+    names = ("a", "b", "c")
+    groups = np.array(names)[rows.groups]
+    found = intervals(rows, ours, 3, metric) | differences(rows, ours, theirs, 3, metric)
+    for name, prefix in ((metric, "gap"), ("accuracy", "accuracy")):
+        alone = bootstrap_interval(name, rows.labels, ours.astype(int), sensitive_features=groups)
+        pair = bootstrap_difference(name, rows.labels, ours.astype(int), theirs.astype(int), sensitive_features=groups)
+        for key, interval in ((f"test_{prefix}", alone), (f"{prefix}_difference", pair)):
+            width = interval.high - interval.low
+            assert abs(found[f"{key}_low"] - interval.low) < 0.1 * width, key
+            assert abs(found[f"{key}_high"] - interval.high) < 0.1 * width, key
+        np.testing.assert_allclose(found[f"{prefix}_difference"], pair.estimate)
+    np.testing.assert_allclose(
+        gap(rows, ours, names, metric) - gap(rows, theirs, names, metric), found["gap_difference"]
+    )
+
+
+def test_rates_of_small_groups_have_wide_intervals():
+    low, high = wilson([1.0, 0.5, np.nan], [3, 100, 0])
+    np.testing.assert_allclose([low[0], high[0]], [0.4385, 1.0], atol=1e-4)
+    np.testing.assert_allclose([low[1], high[1]], [0.4038, 0.5962], atol=1e-4)
+    assert np.isnan([low[2], high[2]]).all()
+    rows, ours, _ = some_rows()
+    table = group_rows("test", rows, ours, ("a", "b", "c"))
+    assert (table["true_positive_rate_low"] <= table["true_positive_rate"]).all()
+
+
+def test_groups_that_cannot_be_compared_have_no_gap():
+    rows = Part(np.zeros((4, 1), np.float32), np.array([0, 0, 0, 1], np.int32), np.array([0, 0, 1, 1], np.int32))
+    decided = np.array([True, False, True, False])
+    assert np.isnan(gap(rows, decided, ("a", "b"), "equal_opportunity"))
+    assert np.isnan(intervals(rows, decided, 2, "equal_opportunity")["test_gap_low"])
+
+
+def test_the_strength_is_chosen_by_the_rule():
+    choose = fit_strength._choice
+    table = pd.DataFrame(
+        {"strength": [0, 1, 2, 5], "accuracy": [0.85, 0.849, 0.846, 0.80], "gap": [0.2, 0.1, 0.05, 0.01]}
+    )
+    assert choose(table) == 2  # 5 is fairer and costs too much
+    assert choose(table.assign(accuracy=[0.85, 0.80, 0.82, 0.81])) == 2  # all cost too much: the most accurate
+    assert choose(table.assign(gap=[0.2, np.nan, 0.3, 0.1])) == 2
+
+
+def test_folds_hold_out_every_row_once_and_share_a_shape():
+    rows, _, _ = some_rows(101)
+    owner = fit_strength._folds(rows, seed=1)
+    assert sorted(np.bincount(owner)) == [33, 34, 34]
+    cells = 2 * rows.groups + rows.labels
+    for cell in range(6):
+        counts = np.bincount(owner[cells == cell], minlength=3)
+        assert counts.max() - counts.min() <= 1
+    assert {len(fit_strength._without(rows, owner, fold).labels) for fold in range(3)} == {67}
+
+
+def test_strength_auto_looks_at_training_rows_only(call, fitted, quick, tmp_path, monkeypatch):
+    """FedAvg stands in for every candidate, which saves compiling; the last fit is the real one."""
+    _, files, _ = fitted
+    monkeypatch.setitem(fit_train.STRENGTHS, "cells", (5.0, 7.0))
+    seen = []
+    usual = fit_strength.train
+
+    def noted(options, parts, *rest, **more):
+        seen.append((options.strength, joined(parts)))
+        return usual(dataclasses.replace(options, method="fedavg", strength=None), parts, *rest, **more)
+
+    monkeypatch.setattr(fit_strength, "train", noted)
+    out = tmp_path / "run"
+    said = call("fit", *files, *quick, "--strength", "auto", "--out", out, "--quiet")
+    assert said.code == 0, said.err
+    search = pd.read_csv(out / "strengths.csv")
+    assert search["strength"].tolist() == [0.0, 5.0, 7.0]
+    assert search["chosen"].tolist() == [False, True, False]
+    assert search["accuracy"].between(0.6, 1).all()
+    assert read(out).rows["setting"].tolist() == ["", "strength=5"]
+    schema = Schema.read(out / "schema.toml")
+    prepared = prepare(read_sites([open_table(file) for file in files], schema), schema, test_share=0.3, seed=0)
+    allowed = {row.tobytes() for row in joined(prepared.train).features}
+    assert [strength for strength, _ in seen] == [None] * 3 + [5.0] * 3 + [7.0] * 3
+    assert all(row.tobytes() in allowed for _, part in seen for row in part.features)
+
+
+def test_options_reach_the_recipe():
+    options = FitOptions(method="fedreg", strength=0.3, steps=7, batch_size=64, client_weights="samples")
+    recipe = options.recipe(batch_rows=32, smooth=5.0, groups=2)
+    assert (recipe.penalty, recipe.steps, recipe.batch_size, recipe.client_weights) == (0.3, 7, 32, "samples")
+    assert recipe.step == pytest.approx(0.1 / 2)  # twice as steep as usual, so half the step
+    paper = FitOptions(formulation="paper").recipe(batch_rows=64, smooth=1.0, groups=2)
+    assert (paper.train_on, paper.formulation.kind) == ("all", "paper")
+    assert FitOptions(strength=2.0).recipe(batch_rows=64, smooth=1.0, groups=2).formulation.strength == 2.0
+
+
+def test_help_is_fast_and_has_an_example():
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "fedbilevel.cli", "fit", "--help"],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "fedbilevel fit site1.csv site2.csv --target income" in done.stdout
+    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
+    assert not {"jax", "pandas", "sklearn", "pyarrow"} & imported
+
+
+def test_statistics_of_training_rows_only(fitted):
+    folder, files, _ = fitted
+    model = experiment.fitted_model(folder)
+    schema = model.schema
+    prepared = prepare(read_sites([open_table(file) for file in files], schema), schema, test_share=0.3, seed=0)
+    assert model.statistics.rows.tolist() == [sum(len(part.labels) for part in prepared.train)]
+    everything = [
+        site_statistics(schema, site.rows) for site in read_sites([open_table(file) for file in files], schema)
+    ]
+    assert combine(everything).rows[0] == 476

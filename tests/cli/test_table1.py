@@ -1,0 +1,101 @@
+"""``fedbilevel table1``: what it prints, in narrow terminals too, and how it refuses."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedbilevel.cli import app
+from fedbilevel.cli.table1_show import Bar, print_table
+
+QUICK = ["--datasets", "credit", "--distributions", "iid", "--methods", "fedavg,fcfl", "--seeds", "2", "--steps", "10"]
+
+
+def spoken(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "fedbilevel.cli", "table1", *map(str, arguments)],
+        capture_output=True, text=True, timeout=300, check=False, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cli") / "run"
+    told = spoken(*QUICK, "--out", path)
+    assert told.returncode == 0, told.stderr
+    assert "\x1b[" not in told.stdout + told.stderr
+    for words in ("Credit, I.I.D.", "FedAvg", "FCFL", "Test accuracy", ".6873±.0314", "FCFL draws none"):
+        assert words in told.stdout
+    assert "4/4, done" in told.stderr
+    return path
+
+
+def invoked(*arguments):
+    return CliRunner().invoke(app, ["table1", *map(str, arguments)])
+
+
+def test_the_same_command_shows_a_finished_run_again(folder):
+    told = invoked(*QUICK, "--out", folder, "--json")
+    assert told.exit_code == 0
+    found = json.loads(told.stdout)
+    assert found["configuration"]["steps"] == 10
+    cell = next(one for one in found["cells"] if (one["method"], one["column"]) == ("FedAvg", "test_accuracy"))
+    assert (cell["runs"], cell["paper_mean"], cell["paper_sd"]) == (2, 0.6873, 0.0314)
+    assert 0.5 < cell["mean"] < 0.9
+    assert invoked(*QUICK, "--out", folder, "--quiet").stdout == ""
+
+
+@pytest.mark.parametrize(("width", "tables"), [(80, 2), (120, 1)])
+def test_the_table_fits_the_terminal(folder, width, tables, capsys):
+    from fedbilevel.runs import read
+
+    run = read(folder)
+    both = SimpleNamespace(**{**run.__dict__, "rows": run.rows})
+    import pandas as pd
+
+    both.rows = pd.concat([run.rows, run.rows.assign(split="noniid")], ignore_index=True)
+    console = Console(width=width, no_color=True)
+    print_table(console, both)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum(line.startswith("Credit, ") for line in lines) == tables
+    assert all("…" not in line for line in lines)
+
+
+def test_one_run_is_computed_again(folder):
+    told = spoken("--verify", folder)
+    assert told.returncode == 0, told.stderr
+    assert "computed again, the same." in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--datasets", "compas"], "fedbilevel: --datasets compas: unknown; choose from adult, credit."),
+        (["--splits", "three"], "fedbilevel: --splits three: unknown; choose one, many."),
+        (["--verify", "nowhere"], "fedbilevel: There is no folder nowhere."),
+        (["--out", __file__], "is a file: name a folder."),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, sentence):
+    told = spoken(*arguments)
+    assert told.returncode == 2
+    assert sentence in told.stderr
+    assert "Traceback" not in told.stderr
+    assert len(told.stderr.strip().splitlines()) == 1
+
+
+def test_another_configuration_is_refused(folder):
+    told = spoken(*QUICK, "--encoding", "paper", "--out", folder)
+    assert told.returncode == 2
+    assert "was begun with encoding = 'clean', and now encoding is 'paper'" in told.stderr
+
+
+def test_the_bar_says_nothing_when_silent(capsys):
+    with Bar(silent=True) as bar:
+        bar.report(SimpleNamespace(done=1, total=1, left=None, what="x"))
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,72 @@
+"""Axes: domains hold what they should, ticks are round, numbers are written as the page writes them."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbilevel.report.scales import Axis, Scale, domain, shown, si, signed, tick_labels, ticks
+
+numbers = st.floats(-1e6, 1e6, allow_nan=False)
+
+
+@given(st.lists(numbers, min_size=1, max_size=8))
+def test_all_points_are_in_sight(values):
+    low, high = domain(Axis(""), values, [], [])
+    assert low < min(values)
+    assert high > max(values)
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=8))
+def test_all_points_are_in_sight_on_a_logarithmic_axis(values):
+    low, high = domain(Axis("", log=True), values, [], [])
+    assert 0 < low < min(values)
+    assert high > max(values)
+
+
+def test_whiskers_do_not_flatten_the_points():
+    low, high = domain(Axis(""), [0.1, 0.2], [-5.0, 0.1], [0.3, 9.0])
+    assert low == pytest.approx(0.1 - 0.15 - 0.06 * 0.4)
+    assert high == pytest.approx(0.2 + 0.15 + 0.06 * 0.4)
+    assert domain(Axis(""), [0.1], [-5.0], [9.0])[0] < -5  # one point alone keeps its whiskers
+
+
+def test_ends_of_an_axis():
+    assert domain(Axis("", low=0, high=1), [0.4], [], []) == (0, 1)
+    assert domain(Axis("", floor=0, include=0), [5.0], [], [])[0] == 0
+    assert domain(Axis("", ceiling=1), [0.9, 1.0], [], [])[1] == 1
+    low, high = domain(Axis("", include=0), [3.0, 5.0], [], [])
+    assert low < 0 < 5 < high
+    low, high = domain(Axis(""), [math.nan], [], [])
+    assert low < high
+
+
+@given(numbers, st.floats(1e-3, 1e5), st.integers(3, 8))
+def test_ticks_are_inside_and_even(low, width, count):
+    values = ticks(low, low + width, count)
+    assert 2 <= len(values) <= count + 2
+    assert all(low - 1e-6 * width <= value <= low + width * (1 + 1e-6) for value in values)
+    texts = tick_labels(values, "rate")
+    assert len(set(texts)) == len(texts) or width < 1e-4 * abs(low)
+
+
+def test_ticks_of_a_logarithmic_axis():
+    assert ticks(0.5, 2000, 6, log=True) == [1, 10, 100, 1000]
+    assert ticks(150, 1200, 4, log=True) == [200, 500, 1000]
+    assert tick_labels([1e-4, 1e-3], "number", log=True) == ["0.0001", "0.001"]
+
+
+def test_texts():
+    assert tick_labels([-0.1, -0.05, 0.0, 0.05], "rate") == ["−.10", "−.05", "0", ".05"]
+    assert tick_labels([0, 500_000, 1_000_000], "bytes") == ["0", "500\u00a0kB", "1\u00a0MB"]
+    assert [shown(value, "rate") for value in (0.84833, 1.0, math.nan)] == [".8483", "1.0000", "–"]
+    assert shown(6000, "count") == "6,000"
+    assert (signed(0.01, "rate"), signed(-0.01, "rate")) == ("+.0100", "−.0100")
+    assert si(999_700, "B") == "1\u00a0MB"
+
+
+def test_a_scale_maps_its_ends():
+    scale = Scale(1, 100, 0, 10, log=True)
+    assert (scale.at(1), scale.at(10), scale.at(100)) == (0, 5, 10)
+    assert Scale(0, 4, 10, 0).at(1) == 7.5
