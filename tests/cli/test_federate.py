@@ -14,7 +14,7 @@ import yaml
 from cryptography import x509
 
 from fedbilevel import cli
-from fedbilevel.cli import federate_parts
+from fedbilevel.cli import federate_check, federate_demo, federate_parts, federate_submit
 from fedbilevel.datasets.reading import open_table
 from fedbilevel.datasets.schema_infer import infer
 from fedbilevel.engines.nvflare.demo import policy_text
@@ -36,6 +36,8 @@ def run(monkeypatch, capsys):
         told = capsys.readouterr()
         return code, told.out, told.err
 
+    for module in (federate_check, federate_submit, federate_demo):
+        monkeypatch.setattr(module, "prepare_jax", lambda: None)  # it is for the whole process
     level = logging.getLogger().level
     yield call
     logging.disable(logging.NOTSET)

@@ -197,7 +197,7 @@ def test_sites_that_disagree_and_the_same_file_twice(call, fitted, quick, tmp_pa
 
 def test_read_only_folder(call, fitted, quick, tmp_path, monkeypatch):
     _, files, _ = fitted
-    monkeypatch.setattr("fedbilevel.cli.terminal.os.access", lambda path, mode: False)
+    monkeypatch.setattr("fedbilevel.cli.terminal.os.access", lambda path, mode: mode != os.W_OK or path != tmp_path)
     said = call("fit", *files, *quick, "--out", tmp_path, "--quiet")
     assert (said.code, "is read-only" in said.err) == (2, True)
 

@@ -179,7 +179,7 @@ def test_what_cannot_be_compared_is_said(tmp_path):
 
 def test_a_benchmark_is_read_by_task(tmp_path):
     read = study(bench(tmp_path / "bench"))
-    assert [metric.column for metric in read.main] == ["score", "objective"]
+    assert [metric.column for metric in read.main] == ["score", "solved", "objective"]
     assert (read.word("dataset"), read.word("method")) == ("Task", "Algorithm")
 
 

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from fedbilevel._version import __version__
+from fedbilevel.cli.bench import bench
 from fedbilevel.cli.compare import compare
 from fedbilevel.cli.fairness import fairness
 from fedbilevel.cli.federate import app as federate
@@ -49,6 +50,7 @@ def about(
 
 app.command(epilog="Example:  fedbilevel table1 --splits many --out runs/many")(table1)
 app.command(epilog="Example:  fedbilevel rates --out runs/rates")(rates)
+app.command(epilog="Example:  fedbilevel bench --tasks cleaning --out runs/bench")(bench)
 app.command(epilog="Example:  fedbilevel fairness --out runs/fairness --cases adult-sex --splits 20")(fairness)
 app.command(epilog="Example:  fedbilevel schema site1.csv site2.csv --target income --sensitive sex --out schema.toml")(
     schema

@@ -66,23 +66,21 @@ def bench(
 def _print(result: BenchResult, out: Path | None) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=120)
     for level, group in result.ranking.groupby("split", sort=False):
-        names = [name for name in group.columns if name.startswith("rank_")]
-        table = group[["method", "mean_rank", "ratio", "reached", *names]].rename(
-            columns=lambda name: name[5:] if name.startswith("rank_") else name
-        )
+        names = {name: name.removeprefix("rank_") for name in group.columns if name.startswith("rank_")}
+        table = group[["method", "mean_rank", "ratio", "reached", *names]].rename(columns=names)
         show(console, f"Ranking by bytes to 90 % of the gain, {level} lower level", table)
     wanted = result.targets[result.targets["share"] == result.targets["share"].max()]
-    for (task, level), group in result.scores.groupby(["dataset", "split"], sort=False):
+    for key, group in result.scores.groupby(["dataset", "split"], sort=False):
         own = group.merge(wanted, on=["dataset", "split", "method"], suffixes=("", "_target"))
         table = own.assign(
             score=[_range(*row) for row in own[["score", "score_low", "score_high"]].itertuples(index=False)],
-            reached=[f"{row.reached}/{row.seeds}" for row in own.itertuples()],
+            reached=[f"{count}/{seeds}" for count, seeds in zip(own["reached"], own["seeds_target"], strict=True)],
             to_target=[_size(value) for value in own["bytes_target"]],
             exchanges=own["round"],
         )
         columns = ["method", "score", "solved", "objective", "reached", "to_target", "exchanges", "seconds"]
         untuned, name = group["untuned"].mean(), group["score_name"].iloc[0]
-        show(console, f"{task}, {level}: {name} (ordinary training {untuned:.3f})", table[columns])
+        show(console, f"{key[0]}, {key[1]}: {name} (ordinary training {untuned:.3f})", table[columns])
     if out is not None:
         console.print(
             f"Rows and curves are in {out}; fedbilevel report {out} makes a page.", highlight=False, soft_wrap=True

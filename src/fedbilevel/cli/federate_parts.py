@@ -114,7 +114,7 @@ class Watch:
 
         self._read()
         status = read_status(self.folder) or {}
-        if self.quiet or "round" not in status or not self.sites:
+        if self.quiet or not status.get("round") or not self.sites:
             return
         head = f"{status['stage']}: round {status['round']} of {status['rounds']}"
         if status.get("away"):

@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -136,6 +137,7 @@ def carry_out(
 
             try:
                 watch.say(f"run {settings.run} with {', '.join(settings.sites)}")
+                _left(kits, place)  # a submission that was killed leaves its job behind
                 return supervise(
                     kits, settings, jobs=kits.admin / "transfer", say=watch.say, patience=patience, stop=look
                 )
@@ -148,11 +150,13 @@ def carry_out(
 
 
 def _left(kits: Kits, place: Path) -> None:
-    """Nobody watches any more: end the job, so that the next submission finds the run free."""
-    try:
-        end_run(kits, place)
-    except Exception:  # the server may be gone, or the run not begun: then there is nothing to end
+    """End a job that nobody watches any more, so that the next submission finds the run free."""
+    from fedbilevel.engines.nvflare.record import read_status
+
+    if (read_status(place) or {}).get("status") != "running":
         return
+    with suppress(Exception):  # the server may be gone, and its jobs with it
+        end_run(kits, place)
 
 
 def tell(result: FederateResult, out: Path, as_json: bool, quiet: bool) -> None:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from fedbilevel.datasets.reading import Table
     from fedbilevel.datasets.schema import Schema
 
-Files = Annotated[list[Path], typer.Argument(help="Tables, CSV or Parquet: one a site, or one for all.")]
+Files = Annotated[
+    list[Path], typer.Argument(metavar="FILES", help="Tables, CSV or Parquet: one a site, or one for all.")
+]
 Target = Annotated[str | None, typer.Option(help="The column to predict.")]
 Sensitive = Annotated[
     list[str] | None,

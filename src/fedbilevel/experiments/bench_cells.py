@@ -62,8 +62,6 @@ class Bench:
                 "method": entry.title,
                 "seed": seed,
                 "split_seed": seed,
-                "task": f"{cell.case.title}, {cell.lower_level}",
-                "algorithm": entry.title,
             }
             algorithm = entry.algorithm(task, steps)
             sizes = {"exchanges": design.rounds, "points": design.points}

@@ -5,9 +5,10 @@ for Model Fairness", ICLR 2021; here for equal opportunity.  With pi_a the share
 and r_a(theta) the mean loss over all positive rows of group a, in every round
 
     the server sends theta and mu / pi
-    client k:   I local steps on   mean_i w_i l_i(theta),   w_i = mu_a / pi_a for a positive row of group a, 1 for a negative row
+    client k:   I local steps on   mean_i w_i l_i(theta),   w_i = mu_a / pi_a for positive rows of group a, 1 for negative rows
     server:     theta <- sum_k (n_k / n) theta_k
-                mu_a += alpha d_a / |d|  for a >= 1,   d_a = r_a(theta) - r_0(theta);   mu_0 -= the sum of those;   onto the simplex
+                mu_a += alpha d_a / |d|  for a >= 1,   d_a = r_a(theta) - r_0(theta);   mu_0 -= the sum of those
+                mu   <- its projection onto the simplex
 
 r is taken at the theta that was sent, over the clients' whole training sets.  *Global statistics are needed*: the server must
 know how many positive rows every group has over all clients (``positive_counts``), and every client reveals, for each group,

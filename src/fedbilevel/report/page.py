@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedbilevel.report.page_files import write_report
+from fedbilevel.report.page_files import told_by, write_report
 from fedbilevel.report.page_html import render
-from fedbilevel.report.reading import study
 from fedbilevel.runs import Run, read
 
 
 def page(run: Run) -> str:
     """The whole page as HTML."""
-    return render(study(run))
+    told, extra = told_by(run)
+    return render(told, extra=extra)
 
 
 def write(folder: str | Path) -> Path:

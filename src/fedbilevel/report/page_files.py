@@ -8,13 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedbilevel.report import bench_page
 from fedbilevel.report.latex import latex_table
 from fedbilevel.report.page_figures import figures
 from fedbilevel.report.page_html import render
-from fedbilevel.report.reading import study
+from fedbilevel.report.reading import Study, study
 from fedbilevel.runs import Run
 
 FORMATS = ("svg", "png")
+
+
+def told_by(run: Run) -> tuple[Study, str]:
+    """The run as its page reads it, and what the page of its command has beyond every page."""
+    if run.command == "bench":
+        return study(bench_page.comparable(run)), bench_page.section(run)
+    return study(run), ""
 
 
 def write_report(
@@ -22,9 +30,9 @@ def write_report(
 ) -> list[Path]:
     """page.html and table.tex, with ``drawn`` also figures/*.svg and *.png, in ``out`` (default: the run's folder)."""
     folder = run.path if out is None else out
-    told = study(run)
+    told, extra = told_by(run)
     charts = figures(told) if told.cases else []
-    html, table = render(told, charts), latex_table(told)
+    html, table = render(told, charts, extra), latex_table(told)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         written = [_text(folder / "page.html", html), _text(folder / "table.tex", table)]

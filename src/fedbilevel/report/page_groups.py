@@ -27,13 +27,12 @@ def rates(study: Study) -> Chart | None:
     tested = tested.assign(negatives=tested["count"] - tested["positives"])
     table = Table(study)
     marks: dict[tuple[int, str], list[Mark]] = {}
-    labels: dict[int, list[str]] = {}
+    groups: dict[int, dict[str, list[pd.DataFrame]]] = {}
+    for case, _, own in study.each(tested):
+        for group, members in own.groupby(own["group"].astype(str), sort=False):
+            groups.setdefault(case.number, {}).setdefault(str(group), []).append(members)
     for case, number, own in study.each(tested):
-        same = tested
-        for facet, part in zip(study.facets, case.key, strict=True):
-            same = same[same[facet].astype(str) == part]
-        names = list(dict.fromkeys(same["group"].astype(str)))
-        labels[case.number] = [_counted(name, same[same["group"].astype(str) == name]) for name in names]
+        names = list(groups[case.number])
         for group, members in own.groupby(own["group"].astype(str), sort=False):
             texts = {}
             for column, (word, rest_on) in RATES.items():
@@ -51,7 +50,8 @@ def rates(study: Study) -> Chart | None:
         Panel(
             case.number, case.title, Axis(f"{word} on test rows", "rate", low=0, high=1), Axis(""), column,
             tuple(sorted(marks.get((case.number, column), []), key=lambda mark: (mark.y, mark.series))),
-            groups=tuple(labels.get(case.number, ())), baseline=0.0,
+            groups=tuple(_counted(name, pd.concat(own)) for name, own in groups.get(case.number, {}).items()),
+            baseline=0.0,
         )
         for column, (word, _) in RATES.items() for case in study.cases
     ]  # fmt: skip

@@ -39,7 +39,7 @@ class Site:
         self.program: Program = make_program(settings.program, settings.arguments, policy.functions)
         self.folder = folder / settings.run
         self.vault = Vault(self.folder, settings.digest)
-        self.guard = None if policy.privacy is None else Guard(policy.privacy, self.folder, settings.digest)
+        self.guard = None if policy.privacy is None else Guard(policy.privacy, folder, settings.run, settings.digest)
         self.stage: Stage | None = None
         self.number = -1
 
@@ -93,9 +93,6 @@ class Site:
         since, floor = Label.read(request["since"]), Label.read(request["floor"])
         item = int(request["item"])
         message = to_tree(request["arrays"], self.compiled.message_like(item), "the message")
-        repeated = None if self.guard is None else self.guard.again(label, request["arrays"])
-        if repeated is not None:
-            return {"arrays": repeated}
         kept = self.vault.state(since, self.number, self.enrolled)
         local = self._with_parcel(kept.local, request)
         reply, local = self.compiled.work(item, message, local, self.data, label.round, label.ordinal)

@@ -1,0 +1,67 @@
+"""The figure of a bench for papers: every task's score against the bytes sent, one line an algorithm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedbilevel.report.bench_page import NAMES, comparable
+from fedbilevel.report.styles import DASHES, MARKERS, SERIES_LIGHT, styles
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fedbilevel.runs import Run
+
+SCORES = {"progress": "progress", "explained": "variance explained", "accuracy": "accuracy"}
+
+
+def bench_figure(run: Run) -> Figure:
+    """Rows: lower levels; columns: tasks.  Means over seeds; dotted: ordinary training."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError('Figures need matplotlib: install it with `pip install "fedbilevel[report]"`.') from error
+    history = comparable(run).history
+    history = history.assign(megabytes=(history["bytes_up"] + history["bytes_down"]) / 1e6)
+    levels, tasks = (list(dict.fromkeys(run.rows[name])) for name in ("split", "dataset"))
+    names = list(dict.fromkeys(run.rows["method"]))
+    looks = dict(zip(names, styles(names), strict=True))
+    figure = Figure(figsize=(3.1 * len(tasks), 3.1 * len(levels) + 0.9), layout="constrained")
+    panels = figure.subplots(len(levels), len(tasks), squeeze=False)
+    handles = {}
+    for axes, (level, task) in zip(panels.flat, ((level, task) for level in levels for task in tasks), strict=True):
+        own = run.rows[(run.rows["split"] == level) & (run.rows["dataset"] == task)]
+        axes.set_title(f"{NAMES.get(task, task)}, {level}", fontsize=9)
+        if not len(own):
+            axes.set_axis_off()
+            continue
+        untuned = own.groupby("method")["untuned"].mean().iloc[0]
+        axes.axhline(untuned, color="0.5", linestyle=":", linewidth=1)
+        here = history[(history["split"] == level) & (history["dataset"] == task) & (history["round"] > 0)]
+        for name, group in here.groupby("method", sort=False):
+            mean = group.groupby("round")[["megabytes", "score"]].mean()
+            look = looks[str(name)]
+            dash = DASHES[look.dash]
+            style = (0, tuple(map(float, dash.split()))) if dash else "-"
+            (line,) = axes.plot(
+                mean["megabytes"], mean["score"], color=SERIES_LIGHT[look.slot], linestyle=style, linewidth=1.2,
+                marker=MARKERS[look.marker], markersize=3.5, markevery=4,
+            )  # fmt: skip
+            handles.setdefault(str(name), line)
+        axes.set_xscale("log")
+        scores = here["score"].to_numpy(dtype=float)
+        top = float(np.nanmax(scores))
+        axes.set_ylim(min(untuned, top) - 0.6 * abs(top - untuned), top + 0.08 * abs(top - untuned))
+        score_name = str(own["score_name"].iloc[0])
+        axes.set_ylabel(SCORES.get(score_name, score_name.replace("_", " ")), fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.grid(True, which="major", color="0.9", linewidth=0.7)
+    for axes in panels[-1]:
+        axes.set_xlabel("MB, up and down, all clients", fontsize=8)
+    ordered = [name for name in names if name in handles]
+    figure.legend(
+        [handles[name] for name in ordered], ordered, loc="outside lower center", ncols=7, fontsize=8, frameon=False
+    )
+    return figure
