@@ -52,10 +52,10 @@ def test_a_client_with_the_opposite_gap_loses_weight():
     rng = np.random.default_rng(0)
     clients = []
     for number in range(4):
-        groups = np.arange(60, dtype=np.int32) % 2
+        groups = np.arange(400, dtype=np.int32) % 2
         side = np.where(groups == 1, -1.0, 1.0) * (-1 if number == 3 else 1)
-        z = np.column_stack([rng.normal(size=60) + side, rng.normal(size=(60, 2)), np.ones(60)])
-        clients.append({"features": z, "labels": (rng.random(60) < 0.6).astype(float), "groups": groups})
+        z = np.column_stack([rng.normal(size=400) + side, rng.normal(size=(400, 2)), np.ones(400)])
+        clients.append({"features": z, "labels": (rng.random(400) < 0.6).astype(float), "groups": groups})
     data = fb.ClientData.from_clients(clients)
     algorithm = fairfed(LINEAR.package, np.array([1.0, 0, 0, 0]), 1e-6, 1, None, 0.05, groups=2)
     corrections = np.asarray(fb.simulate(algorithm, data, 5, record_every=None).local.correction)

@@ -21,9 +21,9 @@ def positives(clients, groups):
 
 
 def test_iterates_equal_the_naive_loop():
-    clients, data = federation(5, SIZES)
-    counts = positives(clients, 5)
-    options = {"step": 0.4, "group_step": 0.15, "local_steps": 2, "ridge": 0.05}
+    clients, data = federation(3, SIZES)
+    counts = positives(clients, 3)
+    options = {"step": 0.4, "group_step": 0.3, "local_steps": 2, "ridge": 0.05}
     algorithm = fedfb(NETWORK.package, NETWORK.first(), counts, batch_size=6, **options)
     found = fb.simulate(algorithm, data, 6, seed=3, weights="samples", record_every=None)
     rows = drawn(data, 3, 6, 2, 6)
@@ -33,7 +33,7 @@ def test_iterates_equal_the_naive_loop():
     close(found.server.risks, risks)
     assert mu.min() == 0, "the projection must bind"
     traffic = Run(algorithm, data, Options()).traffic
-    assert (traffic.up, traffic.down) == (8 * (15 + 2 * 5), 8 * (15 + 5))
+    assert (traffic.up, traffic.down) == (8 * (15 + 2 * 3), 8 * (15 + 3))
 
 
 def test_the_gap_of_the_positive_losses_narrows():

@@ -19,8 +19,8 @@ from fedbilevel.datasets.tables import encode_groups
 from fedbilevel.experiments.fairness_data import CASES, SET_ASIDE, TEST_SHARE, table
 
 DRAWS = 20_000
-RATES = {"adult-sex": 0.6, "adult-race": 0.6, "credit-status": 0.5}
-"""FedAvg's true-positive rate on training rows, rounded."""
+RATES = {"adult-sex": 0.58, "adult-race": 0.58, "credit-status": 0.55}
+"""FedAvg's true-positive rate on the training rows of split 0, rounded."""
 
 
 def expected_gap(positives: np.ndarray, rate: float, learned_on: np.ndarray | None = None, seed: int = 0) -> float:

@@ -31,7 +31,8 @@ def compare(rows: pd.DataFrame) -> pd.DataFrame:
             ]
             continue
         for interval, test_share in (("student", None), ("corrected", TEST_SHARE)):
-            found = comparison_table(both, baseline=BASELINE, metrics=METRICS, interval=interval, test_share=test_share)
+            there = [metric for metric in METRICS if both[metric].notna().all()]
+            found = comparison_table(both, baseline=BASELINE, metrics=there, interval=interval, test_share=test_share)
             parts.append(found.loc[[method]].reset_index().assign(interval=interval))
     return pd.concat(parts, ignore_index=True)
 
@@ -60,7 +61,8 @@ def choose_once(rows: pd.DataFrame) -> pd.DataFrame:
 
 def fight(chosen: pd.DataFrame, ours: str = "FedBiOAcc, cells") -> pd.DataFrame:
     """Ours minus each other method with its chosen setting, paired by split.  ``dominates``: the gap's difference is below
-    zero, its interval too, and the accuracy's interval does not lie below zero."""
+    zero, its interval too, and the accuracy's interval does not lie below zero.  ``lead``: by how much the majority's
+    true-positive rate is ahead, which tells methods apart whose gaps are near the floor."""
     out = []
     mine = chosen[chosen["method"] == ours].set_index("split")
     for method, group in chosen.groupby("method", sort=False):
@@ -73,6 +75,10 @@ def fight(chosen: pd.DataFrame, ours: str = "FedBiOAcc, cells") -> pd.DataFrame:
         row: dict[str, Any] = {"ours": ours, "against": method, "splits": gap.size}
         for name, interval in (("gap", gap), ("accuracy", accuracy)):
             row |= {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
+        if own["test_lead"].notna().all() and theirs["test_lead"].notna().all():
+            lead = paired_difference(own["test_lead"], theirs["test_lead"])
+            row |= {"lead": lead.estimate, "lead_low": lead.low, "lead_high": lead.high}
+            row |= {"our_lead": float(own["test_lead"].mean()), "their_lead": float(theirs["test_lead"].mean())}
         row["relative_gap"] = float(own["test_gap"].mean() / theirs["test_gap"].mean() - 1)
         row["dominates"] = bool(gap.high < 0 and accuracy.high >= 0)
         out.append(row)

@@ -37,18 +37,28 @@ def _figure(width: float, height: float, rows: int, columns: int) -> tuple[Figur
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def plane(fronts: pd.DataFrame) -> Figure:
-    """Accuracy against gap on test rows: one front per method, a point per setting with its 95 % intervals."""
-    places = list(fronts.groupby(["case", "distribution"], sort=False))
-    figure, axes = _figure(5.2 * len(places), 4.6, 1, len(places))
-    for panel, ((case, kind), group) in zip(axes[0], places, strict=True):
-        for method, own in group.groupby("method", sort=False):
-            _front(panel, str(method), own)
-        _cut(panel, group)
-        panel.set_title(f"{_TITLES.get(str(case), case)}, {_KINDS.get(str(kind), kind)}", fontsize=11)
-        panel.set_xlabel("equal-opportunity gap, test rows (left is fairer)")
-        panel.set_ylabel("accuracy, test rows")
-        panel.grid(True, color="0.9", linewidth=0.8)
+def plane(fronts: pd.DataFrame, floors: pd.DataFrame | None = None) -> Figure:
+    """Accuracy against gap on test rows: one front per method, a point per setting with its 95 % intervals.
+
+    A row of panels per case, a column per distribution; dotted: the gap of a model whose training rates are equal (``floors``).
+    """
+    cases, kinds = (list(dict.fromkeys(fronts[name])) for name in ("case", "distribution"))
+    figure, axes = _figure(5.2 * len(kinds), 4.4 * len(cases), len(cases), len(kinds))
+    known = {} if floors is None or not len(floors) else floors.set_index("case")["fair_in_training"].to_dict()
+    for row, case in enumerate(cases):
+        for column, kind in enumerate(kinds):
+            panel = axes[row][column]
+            group = fronts[(fronts["case"] == case) & (fronts["distribution"] == kind)]
+            for method, own in group.groupby("method", sort=False):
+                _front(panel, str(method), own)
+            if case in known:
+                panel.axvline(known[case], color="0.4", linewidth=0.9, linestyle=":")
+            if len(group):
+                _cut(panel, group)
+            panel.set_title(f"{_TITLES.get(str(case), case)}, {_KINDS.get(str(kind), kind)}", fontsize=11)
+            panel.set_xlabel("equal-opportunity gap, test rows (left is fairer)")
+            panel.set_ylabel("accuracy, test rows")
+            panel.grid(True, color="0.9", linewidth=0.8)
     axes[0][-1].legend(fontsize=7, loc="lower right")
     return figure
 
@@ -110,5 +120,5 @@ def fairness_figures(result: FairnessResult) -> dict[str, Figure]:
     """``differences`` always; ``plane`` where grids were run."""
     figures = {"differences": differences(result.table)}
     if len(result.fronts):
-        figures["plane"] = plane(result.fronts)
+        figures["plane"] = plane(result.fronts, result.floors)
     return figures

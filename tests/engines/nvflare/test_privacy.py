@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -115,7 +116,7 @@ def test_a_run_with_noise_goes_on_until_a_budget_is_spent(tmp_path, accountant):
     clean = Direct(array_sites(tmp_path, plain))
     coordinate(tmp_path, plain, clean)
     noisy, exact = (
-        [told["arrays"][0] for task, name, told in one.seen if task == "work" and name == "site-1"][0]
+        next(told["arrays"][0] for task, name, told in one.seen if task == "work" and name == "site-1")
         for one in (channel, clean)
     )
     assert not np.allclose(noisy, exact)
@@ -148,6 +149,6 @@ def test_epsilon_is_that_of_the_gaussian_mechanism(noise, replies):
 
 
 def test_without_the_library_a_site_says_so_at_once(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(Refused, match="need the package dp-accounting"):
         Guard(Privacy(1.0, 1.0), tmp_path, "run", "d")

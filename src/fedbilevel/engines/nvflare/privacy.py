@@ -11,8 +11,8 @@ ones, are together one with multiplier (sum 1/z_t^2)^(-1/2) (Dong, Roth, Su 2022
 `dp_accounting` computes.  The account runs over all jobs of the site, whatever their names.  Surveys, counts, reports and the
 time a reply takes are outside of it: list in ``policy.tell`` only what may be told.
 
-Noise comes from the operating system's entropy, never from the job's seed, which the coordinator knows.  The latest reply, asked
-for again (after a fault), is sent again as it was, since fresh noise on the same numbers would tell more of them; any
+Noise comes from the operating system's entropy, never from the job's seed, which the coordinator knows.  The latest reply,
+asked for again (after a fault), is sent again as it was, since fresh noise on the same numbers would tell more of them; any
 other is a further reply on the account.
 """
 
