@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 FOLDER = Path("federation")
 KitFolder = Annotated[Path, typer.Argument(metavar="KIT", help="A kit's folder.")]
-KitsFolder = Annotated[Path, typer.Option("--kits", help="The federation's folder, made by init.", metavar="DIR")]
 LINE_SECONDS = 5.0
 """Without a terminal, a line about the rounds this often."""
-NVFLARE_NAMES = ("nvflare", "FederatedClient", "Cell", "FLContext")
 
 
 def need_nvflare() -> None:
@@ -89,7 +87,6 @@ class Watch:
         self.console = Console(file=self.stream, force_terminal=sys.stderr.isatty(), highlight=False, soft_wrap=True)
         self.live: Live | None = None
         self.place = 0
-        self.rounds = 0
         self.sites: dict[str, dict[str, Any]] = {}
         self.last_line = 0.0
         self.shown = ""

@@ -22,6 +22,7 @@ from fedbilevel.fairness.inputs import as_numpy, named_weights, row_weights, sam
 from fedbilevel.fairness.methods import fit
 from fedbilevel.fairness.models import Model, probabilities
 from fedbilevel.fairness.recipe import Recipe
+from fedbilevel.fairness.rows import padded
 from fedbilevel.problem import ClientData, whole_number
 
 SMALLEST_CAPACITY = 512
@@ -34,8 +35,8 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
     """Classifier with equal rates over sensitive groups, trained over clients that keep their rows (simulated here).
 
     With the defaults FedBiOAcc learns one weight per (group, label) cell so that the groups' true-positive rates agree, then
-    FedAvg trains a logistic regression with those weights.  With groups of few positives (below some hundred a client) the
-    default strength costs accuracy: lower it.  docs/fairness.md says which method suits when, with measurements.
+    FedAvg trains a logistic regression with those weights.  Groups count by their share: a small one costs others little, and
+    gains little.  docs/fairness.md says which method suits when, with measurements.
 
     Args:
         method: "fedbioacc", "fedbio", "fedavg" (no fairness), "fedreg", "fedminmax" or "fcfl".
@@ -137,14 +138,13 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.model_ = Model(self.model, features.shape[1], len(self.classes_), self.hidden)
         whole_number("history_rows", self.history_rows, least=0)
-        every = (
-            None if self.history_rows == 0 else max(1, max(recipe.rounds, recipe.weight_rounds) // self.history_rows)
-        )
+        longest = max(recipe.rounds, recipe.weight_rounds)
+        every = None if self.history_rows == 0 else max(1, longest // self.history_rows)
         capacity = max(SMALLEST_CAPACITY, 1 << (max(map(len, parts)) - 1).bit_length())
-        fitted = fit(
-            recipe, data, self.model_, len(self.groups_), seed=seed, record_every=every,
-            capacity=None if recipe.method == "fcfl" or recipe.batch_size is None else capacity,
-        )  # fmt: skip
+        room = None if recipe.method == "fcfl" or recipe.batch_size is None else capacity
+        used = data if room is None else padded(data, room, room)
+        groups = len(self.groups_)
+        fitted = fit(recipe, used, self.model_, groups, seed=seed, record_every=every, capacity=room)
         self.params_ = as_numpy(fitted.params)
         self.history_ = fitted.history
         found = fitted.weights
@@ -279,17 +279,13 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         whole_number("batch_size", self.batch_size, optional=True)
         form = Formulation(self.formulation, self.metric, temperature=self.temperature, ridge=self.ridge)
         batch = None if self.batch_size is None else min(self.batch_size, int(data.train_sizes.min()))
+        # One group has no rates to compare: the outer level then draws rows as the inner one does.
+        outer_batch = batch if len(self.groups_) == 1 else None
         plain = Recipe(
-            self.method,
-            form if self.strength is None else replace(form, strength=self.strength),
-            self.steps,
-            self.weight_steps,
-            self.local_steps,
-            batch,
-            step=self.step / smooth,
-            client_weights=self.client_weights,
-            train_on="all" if apart else "train",
-        )
+            self.method, form if self.strength is None else replace(form, strength=self.strength), self.steps,
+            self.weight_steps, self.local_steps, batch, outer_batch, self.step / smooth,
+            client_weights=self.client_weights, train_on="all" if apart else "train",
+        )  # fmt: skip
         if self.strength is not None:
             plain = replace(plain, penalty=self.strength)
         return plain.slower(smooth)

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from fedbilevel.engines.nvflare.coordinator import Coordinator, Reply
+from fedbilevel.engines.nvflare.attendance import Reply
+from fedbilevel.engines.nvflare.coordinator import Coordinator
 from fedbilevel.engines.nvflare.payload import to_arrays
 from fedbilevel.engines.nvflare.policy import Policy, Source
 from fedbilevel.engines.nvflare.program import make_program

@@ -17,7 +17,8 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.apis.signal import Signal
 
-from fedbilevel.engines.nvflare.coordinator import Coordinator, Reply
+from fedbilevel.engines.nvflare.attendance import Reply
+from fedbilevel.engines.nvflare.coordinator import Coordinator
 from fedbilevel.engines.nvflare.errors import RunFailed, Stopped, TooFewSites
 from fedbilevel.engines.nvflare.job import RUNS
 from fedbilevel.engines.nvflare.policy import read_policy

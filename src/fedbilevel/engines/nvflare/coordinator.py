@@ -7,14 +7,14 @@ start again, on the same numbers, with every site back at the state that was las
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
 from fedbilevel.calculus import Tree
+from fedbilevel.engines.nvflare.attendance import Attendance, Channel
 from fedbilevel.engines.nvflare.compiled import Compiled, item_count
-from fedbilevel.engines.nvflare.errors import BadReply, RunFailed, TooFewSites
+from fedbilevel.engines.nvflare.errors import BadReply, RunFailed
 from fedbilevel.engines.nvflare.payload import named_arrays, size_of, stacked, to_arrays, to_tree
 from fedbilevel.engines.nvflare.program import Program, Stage
 from fedbilevel.engines.nvflare.record import Record
@@ -24,34 +24,12 @@ from fedbilevel.engines.nvflare.vault import Label
 from fedbilevel.plan import Plan, Repeat, ServerStep
 
 
-class Reply(NamedTuple):
-    content: dict[str, Any]
-    seconds: float
-
-
-class Channel(Protocol):
-    """How requests reach the sites."""
-
-    def sites(self) -> list[str]:
-        """The sites that take part in this job."""
-
-    def ask(
-        self, task: str, requests: Mapping[str, dict[str, Any]], awaited: set[str], seconds: float
-    ) -> dict[str, Reply]:
-        """Send every site its request and return the replies that came within ``seconds``.
-
-        It returns early once all ``awaited`` sites have answered, and all others that took their request meanwhile.
-        Raises `Stopped` when the run is to stop.
-        """
-
-
 class Coordinator:
     """One run.  ``run()`` goes on from wherever the record says it was, to the end."""
 
     def __init__(self, settings: JobSettings, program: Program, record: Record, channel: Channel) -> None:
         self.settings, self.program, self.record, self.channel = settings, program, record, channel
         self.rows: dict[str, int] = {}
-        self.refusals: dict[str, str] = {}
 
     def run(self) -> list[Tree]:
         """The answers of all stages."""
@@ -62,6 +40,7 @@ class Coordinator:
         self.progress.attempt += 1
         self.record.save(self.progress)
         self.began = time.perf_counter() - self.progress.seconds
+        self.attendance = Attendance(self.settings, self.channel, self.record, self.progress)
         here = self.channel.sites()
         absent = [site for site in self.settings.sites if site not in here]
         self.progress.away = list(absent)
@@ -70,7 +49,7 @@ class Coordinator:
             f"{'going on' if going_on else 'starting'} with {', '.join(here) or 'no site'}"
             + (f"; absent: {', '.join(absent)}" if absent else "")
         )
-        self._enough([site for site in self.settings.sites if site in here], "are in this job")
+        self.attendance.enough([site for site in self.settings.sites if site in here], "are in this job")
         self._surveys()
         while (stage := self._stage()) is not None:
             self._train(stage)
@@ -84,13 +63,13 @@ class Coordinator:
             request = {"survey": number, "agreed": self.progress.agreed}
             told: list[dict[str, np.ndarray]] = []
             names: list[str] = []
-            for site, reply in self._ask_all("survey", request).items():
+            for site, reply in self.attendance.ask_all("survey", request).items():
                 try:
                     told.append(named_arrays(reply.content["numbers"], "the survey"))
                     names.append(site)
                 except (BadReply, KeyError) as error:
-                    self._refuse(site, str(error))
-            self._enough(names, f"answered survey {number + 1}")
+                    self.attendance.refuse(site, str(error))
+            self.attendance.enough(names, f"answered survey {number + 1}")
             self.progress.agreed |= self.program.agree(number, told, self.progress.agreed)
             self.progress.surveys += 1
             self.record.save(self.progress)
@@ -124,16 +103,16 @@ class Coordinator:
     def _prepare(self) -> None:
         request = {"stage": self.progress.stage, "agreed": self.progress.agreed, "answers": self.progress.answers}
         ready = []
-        for site, reply in self._ask_all("prepare", request).items():
+        for site, reply in self.attendance.ask_all("prepare", request).items():
             rows = reply.content.get("rows")
             if self.stage.weights == "samples" and not (isinstance(rows, int) and rows > 0):
-                self._refuse(site, "did not tell how many rows it has, which the averages are weighted by")
+                self.attendance.refuse(site, "did not tell how many rows it has, which the averages are weighted by")
                 continue
             if isinstance(rows, int) and rows > 0:
                 self.rows[site] = rows
             ready.append(site)
         self.ready = set(ready)
-        self._enough(ready, "are ready")
+        self.attendance.enough(ready, "are ready")
 
     def _round(self) -> None:
         """All phases of one round; the sites that answer the first one are its cohort."""
@@ -184,7 +163,7 @@ class Coordinator:
         like = self.compiled.reply_like(item)
         found: dict[str, Tree] = {}
         for site in asked:
-            outcome = self._accept(site, replies.get(site), like, found)
+            outcome = self.attendance.accept(site, replies.get(site), like, found)
             down = size_of(arrays) + size_of(requests[site]["parcel"] or [])
             up = size_of(to_arrays(found[site])) if site in found else 0
             progress.bytes_down, progress.bytes_up = progress.bytes_down + down, progress.bytes_up + up
@@ -198,7 +177,7 @@ class Coordinator:
                     "at": f"{time.perf_counter() - self.began:.6f}",
                 }
             )  # fmt: skip
-        self._enough([*found], f"answered in round {label.round + 1} of {self.stage.name}")
+        self.attendance.enough([*found], f"answered in round {label.round + 1} of {self.stage.name}")
         if self.cohort is not None and self.cohort - found.keys():
             self.record.say(f"round {label.round + 1} goes on without {', '.join(sorted(self.cohort - found.keys()))}")
         self.cohort = set(found)
@@ -233,28 +212,6 @@ class Coordinator:
             "parcel": progress.packed.get(site),
             "parcel_item": progress.parcels.get(site),
         }
-
-    def _accept(self, site: str, reply: Reply | None, like: Tree, found: dict[str, Tree]) -> str:
-        """Check a reply; what happened, in a word or a sentence."""
-        if reply is None:
-            if site not in self.progress.away:
-                self.progress.away.append(site)
-                self.record.say(f"{site} did not answer within {self.settings.reply_timeout:g} s; going on without it")
-            return "no answer"
-        try:
-            if "refused" in reply.content:
-                raise BadReply(str(reply.content["refused"]))
-            found[site] = to_tree(reply.content.get("arrays"), like, "its reply")
-        except BadReply as error:
-            self._refuse(site, str(error))
-            return f"refused: {error}"
-        if site in self.progress.away:
-            self.progress.away.remove(site)
-            self.record.say(f"{site} is back")
-        if isinstance(reply.content.get("note"), str):
-            self.record.say(f"{site} {reply.content['note']}")
-            return "answered anew"
-        return "answered"
 
     # Recording.
 
@@ -304,11 +261,11 @@ class Coordinator:
         progress = self.progress
         request = {"agreed": progress.agreed, "answers": progress.answers}
         reports: dict[str, dict[str, np.ndarray]] = {}
-        for site, reply in self._ask_all("finish", request).items():
+        for site, reply in self.attendance.ask_all("finish", request).items():
             try:
                 reports[site] = named_arrays(reply.content.get("numbers", {}), "the report")
             except BadReply as error:
-                self._refuse(site, str(error))
+                self.attendance.refuse(site, str(error))
         self.record.complete(progress.answers, reports)
         progress.finished = True
         progress.seconds = time.perf_counter() - self.began
@@ -318,49 +275,6 @@ class Coordinator:
         self.record.say(sentence)
         self.record.status("complete", sentence, seconds=progress.seconds, away=progress.away)
         return read_answers(self.program, progress.agreed, progress.answers)
-
-    # Asking and counting.
-
-    def _ask_all(self, task: str, request: dict[str, Any]) -> dict[str, Reply]:
-        """Ask every site of the job the same; the answers that are no refusals, in the order of the sites.
-
-        A site that has not answered of late is asked too, and waited for once it comes for its request.
-        """
-        here = [site for site in self.settings.sites if site in self.channel.sites()]
-        told = {"digest": self.settings.digest, **request}
-        awaited = {site for site in here if site not in self.progress.away}
-        replies = self.channel.ask(task, dict.fromkeys(here, told), awaited or set(here), self.settings.start_timeout)
-        answered: dict[str, Reply] = {}
-        for site in here:
-            reply = replies.get(site)
-            if reply is None:
-                if site in awaited:
-                    self.record.say(f"{site} did not answer ({task}) within {self.settings.start_timeout:g} s")
-            elif "refused" in reply.content:
-                self._refuse(site, str(reply.content["refused"]))
-            else:
-                answered[site] = reply
-                if site in self.progress.away:
-                    self.progress.away.remove(site)
-            if site not in answered and site not in self.progress.away:
-                self.progress.away.append(site)
-        return answered
-
-    def _refuse(self, site: str, why: str) -> None:
-        self.refusals[site] = why
-        self.record.say(f"the reply of {site} was refused: {why}")
-
-    def _enough(self, sites: list[str], what: str) -> None:
-        """Go on with ``sites``, or stop: for good where a site's reply was refused, until it is back where it is absent."""
-        refusals, self.refusals = self.refusals, {}
-        needed = self.settings.needed
-        if len(sites) >= needed:
-            return
-        missing = [site for site in self.settings.sites if site not in sites]
-        sentence = f"Only {len(sites)} of the {needed} sites the run needs {what}; missing: {', '.join(missing)}."
-        if len(sites) + len(refusals) >= needed:
-            raise RunFailed(f"{sentence} " + " ".join(f"{site}: {why}." for site, why in refusals.items()))
-        raise TooFewSites(sentence)
 
     def _weight(self, site: str) -> float:
         return float(self.rows[site]) if self.stage.weights == "samples" else 1.0

@@ -275,11 +275,6 @@ class FairProgram:
         return self.plain.method in BILEVEL and (self.share is not None or self._balanced)
 
 
-def fair_program(arguments: dict[str, Any]) -> FairProgram:
-    """What a job names as "fair"."""
-    return FairProgram(arguments)
-
-
 def _outer_batch(recipe: Recipe, smallest: int, largest: int) -> int | str | None:
     """Validation rows an outer step reads: the rule of the simulated methods, from the smallest and largest site."""
     if recipe.outer_batch_size is not None:

@@ -147,7 +147,7 @@ def fingerprint(label: Label, message: Sequence[np.ndarray]) -> str:
 def gaussian_epsilon(noise: float, delta: float) -> float:
     """epsilon of one Gaussian mechanism with noise multiplier ``noise``, by the accountant library."""
     try:
-        from dp_accounting import get_epsilon_gaussian
+        from dp_accounting import get_epsilon_gaussian  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError as error:
         raise Refused(
             "This site's privacy settings need the package dp-accounting, 0.6 or later: install fedbilevel[privacy]."

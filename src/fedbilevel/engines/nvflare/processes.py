@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -124,14 +125,29 @@ def started(kits: Kits, environment: dict[str, str] | None = None) -> Iterator[d
             made[site] = start(kit, site, environment)
         yield made
     finally:
-        members = [member for process in made.values() for member in family(process.pid)]
-        known = {member.pid for member in members}
-        for kit in (kits.server, *kits.sites.values()):
-            members += [member for member in running(kit) if member.pid not in known]
-        end(members)
-        for process in made.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(1)
+        with _undisturbed():
+            members = [member for process in made.values() for member in family(process.pid)]
+            known = {member.pid for member in members}
+            for kit in (kits.server, *kits.sites.values()):
+                members += [member for member in running(kit) if member.pid not in known]
+            end(members)
+            for process in made.values():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(1)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C must not stop the cleaning up after the first; it takes seconds."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def wait_for_text(file: Path, text: str, seconds: float, start: int = 0) -> bool:

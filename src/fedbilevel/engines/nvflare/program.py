@@ -27,7 +27,7 @@ from fedbilevel.plan import Algorithm
 
 Numbers = dict[str, np.ndarray]
 
-BUILT_IN = {"fair": "fedbilevel.engines.nvflare.fair:fair_program"}
+BUILT_IN = {"fair": "fedbilevel.engines.nvflare.fair:FairProgram"}
 """Programs of this package by their short names; they need no allow-list."""
 
 

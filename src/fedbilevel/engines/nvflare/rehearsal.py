@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbilevel.engines.nvflare.coordinator import Coordinator, Reply
+from fedbilevel.engines.nvflare.attendance import Reply
+from fedbilevel.engines.nvflare.coordinator import Coordinator
 from fedbilevel.engines.nvflare.errors import RunFailed, TooFewSites
 from fedbilevel.engines.nvflare.payload import size_of
 from fedbilevel.engines.nvflare.policy import Policy
