@@ -102,6 +102,15 @@ def test_no_row_is_used_twice(dataset, encoding):
             np.testing.assert_allclose(np.sort(held / held.sum()), [0.2, 0.2, 0.6], atol=0.02)
 
 
+def test_a_split_with_few_validation_rows_gets_a_smaller_batch():
+    design, job = Design(), Job("credit", "iid", "fedbio", 0.1, 0, (0,))
+    split = make_split("credit", "iid", 0, "clean")
+    assert table1.recipe_for(design, job, split).outer_batch_size == 8
+    few = replace(split, paper=replace(split.paper, val_sizes=np.array([16, 4, 16], np.int32)))
+    assert table1.recipe_for(design, job, few).outer_batch_size == 4
+    assert table1.recipe_for(design, replace(job, method="fedbio-cells"), few).outer_batch_size is None
+
+
 def test_statistics_of_the_encoding_come_from_training_rows_only():
     split = make_split("credit", "iid", 0, "clean")
     numbers = split.train.features[:, split.padding : split.padding + len(split.encoder.numbers)]

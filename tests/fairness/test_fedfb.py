@@ -23,7 +23,7 @@ def positives(clients, groups):
 def test_iterates_equal_the_naive_loop():
     clients, data = federation(3, SIZES)
     counts = positives(clients, 3)
-    options = {"step": 0.4, "group_step": 0.3, "local_steps": 2, "ridge": 0.05}
+    options = {"step": 0.4, "group_step": 0.6, "local_steps": 2, "ridge": 0.05}
     algorithm = fedfb(NETWORK.package, NETWORK.first(), counts, batch_size=6, **options)
     found = fb.simulate(algorithm, data, 6, seed=3, weights="samples", record_every=None)
     rows = drawn(data, 3, 6, 2, 6)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from fedbilevel.experiments.table1_design import LABELS, OURS, Design, Job, from
 from fedbilevel.experiments.table1_measure import Measured, measure
 from fedbilevel.experiments.table1_models import save_model
 from fedbilevel.experiments.table1_pool import Pool
+from fedbilevel.fairness.recipe import Recipe
 from fedbilevel.fairness.trainer import Federation, Trainer
 from fedbilevel.runs import Run, RunFolder, read
 
@@ -64,7 +66,7 @@ class _Work:
 
     def __init__(self, design: Design, folder: RunFolder, report: Report) -> None:
         self.design, self.folder, self.report = design, folder, report
-        self.trainers: dict[tuple[str, str], Trainer] = {}
+        self.trainers: dict[tuple[Any, ...], Trainer] = {}
         self.splits = _Splits(design.encoding)
         self.jobs = [job for job in design.jobs if not all(map(folder.done, job.keys))]
         self.total = sum(len(job.seeds) for job in design.jobs)
@@ -83,21 +85,25 @@ class _Work:
         pool = Pool(self._prepare, self._run, _rank)
         pool.run([(jobs[0], jobs) for jobs in programs.values()], workers)
 
-    def _federation(self, job: Job, split: Split) -> Federation:
-        return split.cells if job.method in OURS else split.paper
+    def _trainer(self, job: Job, split: Split) -> Trainer:
+        recipe = recipe_for(self.design, job, split)
+        # Rare splits need a smaller batch than the others, and with it a program of their own.
+        place = (*job.program, recipe.outer_batch_size)
+        if place not in self.trainers:
+            trainer = Trainer(recipe, federation_for(job, split), split.model)
+            trainer.compile()
+            self.trainers[place] = trainer
+        return self.trainers[place]
 
     def _prepare(self, job: Job) -> None:
-        split = self.splits.get(job)
-        recipe = self.design.recipe(job.dataset, job.method)
-        trainer = Trainer(recipe, self._federation(job, split), split.model)
-        trainer.compile()
-        self.trainers[job.program] = trainer
+        self._trainer(job, self.splits.get(job))
 
     def _run(self, job: Job) -> None:
         split = self.splits.get(job)
-        course = self.trainers[job.program].run(self._federation(job, split), job.seeds[0], job.rate)
+        trainer = self._trainer(job, split)
+        course = trainer.run(federation_for(job, split), job.seeds[0], job.rate)
         found = measure(self.design, job, split, course)
-        model = partial(save_model, split=split, job=job, recipe=self.trainers[job.program].recipe, course=course)
+        model = partial(save_model, split=split, job=job, recipe=trainer.recipe, course=course)
         for seed in job.seeds:
             if not self.folder.done(job.key(seed)):
                 tables = {
@@ -114,6 +120,18 @@ class _Work:
             left = (time.monotonic() - self.began) * rest / self.spent if self.done > len(job.seeds) else None
             what = f"{job.dataset} {job.distribution} {LABELS[job.method]}"
             self.report(State(self.done, self.total, left, what))
+
+
+def federation_for(job: Job, split: Split) -> Federation:
+    return split.cells if job.method in OURS else split.paper
+
+
+def recipe_for(design: Design, job: Job, split: Split) -> Recipe:
+    """The design's recipe, its outer batch cut to the smallest client's validation rows where a split has so few."""
+    recipe = design.recipe(job.dataset, job.method)
+    if not isinstance(recipe.outer_batch_size, int):
+        return recipe
+    return replace(recipe, outer_batch_size=min(recipe.outer_batch_size, int(split.paper.val_sizes.min())))
 
 
 def _rank(job: Job) -> Any:
@@ -192,8 +210,8 @@ def verify(path: str | Path, seed: int | None = None) -> Verified:
 def compute(design: Design, job: Job) -> Measured:
     """One run, alone."""
     split = make_split(job.dataset, job.distribution, job.split_seed, design.encoding)
-    federation = split.cells if job.method in OURS else split.paper
-    trainer = Trainer(design.recipe(job.dataset, job.method), federation, split.model)
+    federation = federation_for(job, split)
+    trainer = Trainer(recipe_for(design, job, split), federation, split.model)
     return measure(design, job, split, trainer.run(federation, job.seeds[0], job.rate))
 
 

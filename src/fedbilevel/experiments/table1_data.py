@@ -34,8 +34,8 @@ class Case:
     """A dataset, and the paper's batch size for it.
 
     ``widths``: columns after either encoding, rare categories and the constant counted, rounded up to whole vectors.
-    ``outer_batch``: validation rows a bilevel step reads, at most the smallest client's in either distribution (Adult about
-    110, Credit about 12): one number, so that both distributions run the same program.
+    ``outer_batch``: validation rows a bilevel step reads, at most the smallest client's on nearly every split (Adult 115 and
+    more, Credit mostly 12): one number, so that both distributions run the same program.
     """
 
     name: str
