@@ -366,3 +366,13 @@ names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 )
 def test_toml_is_what_the_standard_library_reads(table):
     assert tomllib.loads(toml_text(table)) == table
+
+
+def test_without_pyarrow_the_rows_are_csv_only(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedbilevel.runs.folder.find_spec", lambda name: None)
+    with RunFolder.open(tmp_path / "run", command="fit", configuration={}) as run:
+        run.save("a", rows=pd.DataFrame({"dataset": ["d"], "split": ["s"], "method": ["m"], "seed": [0]}))
+        run.finish()
+    assert not (tmp_path / "run" / "rows.parquet").exists()
+    assert len(read(tmp_path / "run").rows) == 1
+    assert "needs pyarrow" in (tmp_path / "run" / "log.txt").read_text()

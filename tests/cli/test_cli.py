@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fedbilevel import __version__
+from fedbilevel import __version__, cli
 
 
 def run(*arguments, **environment):
@@ -82,3 +82,18 @@ def test_quick_rates_writes_its_folder(tmp_path):
     names = {path.name for path in out.iterdir()}
     assert any(name.endswith(".csv") for name in names)
     assert not [name for name in names if name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"), [("", "Stopped."), ("The same command goes on.", "The same command goes on.")]
+)
+def test_an_interrupt_says_what_to_do_and_exits_with_130(monkeypatch, capsys, words, shown):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt(words)
+
+    monkeypatch.setattr(sys.modules["fedbilevel.cli.rates"], "check_folder", stopped)
+    monkeypatch.setattr(sys, "argv", ["fedbilevel", "rates"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == f"fedbilevel: {shown}\n"

@@ -73,6 +73,17 @@ def main() -> None:
             raise
         print(f"fedbilevel: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt as stop:
-        print(f"fedbilevel: {stop or 'Stopped.'}", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as end:
+        if (stop := _interruption(end)) is not None:
+            print(f"fedbilevel: {stop or 'Stopped.'}", file=sys.stderr)
+        raise
+
+
+def _interruption(end: SystemExit) -> str | None:
+    """What the Ctrl-C behind an exit says ("" for nothing); None if there was none.  Typer turns it into an exit code."""
+    cause: BaseException | None = end
+    while cause is not None:
+        if isinstance(cause, KeyboardInterrupt):
+            return str(cause)
+        cause = cause.__cause__ or cause.__context__
+    return None

@@ -114,8 +114,7 @@ def fit(
         with reported(quiet) as tell:
             result = experiment.run(tables, meaning, folder, options, clients=clients, line=line, tell=tell)
     except KeyboardInterrupt:
-        print(f"fedbilevel: stopped; the same command goes on with what is in {folder}.", file=sys.stderr)
-        raise typer.Exit(130) from None
+        raise KeyboardInterrupt(f"Stopped; the same command goes on with what is in {folder}.") from None
     if as_json:
         print(json.dumps(_machine(result, folder), ensure_ascii=False, allow_nan=False))
     elif talks:

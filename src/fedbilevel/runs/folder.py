@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -157,7 +158,7 @@ class RunFolder:
             _write(file, table.to_csv(index=False, lineterminator="\n").encode())
             files[file.name] = digest(file)
             if name == "rows":
-                _write(file.with_suffix(".parquet"), _parquet(table))
+                self._write_parquet(file.with_suffix(".parquet"), table)
         for name, table in extra.items():
             _write(self.path / f"{name}.csv", table.to_csv(index=False, lineterminator="\n").encode())
             files[f"{name}.csv"] = digest(self.path / f"{name}.csv")
@@ -170,6 +171,13 @@ class RunFolder:
                 for name in models_of(file):
                     (self.path / MODELS / f"{name}.npz").unlink(missing_ok=True)
             file.unlink(missing_ok=True)
+
+    def _write_parquet(self, file: Path, table: pd.DataFrame) -> None:
+        """A second form of the rows for other programs, where pyarrow is installed; nothing of ours reads it."""
+        if find_spec("pyarrow") is None:
+            self.log("rows.parquet was not written: it needs pyarrow (install fedbilevel[report]).")
+            return
+        _write(file, table.to_parquet(index=False))
 
     def close(self) -> None:
         self._lock.close()
@@ -287,7 +295,3 @@ def _write_model(target: Path, model: Model) -> None:
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
-
-
-def _parquet(table: pd.DataFrame) -> bytes:
-    return table.to_parquet(index=False)
