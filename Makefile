@@ -7,7 +7,8 @@ WORKERS ?= auto
 .DELETE_ON_ERROR:
 
 run: .venv/ready
-	$(BIN)/fedbilevel rates --out runs/rates
+	$(BIN)/fedbilevel table1 --out runs/table1
+	$(BIN)/fedbilevel report runs/table1
 
 test: .venv/ready
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal

@@ -166,7 +166,7 @@ def test_rounds_follow_the_method():
 
 def test_slower_divides_the_inner_and_the_series_step():
     recipe = Recipe("fedbio").slower(4.0)
-    assert (recipe.inner_step, recipe.series_step) == (0.125, 0.125)
+    assert (recipe.inner_step, recipe.series_step) == (0.04, 0.125)
     assert Recipe("fedavg").slower(4.0) == Recipe("fedavg")
 
 
