@@ -10,31 +10,41 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 ENDED = ("FINISHED", "ABORTED", "FAILED", "ABANDONED")
 
 
-def attempt(user, kit, job=None, read=None, seconds=60.0):
-    """Log in; then submit ``job`` and wait for its end, or ``read`` (site, file); every step's outcome by name."""
-    told = {}
+def attempt(user, kit, jobs=None, read=None, abort=None, seconds=60.0):
+    """Log in; then submit ``jobs`` and wait for their ends, ``read`` (site, file), ``abort`` a job: outcomes by name."""
     try:
         session = new_secure_session(user, kit, timeout=5.0, auto_login_max_tries=1)
-        told["login"] = "accepted"
     except Exception as error:
-        return {"login": f"{type(error).__name__}: {error}"}
+        return {"login": said(error)}
+    told = {"login": "accepted"}
     try:
         if read is not None:
-            told["read"] = str(session.cat_target(read[0], file=read[1]))
-        if job is not None:
-            found = session.submit_job(job)
-            told["submit"] = "accepted"
-            told["end"] = status = session.get_job_status(found)
-            end = time.monotonic() + seconds
-            while time.monotonic() < end and not any(word in str(status) for word in ENDED):
+            told["read"] = tried(lambda: session.cat_target(read[0], file=read[1]))
+        if abort is not None:
+            told["abort"] = tried(lambda: session.abort_job(abort))
+        made = {}
+        for name, job in (jobs or {}).items():
+            told[name] = tried(lambda job=job, name=name: made.setdefault(name, session.submit_job(job)))
+        end = time.monotonic() + seconds
+        for name, job in made.items():
+            told[name] = "accepted"
+            while not any(word in str(session.get_job_status(job)) for word in ENDED) and time.monotonic() < end:
                 time.sleep(0.3)
-                told["end"] = status = session.get_job_status(found)
-            told["meta"] = json.dumps(session.get_job_meta(found), default=str)
-    except Exception as error:
-        told["refused"] = f"{type(error).__name__}: {error}"
+            told[f"end of {name}"] = json.dumps(session.get_job_meta(job), default=str)
     finally:
         session.close()
     return told
+
+
+def tried(action):
+    try:
+        return str(action())
+    except Exception as error:
+        return said(error)
+
+
+def said(error):
+    return f"{type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":
