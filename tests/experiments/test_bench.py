@@ -17,7 +17,7 @@ from fedbilevel.report import bench_page
 from fedbilevel.report.bench_tables import COSTS, crossing, ranking_table, summarise, target_table
 from fedbilevel.tasks import Ridge, known_quadratic, random_penalties
 
-TINY = bench.Design(("toy",), ("fedbio", "fedbio-global", "fednest"), seeds=2, budget=3, rounds=12, points=4)
+TINY = bench.Design(("toy",), ("fedbio", "fedbio-global"), seeds=2, budget=3, rounds=12, points=4)
 
 
 def toy(images, seed, lower_level):
@@ -230,35 +230,44 @@ def test_a_stopped_bench_goes_on_to_the_same_tables(toys, tmp_path, monkeypatch)
     assert "FedBiO" in page
     told = []
     result = bench.run(tmp_path / "run", TINY, workers=1, progress=lambda *said: told.append(said))
-    assert len(computed) == 4
-    assert told[-1] == ("cells", 3, 3)
+    assert len(computed) == 3
+    assert told[-1] == ("cells", 2, 2)
     assert runs.read(tmp_path / "run").status == "complete"
     same = [column for column in alone.rows.columns if column != "seconds"]
     pd.testing.assert_frame_equal(result.rows[same], alone.rows[same], check_dtype=False)
     assert (result.scores["tried"] == TINY.budget).all()
     assert (result.rows["rounds"] >= TINY.rounds).all()
-    assert result.rows.groupby("method")["split"].first().to_dict() == {
-        "FedBiO": "local", "FedBiO, global": "global", "FedNest": "global",
-    }  # fmt: skip
+    assert result.rows.groupby("method")["split"].first().to_dict() == {"FedBiO": "local", "FedBiO, global": "global"}
     with pytest.raises(ValueError, match="rounds"):
         bench.run(tmp_path / "run", replace(TINY, rounds=13))
 
 
-def test_histories_become_comparable_without_moving_their_ends(toys, tmp_path):
-    design = replace(TINY, algorithms=("fednest",), budget=1)
-    bench.run(tmp_path / "run", design)
-    run = runs.read(tmp_path / "run")
+def test_histories_become_comparable_without_moving_their_ends(tmp_path):
+    rows, history = handmade()
+    late = (history["method"] == "A") & (history["seed"] == 1)
+    history.loc[late, "round"] = [0, 13, 22]  # a random number of exchanges in every step
+    with runs.RunFolder.open(tmp_path / "run", command="bench", configuration={"rounds": 20}) as folder:
+        folder.save("all", rows=rows, history=history.assign(step=0, objective=history["score"]))
+        run = folder.finish()
     even = bench_page.comparable(run).history
-    places = [path["round"].tolist() for _, path in even.groupby("seed")]
-    assert places[0] == places[1]
-    for seed, path in run.history.groupby("seed"):
-        own = even[even["seed"] == seed]
-        np.testing.assert_allclose(own["score"], np.interp(own["round"], path["round"], path["score"]))
-        np.testing.assert_allclose(own["objective"].iloc[0], path["objective"].iloc[0])
     assert list(even.columns) == list(run.history.columns)
+    own = [path for _, path in even[even["method"] == "A"].groupby("seed")]
+    assert own[0]["round"].tolist() == own[1]["round"].tolist()
+    for path, places, scores in zip(
+        own, ([0, 10, 20], [0, 13, 22]), ([0.1, 0.75, 0.78], [0.1, 0.65, 0.66]), strict=True
+    ):
+        np.testing.assert_allclose(path["score"], np.interp(path["round"], places, scores))
+    same = even[even["method"] == "B"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(same, run.history[run.history["method"] == "B"].reset_index(drop=True))
     page = bench_page.section(run)
-    assert "<script" not in page
-    assert page.count("FedNest") >= 2
+    assert page.count("<tr>") == 1 + 2 + 1 + 4  # two ranks and four targets, below their heads
+    assert "Ranks, global lower level" in page
+    empty = replace(run, rows=run.rows.iloc[:0], history=run.history.iloc[:0])
+    assert bench_page.section(empty) == ""
+    assert bench_page.comparable(empty) is empty
+    assert "FedBiO" not in bench_page.section(
+        replace(run, rows=run.rows.assign(untuned=0.95))
+    )  # nobody gains: no ranks
 
 
 def test_designs_from_words():

@@ -162,5 +162,6 @@ def ranking_table(targets: pd.DataFrame) -> pd.DataFrame:
                     **{f"rank_{task}": ranks.get(method, np.nan) for task, ranks in places.items()},
                 }
             )
-    table = pd.DataFrame(out)
-    return table.sort_values(["split", "mean_rank"], kind="stable", ignore_index=True) if len(table) else table
+    if not out:  # nobody gained anything
+        return pd.DataFrame(columns=["split", "method", "mean_rank", "tasks", "reached", "ratio"])
+    return pd.DataFrame(out).sort_values(["split", "mean_rank"], kind="stable", ignore_index=True)

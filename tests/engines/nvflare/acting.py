@@ -10,8 +10,8 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 ENDED = ("FINISHED", "ABORTED", "FAILED", "ABANDONED")
 
 
-def attempt(user, kit, jobs=None, read=None, abort=None, seconds=60.0):
-    """Log in; then submit ``jobs`` and wait for their ends, ``read`` (site, file), ``abort`` a job: outcomes by name."""
+def attempt(user, kit, jobs=None, wait=(), read=None, abort=None, seconds=60.0):
+    """Log in; then submit ``jobs`` and ``wait`` for the ends of some, ``read`` (site, file), ``abort`` a job: outcomes by name."""
     try:
         session = new_secure_session(user, kit, timeout=5.0, auto_login_max_tries=1)
     except Exception as error:
@@ -28,6 +28,8 @@ def attempt(user, kit, jobs=None, read=None, abort=None, seconds=60.0):
         end = time.monotonic() + seconds
         for name, job in made.items():
             told[name] = "accepted"
+            if name not in wait:
+                continue
             while not any(word in str(session.get_job_status(job)) for word in ENDED) and time.monotonic() < end:
                 time.sleep(0.3)
             told[f"end of {name}"] = json.dumps(session.get_job_meta(job), default=str)
