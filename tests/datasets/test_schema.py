@@ -271,9 +271,7 @@ def test_rules_for_missing_and_unknown_cells(small):
     np.testing.assert_allclose(encoder.transform(frame), expected, rtol=1e-6)
     with pytest.raises(ValueError, match=r"rows\.csv, line 7: the column 'r' must not be missing, but it is empty"):
         encoder.transform(frame.assign(r="").set_axis(pd.RangeIndex(7, 11, name="line")), source="rows.csv")
-    with pytest.raises(
-        ValueError, match=r"row 1: the column 'n' must hold numbers .*'four'.*and 1 more.*also_missing"
-    ):
+    with pytest.raises(ValueError, match=r"row 1: the column 'n' must hold numbers .*'four'.*and 1 more.*also_missing"):
         encoder.transform(frame.assign(n=["1", "four", "2", "inf"]))
     with pytest.raises(ValueError, match="no column 't'"):
         encoder.transform(frame.drop(columns="t"))

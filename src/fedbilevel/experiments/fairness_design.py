@@ -159,7 +159,8 @@ def described(rows: pd.DataFrame) -> dict[str, Any]:
     """What the measured ``rows`` are: how many splits of every setting, and the options behind the settings."""
     counted = rows.groupby(["case", "distribution", "method", "setting"], sort=False)["split"].nunique()
     measured: dict[str, Any] = {}
-    for (case, kind, method, setting), splits in counted.items():
+    for row in counted.reset_index(name="splits").itertuples(index=False):
+        case, kind, method, setting, splits = row
         measured.setdefault(case, {}).setdefault(kind, {})[f"{method} {setting}".strip()] = int(splits)
     options = {entry.label: _options(entry.recipe) for entry in lineup(Design(), CASES["adult-sex"])}
     batches = {case.name: case.batch_size for case in CASES.values()}

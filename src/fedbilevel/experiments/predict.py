@@ -19,8 +19,8 @@ OWN = ("prediction", "probability")
 class Predictions:
     """Iterating gives frames: the columns in ``keep``, then ``prediction`` and ``probability`` (of the positive class).
 
-    Nothing is kept between chunks but the counts, by column, of cells that were ``missing`` or held a value that the schema does
-    not list (``unknown``).
+    Nothing is kept between chunks but the counts, by column, of cells that were ``missing`` or held a value that the schema
+    does not list (``unknown``).
     """
 
     def __init__(self, model: TableModel, table: Table, keep: Sequence[str] = (), rows: int = CHUNK_ROWS) -> None:

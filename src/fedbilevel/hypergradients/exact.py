@@ -47,7 +47,8 @@ def dense_hessian(problem: BilevelProblem, point: tuple[Tree, Tree], batch: Tree
     """d2g/dy2 as a matrix over the flattened inner variable."""
     outer, inner = point
     flat, restore = ravel_pytree(inner)
-    return jax.jacfwd(jax.grad(lambda vector: problem.inner_loss(outer, restore(vector), batch)))(flat)
+    found: jax.Array = jax.jacfwd(jax.grad(lambda vector: problem.inner_loss(outer, restore(vector), batch)))(flat)
+    return found
 
 
 def solve_with(hessian: jax.Array, right: Tree) -> Tree:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,7 +30,7 @@ def bench_figure(run: Run) -> Figure:
     looks = dict(zip(names, styles(names), strict=True))
     figure = Figure(figsize=(3.1 * len(tasks), 3.1 * len(levels) + 0.9), layout="constrained")
     panels = figure.subplots(len(levels), len(tasks), squeeze=False)
-    handles = {}
+    handles: dict[str, Any] = {}
     for axes, (level, task) in zip(panels.flat, ((level, task) for level in levels for task in tasks), strict=True):
         own = run.rows[(run.rows["split"] == level) & (run.rows["dataset"] == task)]
         axes.set_title(f"{NAMES.get(task, task)}, {level}", fontsize=9)
@@ -61,7 +61,6 @@ def bench_figure(run: Run) -> Figure:
     for axes in panels[-1]:
         axes.set_xlabel("MB, up and down, all clients", fontsize=8)
     ordered = [name for name in names if name in handles]
-    figure.legend(
-        [handles[name] for name in ordered], ordered, loc="outside lower center", ncols=7, fontsize=8, frameon=False
-    )
+    shown = [handles[name] for name in ordered]
+    figure.legend(handles=shown, labels=ordered, loc="outside lower center", ncols=7, fontsize=8, frameon=False)
     return figure

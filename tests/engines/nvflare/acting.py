@@ -11,7 +11,7 @@ ENDED = ("FINISHED", "ABORTED", "FAILED", "ABANDONED")
 
 
 def attempt(user, kit, jobs=None, wait=(), read=None, abort=None, seconds=60.0):
-    """Log in; then submit ``jobs`` and ``wait`` for the ends of some, ``read`` (site, file), ``abort`` a job: outcomes by name."""
+    """Log in; ``read`` (site, file), ``abort`` a job, submit ``jobs`` and ``wait`` for the ends of some: outcomes by name."""
     try:
         session = new_secure_session(user, kit, timeout=5.0, auto_login_max_tries=1)
     except Exception as error:

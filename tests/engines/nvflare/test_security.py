@@ -104,7 +104,7 @@ def attempts(federation, in_progress):
             "user": MEMBER, "kit": str(kits.admin.parent / MEMBER), "jobs": honest, "abort": in_progress.status["job"],
         },
         "coordinator": {
-            "user": kits.user, "kit": str(kits.admin), "read": ["site-1", READ], "wait": ["code", "class"],
+            "user": kits.user, "kit": str(kits.admin), "read": ["site-2", READ], "wait": ["code", "class"],
             "jobs": {
                 "column": str(job_for_column(home)), "code": str(job_with_code(home)), "class": str(job_with_class(home)),
             },

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from fedbilevel.engines.nvflare.kits import open_kit
 from fedbilevel.engines.nvflare.provision import Kits, settle
