@@ -36,6 +36,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedbilevel.algorithms.afl import onto_simplex
 from fedbilevel.algorithms.fedavg import Local, fedavg
 from fedbilevel.algorithms.fedavg import Settings as Averaging
 from fedbilevel.algorithms.fedavg import build as averaging
@@ -205,15 +206,3 @@ def build(settings: Settings) -> Algorithm:
         settings=settings,
         build=build,
     )
-
-
-def onto_simplex(point: jax.Array) -> jax.Array:
-    """The nearest vector of the probability simplex, exactly: max(point - t, 0) with the one t that makes the sum 1.
-
-    Were the j largest entries the positive ones, t would be (their sum - 1) / j; the right j is the last for which the
-    j-th largest entry exceeds that t.
-    """
-    falling = -jnp.sort(-point)
-    shifts = (jnp.cumsum(falling) - 1) / jnp.arange(1, point.shape[0] + 1, dtype=point.dtype)
-    last = jnp.sum(falling > shifts) - 1
-    return jnp.maximum(point - shifts[last], 0)
