@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
+from fedbilevel.algorithms.afl import onto_simplex
 from fedbilevel.engines.options import Options
 from fedbilevel.engines.simulate import Run
-from fedbilevel.fairness.fedminmax import fedminmax, onto_simplex
+from fedbilevel.fairness.fedminmax import fedminmax
 from tests.fairness.references_baselines import Logistic, Perceptron, federation, losses
 from tests.fairness.references_baselines import fedminmax as naive
 from tests.fairness.references_baselines import onto_simplex as nearest_by_trial

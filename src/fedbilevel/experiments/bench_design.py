@@ -208,7 +208,7 @@ def factors(budget: int) -> list[tuple[float, float]]:
     depend on what another one found.  The first point is the middle of both ranges.
 
     >>> [tuple(round(x, 2) for x in point) for point in factors(3)]
-    [(0.77, 1.0), (0.34, 0.05), (0.15, 2.59)]
+    [(0.77, 1.0), (0.35, 0.05), (0.15, 2.59)]
     """
     plastic = 1.32471795724474602596
     found = []

@@ -28,7 +28,7 @@ def bench_figure(run: Run) -> Figure:
     levels, tasks = (list(dict.fromkeys(run.rows[name])) for name in ("split", "dataset"))
     names = list(dict.fromkeys(run.rows["method"]))
     looks = dict(zip(names, styles(names), strict=True))
-    figure = Figure(figsize=(3.1 * len(tasks), 3.1 * len(levels) + 0.9), layout="constrained")
+    figure = Figure(figsize=(2.6 * len(tasks), 2.5 * len(levels) + 0.8), layout="constrained")
     panels = figure.subplots(len(levels), len(tasks), squeeze=False)
     handles: dict[str, Any] = {}
     for axes, (level, task) in zip(panels.flat, ((level, task) for level in levels for task in tasks), strict=True):
