@@ -17,6 +17,8 @@ pytest.importorskip("nvflare", reason="needs the federation extra: pip install '
 from fedbilevel.experiments.fit import fitted_model
 from fedbilevel.runs import read
 
+pytestmark = pytest.mark.federation
+
 SITES = ["north", "south", "west"]
 
 

@@ -16,6 +16,8 @@ from tests.engines.nvflare import programs
 from tests.engines.nvflare.federation import SITES, Federation
 from tests.engines.nvflare.reference import written_out
 
+pytestmark = pytest.mark.federation
+
 OPTIONS = {"batch_size": 4, "local_steps": 2}
 
 

@@ -31,6 +31,8 @@ from fedbilevel.engines.nvflare.vault import read_arrays
 from tests.engines.nvflare import programs
 from tests.engines.nvflare.federation import ROOT, SITES, Federation
 
+pytestmark = pytest.mark.federation
+
 MEMBER = "member@example.org"
 READ = "local/resources.json"
 """A file of a site that NVFlare's own command could show."""
