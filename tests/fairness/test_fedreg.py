@@ -84,7 +84,7 @@ def test_lowers_the_soft_gap_of_fedavg():
 def test_sends_one_model_and_no_group_statistics():
     _, data = federation(5)
     traffic = Run(optimiser(NETWORK, 5, 16), data, Options()).traffic
-    assert traffic == (8 * 15, 8 * 15)
+    assert (traffic.down, traffic.up) == (8 * 15, 8 * 15)
 
 
 @pytest.mark.parametrize(
