@@ -159,6 +159,21 @@ def test_runs_side_by_side(tmp_path):
     assert table[(table["method"] == "A") & (table["measure"] == "test gap")]["two"].item() == ".3667 ± .2082"
 
 
+def test_fits_of_different_methods_meet_beside_their_baseline(tmp_path):
+    one = folder(tmp_path / "one", {"FedAvg": [0.4], "FedReg": [0.3]}, configuration={"method": "fedreg"})
+    two = folder(tmp_path / "two", {"FedAvg": [0.4], "FedBiO, cells": [0.1]}, configuration={"method": "fedbio"})
+    bare = folder(tmp_path / "bare", {"FedAvg": [0.4]}, configuration={"method": "fedavg"})
+    found = compare([one, two, bare])
+    gaps = found.cells[found.cells["measure"] == "test_gap"]
+    assert gaps[["method", "run", "mean"]].to_numpy().tolist() == [
+        ["each run's own", "one", 0.3], ["each run's own", "two", 0.1], ["each run's own", "bare", 0.4],
+        ["FedAvg", "one", 0.4], ["FedAvg", "two", 0.4], ["FedAvg", "bare", 0.4],
+    ]  # fmt: skip
+    # Two runs of one method need no other name for it.
+    again = folder(tmp_path / "again", {"FedAvg": [0.4], "FedReg": [0.2]}, configuration={"method": "fedreg"})
+    assert compare([one, again]).cells["method"].unique().tolist() == ["FedAvg", "FedReg"]
+
+
 def test_gaps_of_different_metrics_are_not_subtracted(tmp_path):
     one = folder(tmp_path / "one", {"A": [0.1, 0.2]})
     two = folder(tmp_path / "two", {"A": [0.2, 0.3]}, configuration={"metric": "demographic_parity"})

@@ -26,6 +26,8 @@ from fedbilevel.runs import Run
 KEYS = ["dataset", "split", "method"]
 MEASURES = ("test_accuracy", "test_gap", "train_gap", "score", "solved", "objective")
 """What is compared if nothing else is asked for."""
+OWN = "each run's own"
+"""Stands for the method that was asked for, where runs asked for different ones."""
 
 
 class Comparison(NamedTuple):
@@ -57,10 +59,7 @@ def compare(runs: Sequence[Run], measures: Sequence[str] | None = None) -> Compa
             f"The gaps are of different metrics ({', '.join(dict.fromkeys(gaps))}): no differences are taken of them."
         )
     readings = [study(run) for run in runs]
-    parts: dict[tuple[str, ...], dict[int, pd.DataFrame]] = {}
-    for number, reading in enumerate(readings):
-        for key, rows in reading.rows.groupby(KEYS, sort=False):
-            parts.setdefault(tuple(map(str, key)), {})[number] = rows
+    parts = _parts(runs, readings)
     if not any(len(part) > 1 for part in parts.values()):
         raise ValueError(f"{runs[0].path} and the others have no dataset, distribution and method in common.")
     cells: list[dict[str, Any]] = []
@@ -78,6 +77,29 @@ def compare(runs: Sequence[Run], measures: Sequence[str] | None = None) -> Compa
                 if changed is not None:
                     differences.append({**place, "run": names[number], **changed})
     return Comparison(names, pd.DataFrame(cells), pd.DataFrame(differences), _options(runs, names), notes)
+
+
+def _parts(runs: Sequence[Run], readings: Sequence[Study]) -> dict[tuple[str, ...], dict[int, pd.DataFrame]]:
+    """Rows by cell and run.  Runs that fitted one method each, beside a baseline, meet in cells of their own."""
+    own = [_own_method(run) for run in runs]
+    differ = None not in own and len(set(own)) > 1
+    parts: dict[tuple[str, ...], dict[int, pd.DataFrame]] = {}
+    for number, reading in enumerate(readings):
+        for key, rows in reading.rows.groupby(KEYS, sort=False):
+            dataset, split, method = map(str, key)
+            if differ and method == own[number]:
+                parts.setdefault((dataset, split, OWN), {})[number] = rows
+            parts.setdefault((dataset, split, method), {})[number] = rows
+    if differ:
+        parts = {key: part for key, part in parts.items() if len(part) > 1 or key[2] not in own}
+    return dict(sorted(parts.items(), key=lambda item: item[0][2] != OWN))
+
+
+def _own_method(run: Run) -> str | None:
+    """The method, as tables call it, that a run was asked to fit; None where it compares many."""
+    asked = run.configuration.get("method")
+    called = [name for name in map(str, run.rows["method"].unique()) if name.split(",")[0].lower() == asked]
+    return called[0] if called else None
 
 
 def _summary(reading: Study, rows: pd.DataFrame, column: str) -> dict[str, Any] | None:
