@@ -1,5 +1,7 @@
 """Minibatches: uniform, with replacement, from a client's own rows, a function of its key alone."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,7 +88,13 @@ def test_rows_of_a_shared_and_of_an_own_leaf():
 
 def test_padded_leaves_cannot_be_read_whole():
     number = jnp.ones((), jnp.int32)
-    data = LocalData(jnp.ones((2, 3)), None, number, number, number, shared=True, exact=False)
+    leaf = jnp.arange(6.0).reshape(2, 3)
+    data = LocalData(leaf, leaf, number, number, number, shared=True, exact=False)
+    for part in ("train", "val"):
+        with pytest.raises(NeedsWholeSet):
+            data.whole(part)
+    data = replace(data, exact_val=True)
+    assert data.whole("val").tolist() == [3, 4, 5]
     with pytest.raises(NeedsWholeSet):
         data.whole("train")
 

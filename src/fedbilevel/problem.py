@@ -157,9 +157,10 @@ class ClientData:
     def samples(self, part: str = "train") -> int:
         return int(_first(getattr(self, part)).shape[1])
 
-    def equal_sizes(self) -> bool:
-        """Whether no leaf holds padding."""
-        parts = ("train", "val") if self.val is not None else ("train",)
+    def equal_sizes(self, part: str | None = None) -> bool:
+        """Whether no leaf (of ``part``) holds padding."""
+        both = ("train", "val") if self.val is not None else ("train",)
+        parts = both if part is None else (part,)
         return all((getattr(self, f"{part}_sizes") == self.samples(part)).all() for part in parts)
 
     def only(self, client: int) -> ClientData:

@@ -25,7 +25,7 @@ class NeedsWholeSet(Exception):
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("train", "val", "client", "train_size", "val_size", "number"),
-    meta_fields=("shared", "exact"),
+    meta_fields=("shared", "exact", "exact_val"),
 )
 @dataclass(frozen=True)
 class LocalData:
@@ -33,8 +33,8 @@ class LocalData:
 
     ``shared``: the leaves are ``[clients, samples, ...]`` and this client's rows are picked by ``client``, so that a
     minibatch is one gather and no client's rows are copied; otherwise the leaves are this client's own ``[samples, ...]``.
-    ``exact``: the sample axis holds this client's rows and no padding.  ``number`` is the client's own among all clients,
-    wherever its rows lie.
+    ``exact``: the sample axes hold this client's rows and no padding; ``exact_val``: that of the validation rows does, at
+    least.  ``number`` is the client's own among all clients, wherever its rows lie.
     """
 
     train: Tree
@@ -45,13 +45,14 @@ class LocalData:
     shared: bool = False
     exact: bool = True
     number: jax.Array | None = None
+    exact_val: bool = False
 
     def rows(self, part: str, indices: jax.Array) -> Tree:
         tree, numbers = self.flat(part, indices)
         return jax.tree.map(lambda leaf: take(leaf, numbers), tree)
 
     def whole(self, part: str) -> Tree:
-        if not self.exact:
+        if not (self.exact or (self.exact_val and part == "val")):
             raise NeedsWholeSet
         if self.shared:
             return jax.tree.map(lambda leaf: leaf[self.client], getattr(self, part))

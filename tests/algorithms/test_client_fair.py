@@ -74,7 +74,7 @@ def test_qfedavg_equals_the_naive_loop():
     rows = drawn(data, SEED, ROUNDS, 2, 3)
     options = {"rounds": ROUNDS, "local_steps": 2, "step": 0.3, "weights": WEIGHTS, "cohorts": replied}
     close(found.outer, client_fair.qfedavg(value, gradient, start, rows, q=1.7, **options))
-    plain = fb.qfedavg(bowl, init=start, step=0.3, q=0, local_steps=2, batch_size=3)
+    plain = fb.qfedavg(bowl, init=start, step=0.3, q=0.0, local_steps=2, batch_size=3)
     close(fb.simulate(plain, data, ROUNDS, seed=SEED, record_every=None, **OPTIONS).outer,
           fedavg(gradient, start, rows, **options))  # fmt: skip
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
+import typer.main
 
 from fedbilevel import __version__, cli
 
@@ -97,3 +101,35 @@ def test_an_interrupt_says_what_to_do_and_exits_with_130(monkeypatch, capsys, wo
         cli.main()
     assert end.value.code == 130
     assert capsys.readouterr().err == f"fedbilevel: {shown}\n"
+
+
+def commands(group, path=()):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def test_every_command_that_computes_speaks_to_machines_and_can_be_silent():
+    found = dict(commands(typer.main.get_command(cli.app)))
+    assert len(found) >= 14
+    for name, command in found.items():
+        options = {option for parameter in command.params for option in parameter.opts}
+        if name != ("federate", "start"):  # stays until it is stopped and has no result
+            assert {"--json", "--quiet", "-q"} <= options | ({"--json"} if name == ("federate", "stop") else set()), (
+                name
+            )
+
+
+def test_tables_for_machines(monkeypatch, capsys):
+    frame = pd.DataFrame({"slope": [-0.5, float("nan")], "algorithm": ["fedbio", "fedbioacc"]})
+    result = SimpleNamespace(slopes=frame, bounds=frame[:0], estimator=frame, checks=frame)
+    monkeypatch.setattr("fedbilevel.experiments.rates.run", lambda *_, **__: result)
+    monkeypatch.setattr(sys, "argv", ["fedbilevel", "rates", "--json", "--quiet"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code
+    told = json.loads(capsys.readouterr().out)
+    assert told["slopes"] == [{"slope": -0.5, "algorithm": "fedbio"}, {"slope": None, "algorithm": "fedbioacc"}]
+    assert (told["bounds"], told["folder"]) == ([], None)

@@ -57,10 +57,12 @@ def test_only_what_is_missing_in_the_folder_is_run(tmp_path):
     pd.DataFrame(rows).drop(index=missing).to_csv(tmp_path / "fairness-rows.csv", index=False)
     done = run("--quick", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert "credit-status, noniid" in done.stdout
+    assert "German Credit by status, non-I.I.D. clients" in done.stdout
     assert "FedBiOAcc, cells" in done.stdout
+    assert "With 2 splits the intervals say little" in done.stdout
+    assert "not a measurement" in done.stdout
     found = pd.read_csv(tmp_path / "fairness-rows.csv")
-    assert len(found) == len(rows) == 2 * 2 * 8
+    assert len(found) == len(rows) == 2 * 2 * 10
     measured = found[found["test_gap"] != 2]
     assert measured[["method", "split"]].values.tolist() == [["FedAvg", 1]]
     assert measured["test_gap"].between(0, 1).all()
@@ -68,3 +70,6 @@ def test_only_what_is_missing_in_the_folder_is_run(tmp_path):
     assert settings["steps"] == 100
     assert settings["splits_measured"]["credit-status"]["iid"]["FedMinMax group_step=0.1"] == 2
     assert settings["options"]["FedMinMax"]["risks"] == "sent"
+    refused = run("--out", str(tmp_path))
+    assert refused.returncode == 2
+    assert f"holds {len(rows)} rows measured with other options" in " ".join(refused.stderr.split())

@@ -191,6 +191,8 @@ def test_diverged_runs_reach_nothing_and_gain_nothing():
     result = summarise(rows, history, {})
     table = result.targets.set_index(["method", "share"])
     assert table.loc[("B", 0.9), "reached"] == 1
+    assert np.isfinite(table.loc[("B", 0.9), "bytes"])
+    assert np.isnan(table.loc[("B", 0.9), "bytes_low"])  # one draw of two says nothing about the next
     assert table.loc[("A", 0.9), "reached"] == 1  # on draw 0 A's own gain is now the largest
     assert np.isnan(result.scores.set_index("method").loc["B", "score"])
     assert result.scores.set_index("method").loc["B", "diverged"] == 1

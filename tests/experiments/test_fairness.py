@@ -85,7 +85,7 @@ def test_grids_have_equal_sizes_and_hold_their_defaults():
         assert sum(entry.default for entry in own) == 1
         assert len({entry.recipe for entry in own}) == 4
     assert {entry.label for entry in entries(Design(), Job("adult-sex", "iid", 0, True, False))} == {"FCFL"}
-    assert len(everything(Design(grid_cases=()), "credit-status")) == 8
+    assert len(everything(Design(grid_cases=()), "credit-status")) == 10
 
 
 def test_every_entry_has_its_own_mark_which_only_its_own_options_change():
@@ -103,7 +103,7 @@ def test_jobs_cover_every_entry_of_every_split_once_and_the_first_case_first():
     design = Design(splits=4, slow_splits=2)
     jobs = design.jobs()
     ran = [(*job[:3], entry.label, entry.setting) for job in jobs for entry in entries(design, job)]
-    assert len(ran) == len(set(ran)) == 2 * (4 * 16 + 2 * 4) * 2 + 2 * 4 * 20
+    assert len(ran) == len(set(ran)) == 2 * (4 * 18 + 2 * 4) * 2 + 2 * 4 * 22
     assert [job.case for job in jobs[:16]] == ["adult-sex"] * 16
 
 
@@ -229,7 +229,7 @@ def test_a_small_run_writes_its_files_and_goes_on_where_it_stopped(tmp_path):
     told.clear()
     result = fairness.run(tmp_path, design=SMALL, workers=1, progress=lambda *news: told.append(news))
     assert [news[1] for news in told] == [2]
-    assert result.rows.groupby("method")["split"].nunique().tolist() == [2] * 8
+    assert result.rows.groupby("method")["split"].nunique().tolist() == [2] * 10
     before = first.rows.set_index("method")["test_accuracy"]
     after = result.rows[result.rows["split"] == 0].set_index("method")["test_accuracy"]
     pd.testing.assert_series_equal(before, after.astype(float))
@@ -239,6 +239,36 @@ def test_a_small_run_writes_its_files_and_goes_on_where_it_stopped(tmp_path):
         "fairness-differences.svg", "fairness-floors.csv",
     }  # fmt: skip
     assert result.rows["test_accuracy"].between(0.5, 1).all()
+
+
+def by_dice(job, missing):
+    """What `one_job` gives, without training."""
+    rng = np.random.default_rng(job.split)
+    rows = []
+    for entry in missing:
+        row = {"case": job.case, "distribution": job.distribution, "split": job.split, "method": entry.label}
+        row |= {"setting": entry.setting, "default": entry.default, "weights": "", "design": entry.mark()}
+        for part in ("train", "aside", "test"):
+            row |= {f"{part}_{name}": rng.random() for name in ("accuracy", "gap", "gap_majority", "lead")}
+        rows.append(row)
+    return rows
+
+
+def test_another_command_adds_to_a_folder_and_other_options_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(fairness, "one_job", by_dice)
+    monkeypatch.setattr(fairness, "write", lambda result, out: None)
+    first = fairness.run(tmp_path, design=SMALL)
+    both = fairness.run(tmp_path, design=replace(SMALL, distributions=("noniid",)))
+    assert both.rows.groupby("distribution").size().to_dict() == {"iid": 20, "noniid": 20}
+    assert len(fairness.run(tmp_path, design=replace(SMALL, splits=1)).rows) == 40, "fewer splits remove nothing"
+    kept = pd.read_csv(tmp_path / "fairness-rows.csv").iloc[:20]
+    pd.testing.assert_series_equal(kept["test_gap"], first.rows["test_gap"])
+    words = r"holds 40 rows measured with other options than these \(such as FedAvg on credit-status\)"
+    with pytest.raises(ValueError, match=words):
+        fairness.run(tmp_path, design=replace(SMALL, steps=41))
+    (tmp_path / "fairness-rows.csv").write_text("case,method,setting,design\n")
+    with pytest.raises(ValueError, match="has no column distribution"):
+        fairness.run(tmp_path, design=SMALL)
 
 
 def test_figures_of_every_kind_can_be_drawn():

@@ -155,6 +155,34 @@ def test_sample_weight_of_zero_removes_rows(raw):
     np.testing.assert_allclose(weighted, plain, atol=2e-3)  # the same loss up to its ridge, which the mean leaves alone
 
 
+@pytest.mark.parametrize(("method", "model"), [("fedfb", "logistic"), ("fairfed", "logistic"), ("fairfed", "mlp")])
+def test_fedfb_and_fairfed_learn_a_table(method, model, raw):
+    X, y, sex, site = raw
+    clf = FairFederatedClassifier(method, **{**QUICK, "steps": 200}, model=model)
+    assert clf.fit(X, y, sensitive_features=sex, clients=site).score(X, y) > 0.7
+    if method == "fedfb":
+        assert clf.group_weights_.index.tolist() == ["female", "male"]
+        shares = [(y[sex == group] == "rich").sum() / (y == "rich").sum() for group in ("female", "male")]
+        assert clf.group_weights_.to_numpy() @ shares == pytest.approx(1, abs=1e-5)
+    else:
+        assert clf.group_weights_ is None
+
+
+@pytest.mark.parametrize("method", ["fedfb", "fairfed"])
+def test_what_fedfb_and_fairfed_need_is_said_in_one_sentence(method, raw):
+    X, y, sex, _ = raw
+    clf = FairFederatedClassifier(method, **QUICK)
+    with pytest.raises(ValueError, match=f"{method} is defined for two classes, not 3"):
+        clf.fit(X, np.resize(["a", "b", "c"], len(X)), sensitive_features=sex)
+    with pytest.raises(ValueError, match=f"{method} takes no weights of single rows"):
+        clf.fit(X, y, sensitive_features=sex, sample_weight=np.ones(len(X)))
+    if method == "fedfb":
+        with pytest.raises(
+            ValueError, match="the groups' positive rows, but group 'female' has none: leave that group out"
+        ):
+            clf.fit(X, np.where(sex == "female", "poor", y), sensitive_features=sex)
+
+
 def test_steep_features_do_not_diverge():
     """Forty copies of one column: forty times the usual curvature."""
     rng = np.random.default_rng(0)

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
+from fedbilevel.engines.program import advance
 from fedbilevel.fairness import equal_opportunity_difference
-from fedbilevel.fairness.formulation import Formulation
-from fedbilevel.fairness.methods import METHODS, Recipe, fit, group_counts
+from fedbilevel.fairness.formulation import Formulation, equalized_odds
+from fedbilevel.fairness.methods import METHODS, Recipe, fit, group_counts, marks_padding
 from fedbilevel.fairness.models import Model, probabilities
+from fedbilevel.fairness.recipe import COMPARES_GROUPS
 from fedbilevel.fairness.rows import joined, padded, training_part
 
 MODEL = Model("logistic", 4)
@@ -109,6 +111,22 @@ def test_padding_changes_nothing():
     np.testing.assert_array_equal(plain, longer)
 
 
+def test_whole_validation_sets_of_unequal_sizes_share_one_program():
+    """Their padding is marked and left out; a metric that cannot know of it gets whole sets, size by size."""
+    options = {"steps": 10, "weight_steps": 40, "batch_size": 16}
+    named, own = (Recipe("fedbio", Formulation(metric=one), **options) for one in ("equalized_odds", equalized_odds))
+    first, other = (padded(clients(sizes), 128, 128) for sizes in ((60, 90), (70, 85)))
+    assert marks_padding(named, first)
+    assert not marks_padding(own, first)
+    found = fit(named, first, MODEL, 2, capacity=256)
+    wanted = fit(own, first, MODEL, 2, capacity=256)
+    np.testing.assert_allclose(found.outer, wanted.outer, atol=FLOAT32)
+    assert np.abs(found.outer).max() > 0.05
+    programs = advance._cache_size()
+    fit(named, other, MODEL, 2, capacity=256)
+    assert advance._cache_size() == programs
+
+
 def test_unit_row_weights_change_nothing():
     data = clients((80,))
     weighted = fb.ClientData(
@@ -145,6 +163,13 @@ def test_fedminmax_weighs_the_group_with_the_larger_loss():
     assert (fitted.weights[0] > fitted.weights[1]) == (risk[0] > risk[1])
     shares = group_counts(training_part(data, "all"), 2) / len(losses)
     assert fitted.weights @ shares == pytest.approx(1, abs=1e-5)
+
+
+def test_fedfb_weighs_the_positives_of_the_group_with_the_larger_loss(data):
+    fitted = fit(Recipe("fedfb", steps=300, batch_size=None, alpha=0.002), data, MODEL, 2)
+    plain = fit(Recipe("fedavg", steps=300, batch_size=None), data, MODEL, 2)
+    assert fitted.weights[1] > 1.05 > fitted.weights[0]
+    assert gap(fitted, together(data)) < gap(plain, together(data))
 
 
 def test_bytes_go_on_over_the_stages(data):
@@ -195,10 +220,17 @@ def test_bad_data_is_one_sentence(data):
     bare = fb.ClientData(data.train)
     with pytest.raises(ValueError, match="needs validation rows"):
         fit(Recipe("fedbio"), bare, MODEL, 2)
-    with pytest.raises(ValueError, match="defined for two classes"):
-        fit(Recipe("fedreg"), data, Model("logistic", 4, 3), 2)
-    with pytest.raises(ValueError, match="only one"):
-        fit(Recipe("fcfl"), data, MODEL, 1)
+    negative = fb.ClientData({**data.train, "labels": np.where(data.train["groups"] == 1, 0, data.train["labels"])})
+    with pytest.raises(ValueError, match="positive rows, but group number 1 has none"):
+        fit(Recipe("fedfb"), negative, MODEL, 2)
+
+
+@pytest.mark.parametrize("method", COMPARES_GROUPS)
+def test_needs_of_methods_that_compare_groups_are_one_sentence(method, data):
+    with pytest.raises(ValueError, match=f"{method} is defined for two classes, not 3"):
+        fit(Recipe(method), data, Model("logistic", 4, 3), 2)
+    with pytest.raises(ValueError, match=f"{method} compares groups, but there is only one"):
+        fit(Recipe(method), data, MODEL, 1)
     weighted = fb.ClientData({**data.train, "weights": data.train["labels"]}, data.val)
-    with pytest.raises(ValueError, match="no weights of single rows"):
-        fit(Recipe("fedreg"), weighted, MODEL, 2)
+    with pytest.raises(ValueError, match=f"{method} takes no weights of single rows"):
+        fit(Recipe(method), weighted, MODEL, 2)

@@ -19,7 +19,11 @@ weights play no part, but for a weight of 0, which leaves a client out.  The col
 Differences from the paper: partial participation as above; the whole simplex, not a set of mixtures; the last iterate is the
 answer, not the average of all.
 
-Checked: iterates against a naive loop; that on quadratics it ends at the known minimiser of the largest loss.
+Sources: notes on the paper, and the program of it that the authors of q-FedAvg published (github.com/litian96/fair_flearn): the
+same two updates from the same point; it keeps the average of the iterates.
+
+Checked: iterates against a naive loop; that on quadratics it ends at the known minimiser of the largest loss, with the known
+weights; the projection against an independent one.  The last iterate circles around the answer unless eta_lambda is small.
 """
 
 from __future__ import annotations

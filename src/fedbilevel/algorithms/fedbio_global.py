@@ -18,8 +18,10 @@ Differences from the paper: one validation minibatch for both gradients of f, an
 derivatives (all estimates stay unbiased, u being older than the rows); r is infinite unless given; x is projected onto X
 where the problem has a projection; exactly I local steps in every round.
 
+Sources: notes on the paper's algorithm box and the abstracts of its versions; we had neither its text nor a program.
+
 Checked: iterates against a naive loop; convergence to the known minimiser of heterogeneous quadratics with I = 1; the drift
-with I = 20, and that it shrinks with the steps.
+with I = 20, and with I = 2 that it shrinks with the steps.
 """
 
 from __future__ import annotations

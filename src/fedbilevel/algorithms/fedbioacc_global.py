@@ -18,6 +18,8 @@ Averaging the momenta is what removes client drift: a client's own momentum keep
 Differences from the paper: those of `fedbio_global`; the factors 1 - c alpha^2 are kept within [0, 1]; a client that missed
 a round compares with the point it receives, since its own no longer belongs to the averaged momenta.
 
+Sources: as for `fedbio_global`.  That the momenta are averaged too stands in the notes, and was measured both ways.
+
 Checked: iterates against a naive loop; convergence to the known minimiser of heterogeneous quadratics, and the drift of
 `fedbio_global` and of the variant without averaged momenta beside it.
 """

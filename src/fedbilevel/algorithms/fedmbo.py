@@ -23,8 +23,10 @@ cohort (the same law for one chain; two chains are never at the same client at o
 client i's gradient and Hessian count M w_i times, which keeps the expectation (s must then suit the largest M w_i d2g_i/dy2);
 x is projected onto X where the problem has a projection; with tau = 1 the server makes the clients' equal inner step.
 
+Sources: notes on the paper and its abstract; we had neither its text nor a program to compare with.
+
 Checked: iterates against a naive loop; that the mean over all N' and all permutations of one round's x is the one of FedNest;
-that it ends near the known minimiser of heterogeneous quadratics.
+that on heterogeneous quadratics it ends near the known root of the truncated series, the nearer the smaller alpha.
 """
 
 from __future__ import annotations

@@ -15,12 +15,13 @@ exchange is left out.
 Up per round and client: three directions, then x, y and u; down: x, y, u and the round's number, then three directions (with
 tau = 1: half of that each way).
 
-Differences from the paper: its pseudo-code was known to us from notes and from the authors' program, not from the text; like
-the text (and unlike that program, which reuses the estimate made on the earlier minibatch) both estimates of a difference are
-made on the same minibatch; u starts at 0, not from a Neumann series.  A client that missed a round compares with the point it
+Differences from the paper: u starts at 0, not from a Neumann series.  A client that missed a round compares with the point it
 receives, so that its share of h is rho d_i(z) + (1 - rho) h.
 
-Checked: iterates against a naive loop; convergence to the known minimiser of heterogeneous quadratics with tau = 5.
+Sources: notes on the paper, and the authors' program (github.com/ucr-optml/FedMSA); we did not have its text.  The program
+reuses the estimate made on the earlier minibatch; here, as in the notes, both estimates of a difference use the same one.
+
+Checked: iterates against a naive loop; convergence to the known minimiser of heterogeneous quadratics with tau = 2.
 """
 
 from __future__ import annotations

@@ -17,6 +17,9 @@ is not the inverse of the mean, and local steps for y (tau > 1) drift.  With tau
 Differences from the paper: the local hypergradient is any estimator of this package (the paper's is a Neumann series:
 ``fb.neumann``); x is projected onto X where the problem has a projection.
 
+Sources: notes on the paper, and the authors' program (github.com/ucr-optml/FedNest), with these local steps for y and x; its
+series lacks the factor s with which it approaches the inverse.
+
 Checked: iterates against a naive loop; that with tau = 1 it converges to the point above, known for quadratics, and how far
 that is from the minimiser; that it converges to the minimiser when all clients are equal.
 """

@@ -15,6 +15,9 @@ client: a model and one number; down: a model.
 Differences from the paper: the p_i are the engine's client weights (the paper samples clients with chance p_i, an equal mean in
 expectation); F_i below 1e-10 counts as that, so that F_i^(q-1) is finite.
 
+Sources: notes on the paper, and the authors' program (github.com/litian96/fair_flearn): the same update, but that it adds 1e-10
+to F_i and makes whole passes over a client's rows.
+
 Checked: iterates against a naive loop; that q = 0 is FedAvg; that on quadratics with I = 1 it ends at the known minimiser, and
 that larger q bring the clients' losses closer together.
 """

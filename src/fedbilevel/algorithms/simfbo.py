@@ -17,6 +17,8 @@ Differences from the paper: its coefficients a_i^(k) are 1 (so that ||a_i||_1 = 
 clients that answer; one validation minibatch serves both gradients of f and one training minibatch both second derivatives;
 r is infinite unless given; x is projected onto X where the problem has a projection.
 
+Sources: notes on the paper and its abstract; we had neither its text nor a program to compare with.
+
 Checked: iterates against a naive loop, with unequal tau_i; convergence to the known minimiser of heterogeneous quadratics
 with one local step; with unequal tau_i and small local steps, that SimFBO goes to the minimiser of the problem weighted by
 tau_i and ShroFBO to the right one.

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedbilevel.cli.terminal import check_folder, prepare_jax, progress_lines, show
+from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax, progress_lines, records, show
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from fedbilevel.report.bench_tables import BenchResult
 
 
@@ -42,8 +40,8 @@ def bench(
     data: Annotated[Path | None, typer.Option(help="Folder with MNIST files, in place of the small digits.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; a stopped run in it goes on.")] = None,
     quick: Annotated[bool, typer.Option(help="One task, five algorithms, short runs: a look.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the tables as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option(help="Print nothing but errors.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Every algorithm on every task it solves: scores, costs and the ranking.
 
@@ -101,13 +99,5 @@ def _size(value: float) -> str:
 
 
 def _machine(result: BenchResult, out: Path | None) -> dict[str, Any]:
-    tables = {name: _records(getattr(result, name)) for name in ("ranking", "targets", "scores")}
+    tables = {name: records(getattr(result, name)) for name in ("ranking", "targets", "scores")}
     return {"folder": None if out is None else str(out), "configuration": result.configuration, **tables}
-
-
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Plain rows; what is missing is null."""
-    return [
-        {str(name): None if value != value else value for name, value in row.items()}
-        for row in frame.astype(object).to_dict(orient="records")
-    ]

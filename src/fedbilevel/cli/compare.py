@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedbilevel.cli.terminal import show
+from fedbilevel.cli.terminal import AsJson, Quiet, records, show
 
 if TYPE_CHECKING:
     from fedbilevel.report.comparison import Comparison
@@ -22,8 +22,8 @@ def compare(
         list[str] | None, typer.Option(help="A column to compare, such as seconds; may be given several times.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Also write a page to this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Runs side by side, with differences to the first.
 
@@ -55,13 +55,6 @@ def compare(
 
 def _machine(found: Comparison, folders: list[Path]) -> dict[str, Any]:
     """Everything compared, with None where a number is missing."""
-
-    def records(frame: Any) -> list[dict[str, Any]]:
-        return [
-            {name: None if isinstance(value, float) and value != value else value for name, value in row.items()}
-            for row in frame.to_dict("records")
-        ]
-
     return {
         "runs": [{"name": name, "path": str(path)} for name, path in zip(found.names, folders, strict=True)],
         "cells": records(found.cells),

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from fedbilevel.cli.terminal import check_folder, prepare_jax, progress_lines, show
+from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax, progress_lines, records, show
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedbilevel.experiments.fairness import FairnessResult
+
 ALL = "adult-sex,adult-race,credit-status"
+TITLES = {"adult-sex": "Adult by sex", "adult-race": "Adult by race", "credit-status": "German Credit by status"}
+KINDS = {"iid": "I.I.D. clients", "noniid": "non-I.I.D. clients"}
+FEW = 5
+"""Fewer splits than this are remarked upon."""
 
 
 def fairness(
     out: Annotated[
-        Path | None, typer.Option(help="Folder for tables and figures; the same command goes on where it was stopped.")
+        Path | None,
+        typer.Option(
+            help="Folder for tables and figures.  What was measured there before is kept: the same command goes on where "
+            "it was stopped, another one adds its cases and splits."
+        ),
     ] = None,
     cases: Annotated[
         str | None,
@@ -34,8 +46,10 @@ def fairness(
     quick: Annotated[
         bool, typer.Option("--quick", help="Short training, no grids: a look, not a measurement.")
     ] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Six methods on Adult and German Credit: accuracy against fairness.
+    """Eight methods on Adult and German Credit: accuracy against fairness.
 
     Means and 95 % intervals over random splits, and differences to FedAvg on the same split.
     """
@@ -44,16 +58,34 @@ def fairness(
     from fedbilevel.experiments import fairness as experiment
 
     design = experiment.chosen_design(cases, splits, grids, quick)
-    with progress_lines() as report:
+    with nullcontext() if quiet else progress_lines() as report:
         result = experiment.run(out, design=design, progress=report)
+    if as_json:
+        tables = {name: records(getattr(result, name)) for name in ("table", "chosen", "duels", "floors")}
+        print(json.dumps({"folder": None if out is None else str(out), **tables}, allow_nan=False))
+    elif not quiet:
+        _print(result, out)
+
+
+def _print(result: FairnessResult, out: Path | None) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=120)
     for (case, kind), table in result.table.groupby(["case", "distribution"], sort=False):
-        show(console, f"{case}, {kind}: every method with its default, on test rows", _by_method(table))
+        show(console, f"{TITLES[str(case)]}, {KINDS[str(kind)]}: every method with its default", _by_method(table))
     if len(result.duels):
         duels = result.duels[["case", "distribution", "choice", "against", "splits", "gap", "accuracy"]]
         duels = duels.assign(gap=_spans(result.duels, "gap"), accuracy=_spans(result.duels, "accuracy"))
         show(console, "FedBiOAcc with cells minus the others, settings chosen on rows set aside", duels)
-    show(console, "The gap that a fair model would show on test parts of this size", result.floors)
+    show(console, "How small a gap can be: what fair models show on test parts of this size", _floors(result.floors))
+    lines = [
+        "Accuracy and gap are means over the splits, on test rows; the gap is the largest true-positive rate of a group minus "
+        "the smallest.  In brackets: 95 % intervals."
+    ]
+    fewest = int(result.table["splits"].min())
+    if fewest < FEW:
+        lines.append(f"With {fewest} splits the intervals say little; 20 are usual.")
+    if result.settings["steps"] is not None:
+        lines.append("Training was short (--quick): this is a look at the command, not a measurement.")
+    console.print("\n".join(lines), highlight=False)
     if out is not None:
         console.print(f"Tables and figures are in {out}", highlight=False, soft_wrap=True)
 
@@ -72,6 +104,22 @@ def _by_method(table: pd.DataFrame) -> pd.DataFrame:
             line[f"{name} - FedAvg's"] = _spans(found, "difference")[metric]
         lines.append(line)
     return pd.DataFrame(lines)
+
+
+def _floors(floors: pd.DataFrame) -> pd.DataFrame:
+    """The table of `fedbilevel.experiments.fairness_floor.floors` in words."""
+    import pandas as pd
+
+    smallest, largest = (floors[name].round().astype(int) for name in ("smallest", "largest"))
+    return pd.DataFrame(
+        {
+            "case": floors["case"],
+            "groups": floors["groups"],
+            "positives in a group": [f"{few} to {many}" for few, many in zip(smallest, largest, strict=True)],
+            "gap of a fair model": floors["fair"],
+            "gap of one with equal rates in training": floors["fair_in_training"],
+        }
+    )
 
 
 def _spans(table: pd.DataFrame, name: str) -> pd.Series:

@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 
 from fedbilevel.cli.federate_parts import KitFolder, need_nvflare
-from fedbilevel.cli.own_data import AsJson, Quiet
-from fedbilevel.cli.terminal import prepare_jax, show
+from fedbilevel.cli.terminal import AsJson, Quiet, prepare_jax, show
 
 
 def check(

@@ -14,8 +14,7 @@ import typer
 
 from fedbilevel.cli.federate_parts import ended_by_signals, hushed, need_nvflare
 from fedbilevel.cli.federate_submit import carry_out, tell
-from fedbilevel.cli.own_data import AsJson, Quiet
-from fedbilevel.cli.terminal import check_folder, prepare_jax
+from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax
 
 if TYPE_CHECKING:
     from fedbilevel.experiments.federate import FederateOptions, FederateResult

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbilevel.cli.federate_parts import FOLDER, need_nvflare
-from fedbilevel.cli.own_data import AsJson, Quiet
-from fedbilevel.cli.terminal import check_folder
+from fedbilevel.cli.terminal import AsJson, Quiet, check_folder
 
 if TYPE_CHECKING:
     from fedbilevel.engines.nvflare.provision import Established

@@ -13,8 +13,7 @@ import typer
 from rich.console import Console
 
 from fedbilevel.cli.federate_parts import FOLDER, KitFolder, ended_by_signals, hushed, kits_at, need_nvflare
-from fedbilevel.cli.own_data import AsJson, Quiet
-from fedbilevel.cli.terminal import show
+from fedbilevel.cli.terminal import AsJson, Quiet, show
 
 if TYPE_CHECKING:
     from fedbilevel.engines.nvflare.provision import Kits
@@ -85,10 +84,11 @@ def stop(
     if run is not None:
         if kits:
             raise ValueError("Name kits or a --run to stop, not both.")
-        from fedbilevel.engines.nvflare.sessions import run_folder
+        from fedbilevel.engines.nvflare.sessions import stop_run
 
         named = kits_at(folder, admin, server)
-        ended = end_run(named, run_folder(named, run))
+        with hushed():
+            ended = stop_run(named, run)
         if not quiet:
             print(f"{run} is stopped; submit it again to go on." if ended else f"{run} is not running.")
         return
@@ -101,22 +101,8 @@ def stop(
         opened = open_kit(kit)
         count = stop_kit(opened.folder)
         if not quiet:
-            print(f"{opened.name} is stopped ({count} processes)." if count else f"{opened.name} was not running.")
-
-
-def end_run(kits: Kits, folder: Path) -> bool:
-    """Abort the job of a run; False where none is at work."""
-    from fedbilevel.engines.nvflare.record import read_status
-    from fedbilevel.engines.nvflare.sessions import look, session
-
-    status = read_status(folder)
-    if status is None:
-        raise ValueError(f"There is no run {folder.name!r} in {folder.parent}.")
-    with hushed(), session(kits) as opened:
-        if status.get("job") not in look(opened).jobs:
-            return False
-        opened.abort_job(status["job"])
-    return True
+            processes = "1 process" if count == 1 else f"{count} processes"
+            print(f"{opened.name} is stopped ({processes})." if count else f"{opened.name} was not running.")
 
 
 def status(
@@ -156,11 +142,8 @@ def _federation(kits: Kits) -> dict[str, Any]:
     from fedbilevel.engines.nvflare.record import read_status
     from fedbilevel.engines.nvflare.sessions import look, run_folder, session
 
-    try:
-        with hushed(), session(kits) as opened:
-            seen = look(opened)
-    except Exception as error:  # NVFlare raises many kinds when its server is gone
-        raise RuntimeError(f"The server does not answer {kits.user} ({' '.join(str(error).split())[:160]}).") from error
+    with hushed(), session(kits) as opened:
+        seen = look(opened)
     names = list(dict.fromkeys([*kits.sites, *seen.sites]))
     sites = [{"site": name, "connected": name in seen.sites, "jobs": len(seen.sites.get(name, ()))} for name in names]
     runs = []

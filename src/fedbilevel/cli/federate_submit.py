@@ -14,9 +14,7 @@ import typer
 from rich.console import Console
 
 from fedbilevel.cli.federate_parts import FOLDER, Watch, ended_by_signals, hushed, kits_at, need_nvflare, size
-from fedbilevel.cli.federate_processes import end_run
-from fedbilevel.cli.own_data import AsJson, Quiet
-from fedbilevel.cli.terminal import check_folder, prepare_jax, show
+from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax, show
 
 if TYPE_CHECKING:
     from fedbilevel.datasets.schema import Schema
@@ -120,7 +118,8 @@ def carry_out(
 ) -> FederateResult:
     """Submit, show the rounds, collect; a run that is left is stopped at the server too."""
     from fedbilevel.datasets.reading import open_table
-    from fedbilevel.engines.nvflare.sessions import run_folder, supervise
+    from fedbilevel.engines.nvflare.sessions import run_folder, stop_run
+    from fedbilevel.engines.nvflare.supervisor import supervise
     from fedbilevel.experiments import federate
 
     held = None if test is None else open_table(test)
@@ -137,26 +136,16 @@ def carry_out(
 
             try:
                 watch.say(f"run {settings.run} with {', '.join(settings.sites)}")
-                _left(kits, place)  # a submission that was killed leaves its job behind
                 return supervise(
                     kits, settings, jobs=kits.admin / "transfer", say=watch.say, patience=patience, stop=look
                 )
             except KeyboardInterrupt:
                 watch.say("stopping the run...")
-                _left(kits, place)
+                with suppress(Exception):  # the server may be gone, and its jobs with it
+                    stop_run(kits, settings.run)
                 raise KeyboardInterrupt("Stopped; the same command goes on from the last complete round.") from None
 
     return federate.run(settings, options, schema, out, supervised, test=held, line=line)
-
-
-def _left(kits: Kits, place: Path) -> None:
-    """End a job that nobody watches any more, so that the next submission finds the run free."""
-    from fedbilevel.engines.nvflare.record import read_status
-
-    if (read_status(place) or {}).get("status") != "running":
-        return
-    with suppress(Exception):  # the server may be gone, and its jobs with it
-        end_run(kits, place)
 
 
 def tell(result: FederateResult, out: Path, as_json: bool, quiet: bool) -> None:

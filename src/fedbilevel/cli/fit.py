@@ -14,13 +14,11 @@ import typer
 from rich.console import Console
 
 from fedbilevel.cli.own_data import (
-    AsJson,
     Delimiter,
     Encoding,
     Files,
     KeepSensitive,
     Positive,
-    Quiet,
     Sensitive,
     SiteColumn,
     Target,
@@ -29,7 +27,7 @@ from fedbilevel.cli.own_data import (
     reported,
     schema_frame,
 )
-from fedbilevel.cli.terminal import check_folder, prepare_jax, show
+from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax, records, show
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,7 +53,8 @@ def fit(
     positive: Positive = None,
     keep_sensitive: KeepSensitive = False,
     method: Annotated[
-        str, typer.Option(help="fedbioacc, fedbio, fedavg (no fairness), fedreg, fedminmax or fcfl.")
+        str,
+        typer.Option(help="fedbioacc, fedbio, fedavg (no fairness), fedreg, fedminmax, fcfl, fedfb or fairfed."),
     ] = "fedbioacc",
     formulation: Annotated[str, typer.Option(help="cells (ours) or paper; for fedbioacc and fedbio.")] = "cells",
     metric: Annotated[
@@ -201,10 +200,6 @@ def _with_ends(frame: pd.DataFrame, name: str, form: str = ".4f") -> list[str]:
 
 
 def _machine(result: FitResult, folder: Path) -> dict[str, Any]:
-    def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
-        return found
-
     return {
         "folder": str(folder),
         "page": str(result.page),

@@ -32,8 +32,6 @@ Delimiter = Annotated[
     str | None, typer.Option(help="Character between the fields of CSV files; recognised if not given.")
 ]
 Encoding = Annotated[str | None, typer.Option(help="utf-8, latin-1 or windows-1252; recognised if not given.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 
 def opened(files: Sequence[Path], delimiter: str | None, encoding: str | None) -> list[Table]:

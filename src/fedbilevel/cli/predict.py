@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from fedbilevel.cli.own_data import AsJson, Delimiter, Encoding, Quiet, encoding_notes, opened
+from fedbilevel.cli.own_data import Delimiter, Encoding, encoding_notes, opened
+from fedbilevel.cli.terminal import AsJson, Quiet
 
 if TYPE_CHECKING:
     from fedbilevel.experiments.predict import Predictions

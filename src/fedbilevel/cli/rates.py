@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from fedbilevel.cli.terminal import check_folder, prepare_jax, progress_lines, show
+from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax, progress_lines, records, show
+
+if TYPE_CHECKING:
+    from fedbilevel.experiments.rates import RatesResult
 
 
 def rates(
     out: Annotated[Path | None, typer.Option(help="Folder for tables and figures.")] = None,
     quick: Annotated[bool, typer.Option(help="Fewer seeds and shorter runs: a look, not a measurement.")] = False,
     seed: Annotated[int, typer.Option(help="Where all randomness starts.", min=0)] = 0,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """The two convergence theorems, measured.
 
@@ -25,8 +32,16 @@ def rates(
     prepare_jax()
     from fedbilevel.experiments import rates as experiment
 
-    with progress_lines() as report:
+    with nullcontext() if quiet else progress_lines() as report:
         result = experiment.run(out, quick=quick, seed=seed, progress=report)
+    if as_json:
+        tables = {name: records(getattr(result, name)) for name in ("slopes", "bounds", "estimator", "checks")}
+        print(json.dumps({"folder": None if out is None else str(out), **tables}, allow_nan=False))
+    elif not quiet:
+        _print(result, out)
+
+
+def _print(result: RatesResult, out: Path | None) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=110)
     interval = [
         f"[{low:.3f}, {high:.3f}]" for low, high in zip(result.slopes["low"], result.slopes["high"], strict=True)

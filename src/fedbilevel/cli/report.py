@@ -8,15 +8,15 @@ from typing import Annotated
 
 import typer
 
-from fedbilevel.cli.terminal import check_folder, progress_lines
+from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, progress_lines
 
 
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, finished or not.")],
     out: Annotated[Path | None, typer.Option(help="Folder for the page; the run folder itself if not given.")] = None,
     figures: Annotated[bool, typer.Option("--figures", help="Also write figures/*.svg and *.png for papers.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """One self-contained HTML page from a run folder.
 

@@ -12,13 +12,11 @@ import typer
 from rich.console import Console
 
 from fedbilevel.cli.own_data import (
-    AsJson,
     Delimiter,
     Encoding,
     Files,
     KeepSensitive,
     Positive,
-    Quiet,
     Sensitive,
     SiteColumn,
     Target,
@@ -26,7 +24,7 @@ from fedbilevel.cli.own_data import (
     opened,
     schema_frame,
 )
-from fedbilevel.cli.terminal import show
+from fedbilevel.cli.terminal import AsJson, Quiet, show
 
 
 def schema(

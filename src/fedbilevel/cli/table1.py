@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from fedbilevel.cli.table1_show import Bar, json_rows, notes, print_table
-from fedbilevel.cli.terminal import check_folder, prepare_jax
+from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax
 
 if TYPE_CHECKING:
     from fedbilevel.experiments.table1 import Verified
@@ -47,8 +47,8 @@ def table1(
         str, typer.Option(help="How groups are compared: between_groups, to_overall or majority_vs_rest.")
     ] = "between_groups",
     out: Annotated[Path, typer.Option(help="Run folder; the same command goes on where it was stopped.")] = OUT,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no table: the folder says it all.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
     verify: Annotated[
         Path | None, typer.Option(help="Compute one random run of this folder again and compare; nothing else.")
     ] = None,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 
 def prepare_jax() -> None:
@@ -76,6 +81,12 @@ def show(console: Console, title: str, frame: Any) -> None:
     for row in frame.itertuples(index=False):
         table.add_row(*(_cell(value) for value in row))
     console.print(table)
+
+
+def records(frame: Any) -> list[dict[str, Any]]:
+    """A DataFrame's rows for ``--json``; what is missing or not finite is null."""
+    found: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
+    return found
 
 
 def _cell(value: Any) -> str:

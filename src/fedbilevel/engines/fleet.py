@@ -26,14 +26,16 @@ CHUNK = 16
 
 @dataclass(frozen=True)
 class Layout:
-    """``clients`` are real ones; ``places`` counts the ghosts that fill up the last device.  ``padded``: the sample axis
-    holds padding.  ``groups``: the ``(positions, train rows, val rows)`` of clients that run together when whole sets of
-    unequal sizes are read.  ``cohort``: how many clients a round samples; None for all.
+    """``clients`` are real ones; ``places`` counts the ghosts that fill up the last device.  ``padded``: a sample axis
+    holds padding; ``exact_val``: that of the validation rows does not.  ``groups``: the ``(positions, train rows, val
+    rows)`` of clients that run together when whole sets of unequal sizes are read.  ``cohort``: how many clients a round
+    samples; None for all.
     """
 
     clients: int
     places: int
     padded: bool = False
+    exact_val: bool = False
     chunk: int | None = None
     cohort: int | None = None
     dropout: bool = False
@@ -88,7 +90,7 @@ def map_clients(
 
     def one(item: tuple[Any, Any, Any, Any, Any]) -> Any:
         place, number, train_size, val_size, own = item
-        data = LocalData(fleet.train, fleet.val, place, train_size, val_size, True, exact, number)
+        data = LocalData(fleet.train, fleet.val, place, train_size, val_size, True, exact, number, layout.exact_val)
         return function(data, own)
 
     items = (numbers, fleet.ids[numbers], fleet.train_sizes[numbers], fleet.val_sizes[numbers], per_client)

@@ -203,7 +203,7 @@ def traffic(algorithm: Algorithm, layout: Layout, fleet: Fleet) -> Traffic:
     train, val = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (fleet.train, fleet.val))
     number: Any = jax.ShapeDtypeStruct((), jnp.int32)
     exact = not layout.padded or layout.groups is not None
-    data = LocalData(train, val, number, number, number, exact=exact, number=number)
+    data = LocalData(train, val, number, number, number, exact=exact, number=number, exact_val=layout.exact_val)
     each: list[tuple[int, int]] = []
     down = up = 0
     for phase, times in phases_of(algorithm.plan):

@@ -92,6 +92,7 @@ class Run:
             clients,
             clients if mesh is None else -(-clients // mesh.size) * mesh.size,
             padded=not data.equal_sizes(),
+            exact_val=data.val is not None and data.equal_sizes("val"),
             chunk=options.client_chunk,
             cohort=cohort_size(options.participation, clients),
             dropout=chance(options.dropout) > 0,
@@ -196,7 +197,7 @@ class Run:
 
 def _shapes(data: ClientData) -> Any:
     described = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), (data.train, data.val))
-    return jax.tree.flatten(described), data.equal_sizes()
+    return jax.tree.flatten(described), data.equal_sizes(), data.val is not None and data.equal_sizes("val")
 
 
 _finite_leaves = jax.jit(all_finite)

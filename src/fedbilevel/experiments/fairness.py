@@ -1,4 +1,4 @@
-"""Six methods with the paper's formulation and two with ours, on Adult and German Credit, over many splits.
+"""Six methods with the paper's formulation, two with ours and two of others, on Adult and German Credit, over many splits.
 
 The paper's Table 1, made to bear weight: 20 random splits instead of one, 95 % intervals, differences to FedAvg taken within
 each split, and a grid of four settings a method, the best of them chosen on rows that nobody trained on.  Test rows are read
@@ -76,8 +76,8 @@ def run(
 ) -> FairnessResult:
     """Run the experiment; with ``out`` also write tables and figures there.
 
-    Rows are saved as they come, and what is already in ``out``, measured in the same way, is not run again: a stopped run goes
-    on, and a design with more splits adds to what is there.
+    Rows are saved as they come, and what is already in ``out`` is kept and not run again: a stopped run goes on, and a design
+    with other cases or more splits adds to what is there.  Rows measured with other options are refused.
     """
     plan = design or (QUICK if quick else FULL)
     tell = progress or (lambda part, done, total: None)
@@ -103,14 +103,27 @@ def run(
 
 
 def _finished(out: Path | None, design: Design) -> list[dict[str, Any]]:
-    """Rows of an earlier run that this design would measure again in the same way."""
+    """Rows of earlier runs with the same options, whatever their cases, splits and grids were."""
     if out is None or not (out / ROWS_FILE).exists():
         return []
+    file = out / ROWS_FILE
     text = {"design": str, "setting": str, "weights": str}
-    rows = pd.read_csv(out / ROWS_FILE, dtype=text).fillna({"setting": "", "weights": ""})
-    wanted = {(*job[:3], e.label, e.setting, e.mark()) for job in design.jobs() for e in entries(design, job)}
-    found = [{str(name): value for name, value in row.items()} for row in rows.to_dict(orient="records")]
-    return [row for row in found if _name(row) in wanted and "test_lead" in row]
+    rows = pd.read_csv(file, dtype=text).fillna({"setting": "", "weights": ""})
+    key = ["case", "method", "setting", "design"]
+    missing = [name for name in (*key, "distribution", "split", "test_lead") if name not in rows.columns]
+    if missing:
+        raise ValueError(f"{file} has no column {missing[0]}, so it is not of this command; choose another folder.")
+    everywhere = replace(design, grid_cases=tuple(CASES))
+    jobs = [Job(case, "iid", 0, slow, grid) for case in CASES for slow in (False, True) for grid in (False, True)]
+    known = {(job.case, e.label, e.setting, e.mark()) for job in jobs for e in entries(everywhere, job)}
+    strange = rows[[name not in known for name in rows[key].itertuples(index=False, name=None)]]
+    if len(strange):
+        first = strange.iloc[0]
+        raise ValueError(
+            f"{file} holds {len(strange)} rows measured with other options than these (such as {first['method']} on "
+            f"{first['case']}), perhaps with --quick or by another version: choose another folder for --out."
+        )
+    return [{str(name): value for name, value in row.items()} for row in rows.to_dict(orient="records")]
 
 
 def _name(row: dict[str, Any]) -> tuple[Any, ...]:

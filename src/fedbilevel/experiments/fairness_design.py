@@ -1,4 +1,4 @@
-"""What the fairness experiment compares: eight entries with their defaults, and four grids of the same size."""
+"""What the fairness experiment compares: ten entries with their defaults, and four grids of the same size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ GRIDS = {
     "FedBiOAcc, cells": ("strength", (1.0, 2.0, 5.0, 10.0)),
 }
 """The fairness knob of each method and four values of it, the default among them."""
-KNOBS = {"fedavg": (), "fedreg": ("penalty",), "fedminmax": ("group_step", "risks"), "fcfl": ("epsilon",)}
+KNOBS = {
+    "fedavg": (), "fedreg": ("penalty",), "fedminmax": ("group_step", "risks"), "fcfl": ("epsilon",), "fedfb": ("alpha",),
+    "fairfed": ("beta",),
+}  # fmt: skip
 """What a single-level method reads of a recipe beside the options that all read."""
 CELLS_TERM = "mean squared gap, noise taken out"
 """Names the term in the outer loss of "cells": rows measured with another one are not taken over."""
@@ -125,6 +128,8 @@ def lineup(design: Design, case: Case) -> list[Entry]:
         # Group risks from the rows of the step itself: all rows in each of 2,000 rounds would take ten times as long.
         Entry("FedMinMax", replace(basic, method="fedminmax", risks="sent")),
         Entry("FCFL", replace(basic, method="fcfl")),
+        Entry("FedFB", replace(basic, method="fedfb")),
+        Entry("FairFed", replace(basic, method="fairfed")),
         Entry("FedBiO, paper", replace(basic, method="fedbio", train_on="all")),
         Entry("FedBiOAcc, paper", replace(basic, method="fedbioacc", train_on="all")),
         Entry("FedBiO, cells", replace(cells, method="fedbio")),

@@ -109,7 +109,7 @@ def _fill(folder: RunFolder, prepared: Prepared, schema: Schema, options: FitOpt
         elif entry.strength is not None:
             setting = f"strength={float(entry.strength):g}"
         label = entry.label
-        trained = train(resolved, prepared.train, len(names), prepared.smooth, tell=_teller(say, label))
+        trained = train(resolved, prepared.train, len(names), prepared.smooth, tell=_teller(say, label), names=names)
         model = TableModel(schema, prepared.encoder.statistics, trained.model, trained.params, label)
         baseline = entry.baseline()
         other = None if baseline is None else TableModel.read(model_file(read(folder.path), file_name(baseline.label)))

@@ -24,8 +24,8 @@ from fedbilevel.fairness.recipe import BILEVEL, METHODS, Recipe
 from fedbilevel.problem import ClientData
 
 NAMES = {
-    "fedavg": "FedAvg", "fedreg": "FedReg", "fedminmax": "FedMinMax", "fcfl": "FCFL", "fedbio": "FedBiO",
-    "fedbioacc": "FedBiOAcc",
+    "fedavg": "FedAvg", "fedreg": "FedReg", "fedminmax": "FedMinMax", "fcfl": "FCFL", "fedfb": "FedFB",
+    "fairfed": "FairFed", "fedbio": "FedBiO", "fedbioacc": "FedBiOAcc",
 }  # fmt: skip
 HISTORY_ROWS = 20
 VALIDATION_SHARE = 0.2
@@ -133,8 +133,9 @@ def train(
     *,
     record: bool = True,
     tell: Callable[[int, int], None] | None = None,
+    names: Sequence[str] | None = None,
 ) -> Trained:
-    """Run the method on the sites' training rows; ``tell(done, rounds)`` hears how far it is."""
+    """Run the method on the sites' training rows; ``tell(done, rounds)`` hears how far it is; ``names``: of the groups."""
     started = time.perf_counter()
     apart = options._apart(groups)
     data = _client_data(parts, apart)
@@ -151,6 +152,7 @@ def train(
         record_every=max(1, max(recipe.rounds, recipe.weight_rounds) // HISTORY_ROWS) if record else None,
         capacity=None if recipe.method == "fcfl" else capacity,
         progress=None if tell is None else _Heard(tell, rounds),
+        names=names,
     )
     params = jax.tree.map(np.asarray, fitted.params)
     return Trained(params, fitted.weights, fitted.history, recipe, model, time.perf_counter() - started)

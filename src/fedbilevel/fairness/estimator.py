@@ -21,12 +21,14 @@ from fedbilevel.fairness.formulation import Deviation, Formulation
 from fedbilevel.fairness.inputs import as_numpy, named_weights, row_weights, same_length, smoothness
 from fedbilevel.fairness.methods import fit
 from fedbilevel.fairness.models import Model, probabilities
-from fedbilevel.fairness.recipe import Recipe
+from fedbilevel.fairness.recipe import COMPARES_GROUPS, Recipe
 from fedbilevel.fairness.rows import padded
 from fedbilevel.problem import ClientData, whole_number
 
 SMALLEST_CAPACITY = 512
 """Clients' arrays are padded to this many rows or the next power of two: tables of similar sizes share a compiled program."""
+WIDTH = 16
+"""Likewise columns of zeros fill up the features of a logistic model to a multiple of this, where no bytes are recorded."""
 SMOOTH = 2.5
 """Step sizes are meant for losses at most this smooth (Adult, encoded: 2.4); for steeper ones they are divided."""
 
@@ -39,7 +41,7 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
     gains little.  docs/fairness.md says which method suits when, with measurements.
 
     Args:
-        method: "fedbioacc", "fedbio", "fedavg" (no fairness), "fedreg", "fedminmax" or "fcfl".
+        method: "fedbioacc", "fedbio", "fedavg" (no fairness), "fedreg", "fedminmax", "fcfl", "fedfb" or "fairfed".
         formulation: "cells" (ours) or "paper" (one weight per group, group-balanced validation set); bilevel methods only.
         metric: what "cells" equalises: "equal_opportunity", "equalized_odds", "demographic_parity", or a function like those
             in `fedbilevel.fairness.formulation`.
@@ -55,7 +57,7 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         step: learning rate; divided automatically where the encoded features make the loss steeper than usual.
         validation: the share of each client's rows that the outer level reads and the inner one does not.  None: "cells" reads
             the same rows on both levels (it fits a handful of numbers), "paper" takes a fifth.
-        client_weights: how clients count in averages, "uniform" or "samples" (by their rows).
+        client_weights: clients count "uniform" or by "samples", their rows (FedMinMax, FedFB and FairFed: always by rows).
         history_rows: about how many rounds of every stage ``history_`` shows; 0 records nothing, and tables of similar sizes
             then share one compiled program, which saves seconds in a cross-validation.
         random_state: seed or generator; None for a new one each time.
@@ -132,22 +134,21 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         codes = self._groups(sensitive_features, len(labels))
         parts = self._clients(clients, len(labels))
         weights = row_weights(sample_weight, len(labels))
-        data, apart = self._data(features, labels, codes, parts, weights)
+        whole_number("history_rows", self.history_rows, least=0)
+        extra = -features.shape[1] % WIDTH if self.history_rows == 0 and self.model == "logistic" else 0
+        data, apart = self._data(np.pad(features, [(0, 0), (extra, 0)]), labels, codes, parts, weights)
         smooth = max(1.0, smoothness(features) / SMOOTH)
         recipe = self._recipe(data, smooth, apart)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.model_ = Model(self.model, features.shape[1], len(self.classes_), self.hidden)
-        whole_number("history_rows", self.history_rows, least=0)
         longest = max(recipe.rounds, recipe.weight_rounds)
         every = None if self.history_rows == 0 else max(1, longest // self.history_rows)
         capacity = max(SMALLEST_CAPACITY, 1 << (max(map(len, parts)) - 1).bit_length())
         room = None if recipe.method == "fcfl" or recipe.batch_size is None else capacity
         used = data if room is None else padded(data, room, room)
-        groups = len(self.groups_)
-        fitted = fit(recipe, used, self.model_, groups, seed=seed, record_every=every, capacity=room)
-        self.params_ = as_numpy(fitted.params)
-        self.history_ = fitted.history
-        found = fitted.weights
+        wider, names = replace(self.model_, features=features.shape[1] + extra), self.groups_
+        fitted = fit(recipe, used, wider, len(names), seed=seed, record_every=every, capacity=room, names=names)
+        self.params_, self.history_, found = as_numpy(fitted.params, first=extra), fitted.history, fitted.weights
         self.group_weights_ = None if found is None else named_weights(found, self.groups_, self.classes_)
         return self
 
@@ -177,9 +178,7 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
     def _learn(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
         """Encode features and labels, and remember how."""
         if y is None:
-            raise ValueError(
-                "This FairFederatedClassifier estimator requires y to be passed, but the target y is None."
-            )
+            raise ValueError("This FairFederatedClassifier requires y to be passed, but the target y is None.")
         if hasattr(X, "columns"):
             validate_data(self, X, skip_check_array=True)
             self.encoder_: TableEncoder | None = TableEncoder.learn(X)
@@ -292,6 +291,6 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = self.method not in ("fedreg", "fedminmax", "fcfl")
+        tags.classifier_tags.multi_class = self.method not in COMPARES_GROUPS
         tags.input_tags.categorical = True
         return tags

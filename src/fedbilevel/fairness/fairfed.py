@@ -37,6 +37,7 @@ from fedbilevel.algorithms.fedavg import fedavg
 from fedbilevel.calculus import Calls, Tree, no_calls
 from fedbilevel.fairness.baseline import Scores, check_rows, check_scores, not_negative, plain_loss
 from fedbilevel.fairness.soft import Rates, group_totals, largest_gap
+from fedbilevel.fairness.whole_set import with_padding
 from fedbilevel.plan import Algorithm, Phase, weighted_mean
 from fedbilevel.problem import ClientData, whole_number
 from fedbilevel.sampling import LocalData
@@ -136,14 +137,15 @@ def build(settings: Settings) -> Algorithm:
         return Rates(jnp.zeros(settings.groups, kind), jnp.zeros(settings.groups, bool)), zero, zero
 
     def measure(model: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Counts, Local]:
-        rows = data.whole("train")
+        rows, real = with_padding(data)
         scores = settings.scores(model, rows["features"])
+        size = data.train_size.astype(scores.dtype)
         labels, accepted = rows["labels"].astype(scores.dtype), (scores > 0).astype(scores.dtype)
+        positive = jnp.where(real, labels, 0)
         positives, hits = (
-            group_totals(values, rows["groups"], settings.groups) / scores.shape[0]
-            for values in (labels, labels * accepted)
+            group_totals(values, rows["groups"], settings.groups) / size for values in (positive, positive * accepted)
         )
-        right = jnp.mean((labels == accepted).astype(scores.dtype))
+        right = jnp.sum(real & (labels == accepted), dtype=scores.dtype) / size
         kept = local._replace(model=model, rates=_rates(positives, hits), accuracy=right)
         return Counts(positives, hits, right), kept
 

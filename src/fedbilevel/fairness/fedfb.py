@@ -42,6 +42,7 @@ from fedbilevel.algorithms.local import check_rates
 from fedbilevel.calculus import Calls, Tree, step_along
 from fedbilevel.fairness.baseline import Scores, check_rows, check_scores, not_negative, penalty, plain_loss, row_losses
 from fedbilevel.fairness.soft import group_totals
+from fedbilevel.fairness.whole_set import with_padding
 from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.problem import ClientData
 from fedbilevel.sampling import Batches, LocalData, draw_round
@@ -150,12 +151,11 @@ def build(settings: Settings) -> Algorithm:
 
         draws = draw_round(data, key, settings.local_steps, batch_size=settings.batch_size)
         model, _ = jax.lax.scan(walk, message.model, draws, length=settings.local_steps)
-        rows = data.whole("train")
+        rows, real = with_padding(data)
         losses = row_losses(settings.scores(message.model, rows["features"]), rows["labels"])
-        positive = rows["labels"].astype(losses.dtype)
-        sums, numbers = (
-            group_totals(values, rows["groups"], count) / losses.shape[0] for values in (positive * losses, positive)
-        )
+        positive = jnp.where(real, rows["labels"].astype(losses.dtype), 0)
+        size = data.train_size.astype(losses.dtype)
+        sums, numbers = (group_totals(values, rows["groups"], count) / size for values in (positive * losses, positive))
         return Reply(model, sums, numbers), Local(local.calls.plus(Calls(gradients=settings.local_steps)))
 
     def absorb(server: Server, mean: Reply) -> Server:

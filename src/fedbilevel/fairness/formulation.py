@@ -29,6 +29,8 @@ from fedbilevel.linear import LinearInner, linear_problem
 from fedbilevel.problem import BilevelProblem, whole_number
 
 FORMULATIONS = ("cells", "paper")
+PADDING = -1
+"""The group of a validation row that is no row, where an `OuterLoss` is told that there are such."""
 
 Deviation = Callable[[jax.Array, jax.Array, jax.Array, int], jax.Array]
 """``(decisions [n, columns], labels [n], groups [n], number of groups) -> scalar``, 0 when the groups are treated alike."""
@@ -120,17 +122,27 @@ class Weights:
 
 @dataclass(frozen=True)
 class OuterLoss:
-    """f: the mean validation loss, plus ``strength`` times ``deviation`` of the softened decisions (None: no such term)."""
+    """f: the mean validation loss, plus ``strength`` times ``deviation`` of the softened decisions (None: no such term).
+
+    ``padded``: rows of group `PADDING` are none.  ``deviation`` must not count them either; `squared_gap` does not, since
+    all its sums are over the rows of a group.
+    """
 
     scores: Any
     groups: int
     strength: float
     temperature: float
     deviation: Deviation | None
+    padded: bool = False
 
     def __call__(self, outer: Tree, inner: Tree, batch: Any) -> jax.Array:
         scores = self.scores(inner, batch["features"])
-        loss = jnp.mean(row_losses(scores, batch["labels"]))
+        losses = row_losses(scores, batch["labels"])
+        if self.padded:
+            real = batch["groups"] != PADDING
+            loss = jnp.sum(jnp.where(real, losses, 0)) / jnp.sum(real, dtype=losses.dtype)
+        else:
+            loss = jnp.mean(losses)
         if self.deviation is None:
             return loss
         decisions = soft_decisions(scores, self.temperature)
@@ -213,6 +225,10 @@ class Formulation:
             return None
         return METRICS[self.metric] if isinstance(self.metric, str) else self.metric
 
+    def skips_padding(self) -> bool:
+        """Whether the outer loss can be trusted to leave rows of group `PADDING` out: not with a metric of the user's."""
+        return self.deviation() is None or isinstance(self.metric, str)
+
     def weights(self, outer: Any) -> np.ndarray:
         """The learned weights w(x), in float64."""
         values = np.asarray(outer, np.float64)
@@ -221,19 +237,24 @@ class Formulation:
 
 
 def fair_problem(
-    formulation: Formulation, model: Model, groups: int, *, row_weights: bool = False, kernel: str = "auto"
+    formulation: Formulation,
+    model: Model,
+    groups: int,
+    *,
+    row_weights: bool = False,
+    padded: bool = False,
+    kernel: str = "auto",
 ) -> BilevelProblem:
     """The bilevel problem; batches hold ``features``, ``labels``, ``groups`` and, for training, ``cells``.
 
     Two-class logistic regression is declared linear and runs on the fused kernels; everything else, and rows with weights
-    of their own (``row_weights``: a leaf ``weights``), on the general path.
+    of their own (``row_weights``: a leaf ``weights``), on the general path.  ``padded``: see `OuterLoss`.
     """
     whole_number("groups", groups)
     cells = formulation.cells(groups, model.classes)
     weights = Weights(cells)
-    outer_loss = OuterLoss(
-        model.scores, groups, float(formulation.strength), float(formulation.temperature), formulation.deviation()
-    )
+    numbers = float(formulation.strength), float(formulation.temperature)
+    outer_loss = OuterLoss(model.scores, groups, *numbers, formulation.deviation(), padded)
     start = Start(cells, model.start)
     ridge = float(formulation.ridge)
     if model.kind == "logistic" and model.classes == 2 and not row_weights:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -51,6 +50,6 @@ def same_length(name: str, found: int, rows: int) -> None:
         raise ValueError(f"{name} has {found} rows but X has {rows}; they must describe the same rows.")
 
 
-def as_numpy(tree: Any) -> Any:
-    convert: Callable[[Any], np.ndarray] = np.asarray
-    return jax.tree.map(convert, tree)
+def as_numpy(tree: Any, first: int = 0) -> Any:
+    """Leaves as arrays, without those before ``first`` on their leading axis."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[first:], tree)

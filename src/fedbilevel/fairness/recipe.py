@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from fedbilevel.fairness.formulation import Formulation
 from fedbilevel.problem import positive, whole_number
 
-METHODS = ("fedavg", "fedreg", "fedminmax", "fcfl", "fedbio", "fedbioacc")
+METHODS = ("fedavg", "fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", "fedbio", "fedbioacc")
 BILEVEL = ("fedbio", "fedbioacc")
+COMPARES_GROUPS = ("fedreg", "fedminmax", "fcfl", "fedfb", "fairfed")
+"""Methods of one level that are defined by two or more groups, for two classes."""
 SINGLE_STEP = ("fedminmax", "fcfl")
 """They communicate after every step, so their local steps are 1 whatever is asked for."""
 
@@ -40,7 +42,8 @@ class Recipe:
     ``series_step``: of the Neumann series.  ``outer_batch_size``: validation rows a step reads; by default the batch
     size ("paper"; at most all), or all of them up to `WHOLE_UP_TO` and `OUTER_BATCH` beyond ("cells": rates of small groups
     cannot be told from a few rows).  ``penalty``: FedReg's.  ``group_step``, ``risks``: FedMinMax's.
-    ``epsilon``: FCFL's.  ``client_weights``: "uniform" as in the paper, or "samples" (FedMinMax is defined by the latter).
+    ``epsilon``: FCFL's.  ``alpha``: FedFB's step of the groups' shares.  ``beta``: FairFed's, of the clients' weights.
+    ``client_weights``: "uniform" as in the paper, or "samples" (FedMinMax, FedFB and FairFed are defined by the latter).
     ``train_on``: "all" rows of a client, or "train" to leave its validation rows out of the model's training.
     """
 
@@ -60,6 +63,8 @@ class Recipe:
     group_step: float = 0.1
     risks: str = "averaged"
     epsilon: float = 0.05
+    alpha: float = 0.02
+    beta: float = 0.1
     client_weights: str = "uniform"
     train_on: str = "all"
 

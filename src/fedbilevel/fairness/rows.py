@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fedbilevel.calculus import Tree
+from fedbilevel.fairness.formulation import PADDING
 from fedbilevel.problem import ClientData
 
 
@@ -41,6 +42,15 @@ def padded(data: ClientData, capacity: int | None, val_capacity: int | None = No
     train = _lengthened(data.train, capacity)
     val = None if data.val is None else _lengthened(data.val, val_capacity)
     return ClientData(train, val, data.train_sizes, data.val_sizes if val is not None else None)
+
+
+def marked(data: ClientData) -> ClientData:
+    """``data`` with padding among the validation rows as rows of group ``PADDING``: all clients then have equally many, and
+    a program that reads whole validation sets serves clients of any sizes."""
+    samples = data.samples("val")
+    real = np.arange(samples)[None, :] < np.asarray(data.val_sizes)[:, None]
+    groups = np.where(real, data.val["groups"], PADDING).astype(data.val["groups"].dtype)
+    return ClientData(data.train, {**data.val, "groups": groups}, data.train_sizes)
 
 
 def add_leaves(data: ClientData, **leaves: Any) -> ClientData:

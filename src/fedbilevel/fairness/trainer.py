@@ -16,9 +16,10 @@ from fedbilevel.engines.options import Options
 from fedbilevel.engines.simulate import Run
 from fedbilevel.engines.sweep import with_numbers
 from fedbilevel.fairness.formulation import Formulation, fair_problem
-from fedbilevel.fairness.methods import bilevel_algorithm, learned_weights, single_level
+from fedbilevel.fairness.methods import bilevel_algorithm, known_counts, learned_weights, marks_padding, single_level
 from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.recipe import BILEVEL, Recipe
+from fedbilevel.fairness.rows import marked
 from fedbilevel.plan import Algorithm
 from fedbilevel.problem import ClientData
 
@@ -53,11 +54,6 @@ class Federation:
     def bilevel(self, form: Formulation, classes: int) -> ClientData:
         cells = form.cell_of(self.train["groups"], self.train["labels"], classes)
         return ClientData({**self.train, "cells": cells}, self.val, self.inner_sizes, self.val_sizes)
-
-    def counts(self) -> np.ndarray:
-        """Rows of every group over all clients."""
-        real = np.arange(np.shape(self.train["labels"])[1])[None, :] < self.sizes[:, None]
-        return np.bincount(np.asarray(self.train["groups"])[real], minlength=self.groups).astype(np.float64)
 
 
 class Stop(NamedTuple):
@@ -95,15 +91,22 @@ class Trainer:
         self.bilevel: Run | None = None
         if recipe.method in BILEVEL:
             data = example.bilevel(recipe.formulation, model.classes)
-            problem = fair_problem(recipe.formulation, model, example.groups)
+            self.marks = marks_padding(recipe, data)
+            problem = fair_problem(recipe.formulation, model, example.groups, padded=self.marks)
             first = bilevel_algorithm(recipe, problem, data)
-            self.bilevel = Run(first, data, Options(recipe.client_weights))
+            self.bilevel = Run(first, self._marked(data), Options(recipe.client_weights))
         second, weights = self._second(example)
         self.weighted = recipe.method in (*BILEVEL, "fedavg")
         self.second = Run(second, example.weighted() if self.weighted else example.single(), Options(weights))
 
     def _second(self, federation: Federation) -> tuple[Algorithm, str]:
-        return single_level(self.recipe, self.model, federation.groups, federation.counts())
+        return single_level(self.recipe, self.model, federation.groups, self._counts(federation))
+
+    def _counts(self, federation: Federation) -> np.ndarray:
+        return known_counts(self.recipe, federation.single(), federation.groups)
+
+    def _marked(self, data: ClientData) -> ClientData:
+        return marked(data) if self.marks else data
 
     def compile(self) -> None:
         for run in (self.bilevel, self.second):
@@ -118,7 +121,7 @@ class Trainer:
         form, weights, table = recipe.formulation, None, None
         seen: list[Stop] = []
         if self.bilevel is not None:
-            run = self.bilevel.on(federation.bilevel(form, self.model.classes))
+            run = self.bilevel.on(self._marked(federation.bilevel(form, self.model.classes)))
             settings = run.algorithm.settings
             settings = with_numbers(settings, {"inner_step": settings.inner_step * factor})
             seen += _walk("weights", run, settings, seed, recipe.weight_rounds, stops, None)
@@ -131,7 +134,7 @@ class Trainer:
         for stop, server in _states("model", run, settings, seed, recipe.rounds, stops, seen[-1] if seen else None):
             seen.append(stop)
             last = server
-        learned = learned_weights(recipe, last, federation.counts()) if table is None else table
+        learned = learned_weights(recipe, last, self._counts(federation)) if table is None else table
         return Course(seen[-1].outer, learned, seen, time.perf_counter() - began)
 
 

@@ -69,7 +69,11 @@ def section(run: Run) -> str:
     html += listing(
         "Costs to reach the targets", [*heads, "Hessian-vector", "Seconds"], _with_rest(rows, found.targets)
     )
-    return html + "<p>Geometric means over the draws that reach the target, with 95 % intervals.</p></details>"
+    return (
+        html
+        + "<p>Geometric means over the draws that reach the target, with 95 % intervals for the bytes where all draws "
+        "do.</p></details>"
+    )
 
 
 def _with_rest(rows: list[list[str]], targets: pd.DataFrame) -> list[list[str]]:

@@ -91,7 +91,7 @@ def target_table(rows: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
             arrived = [moment for moment in crossings if moment is not None]
             row: dict[str, Any] = {**dict(zip(CELL, key, strict=True)), "share": share}
             row |= {"gain": float(np.mean(list(own.values()))), "seeds": len(crossings), "reached": len(arrived)}
-            row |= _typical(arrived)
+            row |= _typical(arrived, everybody=len(arrived) == len(crossings))
             out.append(row)
     return pd.DataFrame(out)
 
@@ -115,13 +115,16 @@ def crossing(path: pd.DataFrame, target: float) -> dict[str, float] | None:
     return dict(zip(COSTS, (ends[0] + part * (ends[1] - ends[0])).tolist(), strict=True))
 
 
-def _typical(moments: list[dict[str, float]]) -> dict[str, float]:
-    """Geometric means over the seeds that arrived, and a 95 % interval for the bytes."""
+def _typical(moments: list[dict[str, float]], everybody: bool) -> dict[str, float]:
+    """Geometric means over the seeds that arrived and, if that is ``everybody``, a 95 % interval for the bytes.
+
+    An interval over those who happened to arrive would say nothing about the next seed.
+    """
     if not moments:
         return {**dict.fromkeys(COSTS, np.nan), "bytes_low": np.nan, "bytes_high": np.nan}
     logs = {name: np.log(np.maximum([moment[name] for moment in moments], 1e-9)) for name in COSTS}
     row = {name: float(np.exp(values.mean())) for name, values in logs.items()}
-    if len(moments) < 2:
+    if len(moments) < 2 or not everybody:
         return {**row, "bytes_low": np.nan, "bytes_high": np.nan}
     found = across_splits(logs["bytes"])
     return {**row, "bytes_low": float(np.exp(found.low)), "bytes_high": float(np.exp(found.high))}

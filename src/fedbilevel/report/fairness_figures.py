@@ -18,12 +18,14 @@ _COLOURS = {  # told apart by colour-blind readers
     "FedReg": "#e69f00",
     "FedMinMax": "#56b4e9",
     "FCFL": "#cc79a7",
+    "FedFB": "#0072b2",
+    "FairFed": "#c8b900",
     "FedBiO, paper": "#999999",
     "FedBiOAcc, paper": "#666666",
     "FedBiO, cells": "#009e73",
     "FedBiOAcc, cells": "#d55e00",
 }
-_MARKS = dict(zip(_COLOURS, "*svDPXo^", strict=True))
+_MARKS = dict(zip(_COLOURS, "*svD<>PXo^", strict=True))
 _TITLES = {"adult-sex": "Adult by sex", "adult-race": "Adult by race", "credit-status": "German Credit by status"}
 _KINDS = {"iid": "I.I.D.", "noniid": "non-I.I.D."}
 
@@ -64,11 +66,15 @@ def plane(fronts: pd.DataFrame, floors: pd.DataFrame | None = None) -> Figure:
 
 
 def _cut(panel: Axes, group: pd.DataFrame) -> None:
-    """Settings that lose more than two points would flatten all the others: they are named instead."""
+    """Settings that lose far more than the others would flatten them: they are named instead."""
     best = float(group["test_accuracy"].max())
-    below = group[group["test_accuracy"] < best - 0.02]
+    high = group["test_accuracy_high"] if "test_accuracy_high" in group else group["test_accuracy"]
+    usual = float((high - group["test_accuracy"]).median())
+    reach = 0.0025 if np.isnan(usual) else max(0.0025, 1.1 * usual)
+    lowest = best - 0.0125 - reach
+    below = group[group["test_accuracy"] < lowest]
     if len(below):
-        panel.set_ylim(best - 0.012, best + 0.004)
+        panel.set_ylim(lowest, best + reach)
         lines = [
             f"{row['method']}, {row['setting']}: {row['test_accuracy']:.3f}, gap {row['test_gap']:.3f}"
             for _, row in below.iterrows()
@@ -109,6 +115,7 @@ def differences(table: pd.DataFrame) -> Figure:
             panel.axvline(0, color="0.4", linewidth=0.8, linestyle="--")
             panel.set_yticks(range(len(own)), list(own["method"][::-1]) if column == 0 else [], fontsize=7)
             panel.tick_params(axis="x", labelsize=7)
+            panel.locator_params(axis="x", nbins=4)
             panel.grid(True, axis="x", color="0.9", linewidth=0.8)
             if row == 0:
                 panel.set_title(f"{_TITLES.get(case, case)}\n{_KINDS.get(kind, kind)}", fontsize=8)

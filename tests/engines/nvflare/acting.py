@@ -10,7 +10,7 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 ENDED = ("FINISHED", "ABORTED", "FAILED", "ABANDONED")
 
 
-def attempt(user, kit, jobs=None, wait=(), read=None, abort=None, seconds=60.0):
+def attempt(user, kit, jobs=None, wait=(), read=None, abort=None, seconds=180.0):
     """Log in; ``read`` (site, file), ``abort`` a job, submit ``jobs`` and ``wait`` for the ends of some: outcomes by name."""
     try:
         session = new_secure_session(user, kit, timeout=5.0, auto_login_max_tries=1)

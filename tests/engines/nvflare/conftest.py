@@ -1,4 +1,4 @@
-"""Shared pieces of the federation's tests: one compilation per algorithm, however many sites there are in a process."""
+"""Shared pieces of the federation's tests: one compilation per algorithm in a process, one federation of processes."""
 
 import jax
 import pytest
@@ -23,3 +23,22 @@ def shared_compilation(monkeypatch):
 
     monkeypatch.setattr(site, "Compiled", compiled)
     monkeypatch.setattr(coordinator, "Compiled", compiled)
+
+
+@pytest.fixture(scope="session")
+def federation(tmp_path_factory):
+    """A server and three sites, up for all tests that need them: starting takes longer than most of what they do.
+
+    The server is a hostile one: its own rules allow everything, so that whatever is refused is refused by the sites.
+    """
+    from tests.engines.nvflare.federation import SITES, Federation
+    from tests.engines.nvflare.hostile import allow_everything
+
+    made = Federation(tmp_path_factory.mktemp("federation"))
+    try:
+        allow_everything(made.kits.server / "local")
+        made.start("server", *SITES)
+        made.ready(*SITES)
+        yield made
+    finally:
+        made.stop()

@@ -1,5 +1,8 @@
 """Programs the tests name as "module:function", as a researcher would: quadratic clients in float64 or float32."""
 
+import time
+from pathlib import Path
+
 import jax
 import numpy as np
 
@@ -13,6 +16,7 @@ CLIENTS, SAMPLES, OUTER, INNER = 3, 12, 4, 5
 FUNCTION = "tests.engines.nvflare.programs:program"
 SEVERAL = "tests.engines.nvflare.programs:several"
 SPOILT = "tests.engines.nvflare.programs:spoilt"
+HELD = "tests.engines.nvflare.programs:held"
 
 
 def clients(seed=0):
@@ -73,6 +77,29 @@ def program(arguments):
     )
     made = algorithm(arguments["algorithm"], double, **arguments.get("options", {}))
     return ArrayProgram(made, arguments["rounds"], example, arguments.get("weights", "uniform"))
+
+
+def held(arguments):
+    """`program`, whose coordinator stands still between two rounds while the file ``hold`` exists: what a test does
+    meanwhile takes no rounds, however slow the machine is."""
+    made = program(arguments)
+    stage, file = made.stage(0, {}, []), Path(arguments["hold"])
+
+    def wait(leaf):
+        while file.exists():
+            time.sleep(0.02)
+        return leaf
+
+    def build(settings):
+        inner = stage.algorithm.build(settings)
+        (phase,) = inner.plan
+
+        def absorb(server, mean):
+            return phase.absorb(server, jax.tree.map(lambda leaf: jax.pure_callback(wait, leaf, leaf), mean))
+
+        return inner._replace(plan=(phase._replace(absorb=absorb),), build=build)
+
+    return ArrayProgram(build(stage.algorithm.settings), stage.rounds, stage.example, stage.weights)
 
 
 def fair_rows(client, kind):

@@ -81,6 +81,8 @@ class FairProgram:
         self.share = arguments.get("validation")
         if self.share is not None and not 0 < self.share < 1:
             raise ValueError(f"validation must lie between 0 and 1 or be None, not {self.share}.")
+        if self.plain.method in ("fedfb", "fairfed"):
+            raise ValueError(f"{self.plain.method} runs in simulation only, not over real sites; use fedbioacc.")
         single = self.plain.method in ("fedreg", "fedminmax", "fcfl")
         if single and (self.classes != 2 or self.groups < 2):
             raise ValueError(f"{self.plain.method} is defined for two classes and at least two groups; use fedbioacc.")

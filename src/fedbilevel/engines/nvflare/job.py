@@ -51,7 +51,8 @@ def write_job(
         "name": settings.run,
         "resource_spec": {},
         "min_clients": settings.needed,
-        "deploy_map": {APP: ["@ALL"]},
+        # Named, so that a site that is not asked starts nothing; one that is absent is left out.
+        "deploy_map": {APP: ["server", *settings.sites]},
     }
     for path, content in (
         (target / "meta.json", meta),

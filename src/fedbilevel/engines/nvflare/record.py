@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -81,7 +81,9 @@ class Record:
     def __init__(self, folder: Path, settings: JobSettings, job: str = "") -> None:
         self.folder, self.settings, self.job = folder, settings, job
         folder.mkdir(parents=True, exist_ok=True)
-        self.lock = _held(folder / "lock", LOCK_SECONDS)
+        self.lock = held(
+            folder / "lock", LOCK_SECONDS, f"Another coordinator is at work in {folder}: wait for it, or stop it."
+        )
         try:
             self._settle()
         except BaseException:
@@ -167,8 +169,8 @@ class Record:
         write_text(self.folder / "report.json", json.dumps(told))
 
 
-def _held(path: Path, seconds: float) -> Any:
-    """The open file that keeps a second coordinator out until this process ends."""
+def held(path: Path, seconds: float, sentence: str) -> TextIO:
+    """The open file that keeps others out until it is closed or this process ends; `RunFailed` where another has it."""
     file = path.open("w")
     end = time.monotonic() + seconds
     while True:
@@ -178,8 +180,20 @@ def _held(path: Path, seconds: float) -> Any:
         except BlockingIOError:
             if time.monotonic() > end:
                 file.close()
-                raise RunFailed(f"Another coordinator is at work in {path.parent}: wait for it, or stop it.") from None
+                raise RunFailed(sentence) from None
             time.sleep(0.1)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process has the file of `held`."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 class _Table:
