@@ -7,18 +7,7 @@ import sys
 
 import pytest
 
-SMALL = (
-    "--tasks",
-    "quadratic",
-    "--algorithms",
-    "simfbo",
-    "--seeds",
-    "2",
-    "--budget",
-    "1",
-    "--rounds",
-    "8",
-)
+SMALL = ["--tasks", "quadratic", "--algorithms", "fedbio-global", "--seeds", "2", "--budget", "1", "--rounds", "8"]
 
 
 def run(*arguments, **environment):
@@ -66,15 +55,15 @@ def test_a_small_bench_its_folder_its_page_and_the_same_again(tmp_path):
     done = run("bench", *SMALL, "--out", str(out), XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "Ranking by bytes" in done.stdout
-    assert "SimFBO" in done.stdout
+    assert "FedBiO, global" in done.stdout
     assert "cells: 1/1" in done.stderr
     again = run("bench", *SMALL, "--out", str(out), "--json")
     told = json.loads(again.stdout)
-    assert {row["method"] for row in told["scores"]} == {"SimFBO"}
+    assert {row["method"] for row in told["scores"]} == {"FedBiO, global"}
     assert told["configuration"]["budget"] == 1
     assert told["folder"] == str(out)
     page = run("report", str(out))
     assert page.returncode == 0, page.stderr
     html = (out / "page.html").read_text()
     assert "Ranking by bytes to a target" in html
-    assert "SimFBO" in html
+    assert "FedBiO, global" in html

@@ -36,17 +36,15 @@ def plain(name):
 
 
 EAGER = [
-    *(
-        "fedavg",
-        "afl",
-        "fedbio/exact",
-        "fedbio/conjugate_gradient",
-        "fedbioacc-paper/neumann",
-        "fedbioacc-local/neumann",
-    ),
+    "fedavg",
+    "afl",
+    "fedbio/exact",
+    "fedbio/conjugate_gradient",
+    "fedbioacc-local/neumann",
     "fedbioacc_global",
 ]
-"""Every kind of plan, of loop and of estimator once."""
+"""Every kind of loop and of estimator once.  Plans of several phases are slow without compilation; they are compared with
+naive loops in tests/algorithms."""
 
 
 @pytest.mark.parametrize("name", EAGER, scope="module")

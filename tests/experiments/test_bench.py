@@ -1,5 +1,6 @@
 """The bench: runs that are the engine's own, an honest search, tables with known answers, and folders that go on."""
 
+import gzip
 from dataclasses import replace
 
 import jax
@@ -262,7 +263,8 @@ def test_histories_become_comparable_without_moving_their_ends(tmp_path):
     same = even[even["method"] == "B"].reset_index(drop=True)
     pd.testing.assert_frame_equal(same, run.history[run.history["method"] == "B"].reset_index(drop=True))
     page = bench_page.section(run)
-    assert page.count("<tr>") == 1 + 2 + 1 + 4  # two ranks and four targets, below their heads
+    assert page.count("<tr>") == 1 + 1 + 1 + 2 + 1 + 4  # one score, two ranks and four targets, below their heads
+    assert "<td>accuracy</td><td>0.5000</td>" in page  # what the score is, and what ordinary training has of it
     assert "Ranks, global lower level" in page
     empty = replace(run, rows=run.rows.iloc[:0], history=run.history.iloc[:0])
     assert bench_page.section(empty) == ""
@@ -270,6 +272,44 @@ def test_histories_become_comparable_without_moving_their_ends(tmp_path):
     assert "FedBiO" not in bench_page.section(
         replace(run, rows=run.rows.assign(untuned=0.95))
     )  # nobody gains: no ranks
+
+
+def pictures(folder, packed):
+    """Invented pictures of 28 x 28 pixels in MNIST's format: as its four gzipped files, or as one archive."""
+    generator = np.random.default_rng(0)
+    patterns = generator.integers(0, 200, (10, 28, 28))
+    arrays = {}
+    for part, rows in (("train", 1200), ("test", 480)):
+        labels = np.arange(rows, dtype=np.uint8) % 10
+        arrays[f"x_{part}"] = (patterns[labels] + generator.integers(0, 56, (rows, 28, 28))).astype(np.uint8)
+        arrays[f"y_{part}"] = labels
+    folder.mkdir()
+    if not packed:
+        np.savez(folder / "mnist.npz", **arrays)
+        return folder
+    for (name, array), file in zip(
+        arrays.items(),
+        ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+        strict=True,
+    ):
+        assert name[0] == ("x" if "images" in file else "y")
+        head = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+        (folder / f"{file}.gz").write_bytes(gzip.compress(head + array.tobytes(), compresslevel=1))
+    return folder
+
+
+def test_a_bench_on_mnist_files_of_the_users_own(tmp_path):
+    """The same pictures in both formats give the same rows, and the folder says what they were."""
+    design = bench.Design(("cleaning",), ("fedbio-global",), seeds=1, budget=1, rounds=10, points=2)
+    results = [
+        bench.run(design=design, data=pictures(tmp_path / name, packed=name == "idx"), workers=1)
+        for name in ("idx", "npz")
+    ]
+    about = results[0].configuration
+    assert (about["images"], about["image_rows"], about["image_columns"]) == ("mnist", 1200, 14 * 14)
+    same = [column for column in results[0].rows.columns if column != "seconds"]
+    pd.testing.assert_frame_equal(results[0].rows[same], results[1].rows[same])
+    assert results[0].rows["score"].iloc[0] > 0.9  # the patterns are easy, although most labels are wrong
 
 
 def test_designs_from_words():

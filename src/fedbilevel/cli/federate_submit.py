@@ -170,7 +170,11 @@ def tell(result: FederateResult, out: Path, as_json: bool, quiet: bool) -> None:
     for name in ("bytes_up", "bytes_down"):
         sites[name] = [size(int(count)) for count in sites[name]]
     sites["rows"] = ["not told" if count != count else f"{int(count):,}" for count in sites["rows"]]
-    show(console, "Sites", sites)
+    # Short names: the table is to fit a terminal of 80 columns.
+    short = {"bytes_up": "up", "bytes_down": "down", "median_seconds": "seconds", "median_own_seconds": "own"}
+    for name in ("median_seconds", "median_own_seconds"):
+        sites[name] = [f"{value:.3f}" for value in sites[name]]
+    show(console, "Sites (seconds of an exchange and of the site's own work: medians)", sites.rename(columns=short))
     wanted = ["method", "train_accuracy", "train_gap", "test_accuracy", "test_gap", "rounds", "seconds"]
     kept = [name for name in wanted if name in run.rows and run.rows[name].notna().any()]
     show(console, f"Result ({run.configuration['metric'].replace('_', ' ')})", run.rows[kept])

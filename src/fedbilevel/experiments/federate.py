@@ -115,13 +115,12 @@ def run(
         "sensitive": list(schema.sensitive),
         "positive": schema.positive,
         "schema_sha256": hashlib.sha256(text(schema).encode()).hexdigest(),
-        "run": settings.run,
         "sites": list(settings.sites),
-        "min_sites": settings.needed,
         "convention": "between_groups",
         **{name: value for name, value in fit.configuration().items() if name not in ("test_share", "compare_with")},
         **({} if options.validation is None else {"validation": options.validation}),
         **({} if test is None else {"test": str(test.path)}),
+        "run": settings.run,  # last: where it follows from the options, the option that differs is to be named first
     }
     with RunFolder.open(out, command="federate", configuration=configuration, line=line) as folder:
         if not folder.complete:

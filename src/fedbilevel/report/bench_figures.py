@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbilevel.report.bench_page import NAMES, comparable
+from fedbilevel.report.bench_page import NAMES, comparable, score_title
 from fedbilevel.report.styles import DASHES, MARKERS, SERIES_LIGHT, styles
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
     from fedbilevel.runs import Run
 
-SCORES = {"progress": "progress", "explained": "variance explained", "accuracy": "accuracy"}
-
 
 def bench_figure(run: Run) -> Figure:
-    """Rows: lower levels; columns: tasks.  Means over seeds; dotted: ordinary training."""
+    """Rows: lower levels; columns: tasks.  Means over seeds; dotted: ordinary training.  Scores far below it are cut off."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -51,11 +50,8 @@ def bench_figure(run: Run) -> Figure:
             )  # fmt: skip
             handles.setdefault(str(name), line)
         axes.set_xscale("log")
-        scores = here["score"].to_numpy(dtype=float)
-        top = float(np.nanmax(scores))
-        axes.set_ylim(min(untuned, top) - 0.6 * abs(top - untuned), top + 0.08 * abs(top - untuned))
-        score_name = str(own["score_name"].iloc[0])
-        axes.set_ylabel(SCORES.get(score_name, score_name.replace("_", " ")), fontsize=8)
+        _show_the_gain(axes, here, untuned)
+        axes.set_ylabel(score_title(str(own["score_name"].iloc[0])), fontsize=8)
         axes.tick_params(labelsize=7)
         axes.grid(True, which="major", color="0.9", linewidth=0.7)
     for axes in panels[-1]:
@@ -64,3 +60,14 @@ def bench_figure(run: Run) -> Figure:
     shown = [handles[name] for name in ordered]
     figure.legend(handles=shown, labels=ordered, loc="outside lower center", ncols=7, fontsize=8, frameon=False)
     return figure
+
+
+def _show_the_gain(axes: Any, here: pd.DataFrame, untuned: float) -> None:
+    """Limits from a little below ordinary training to the best score, and from the first bytes at which a mean is there."""
+    means = here.groupby(["method", "round"])[["megabytes", "score"]].mean()
+    top = float(np.nanmax(means["score"]))
+    gain = abs(top - untuned)
+    bottom = min(untuned, top) - 0.25 * gain
+    axes.set_ylim(bottom, top + 0.08 * gain)
+    seen = means.loc[means["score"] >= bottom, "megabytes"]
+    axes.set_xlim(0.8 * float(seen.min()), 1.25 * float(seen.max()))

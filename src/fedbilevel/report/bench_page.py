@@ -23,6 +23,12 @@ NAMES = {
     "representation": "Hyper-representation",
     "imbalance": "Loss tuning",
 }
+SCORES = {"progress": "progress to the minimum", "explained": "variance explained"}
+"""Where the name of a score does not say it."""
+
+
+def score_title(name: str) -> str:
+    return SCORES.get(name, name.replace("_", " "))
 
 
 def section(run: Run) -> str:
@@ -31,10 +37,14 @@ def section(run: Run) -> str:
         return ""
     found = summarise(run.rows, run.history, run.configuration)
     html = (
+        f"<h3>What the scores are</h3>{_score_list(found.scores)}"
+        "<p>Ordinary training: the outer variable where it starts and the inner problem solved. <i>Score, solved</i> is that "
+        "of the final outer variable with the inner problem solved: what was learned, apart from how far the inner variable "
+        "lags.</p>"
         "<h3>Ranking by bytes to a target</h3>"
-        f"<p>A target is the score of ordinary training plus {RANKED:.0%} of the largest gain that any algorithm here ends "
-        "with, draw by draw. Algorithms are ranked on every task by how many draws they reach it on, then by bytes; all are "
-        "given the same number of exchanges and the same number of step sizes to try.</p>"
+        f"<p>A target is the score of ordinary training plus {100 * RANKED:.0f} % of the largest gain that any algorithm here "
+        "ends with, draw by draw. Algorithms are ranked on every task by how many draws they reach it on, then by bytes; all "
+        "are given the same number of exchanges and the same number of step sizes to try.</p>"
     )
     for level, group in found.ranking.groupby("split", sort=False):
         tasks = [name for name in group.columns if name.startswith("rank_") and group[name].notna().any()]
@@ -58,7 +68,7 @@ def section(run: Run) -> str:
             NAMES.get(str(row["dataset"]), str(row["dataset"])),
             str(row["split"]),
             str(row["method"]),
-            f"{row['share']:.0%}",
+            f"{100 * row['share']:.0f} %",
             f"{row['reached']}/{row['seeds']}",
             _with_interval(row),
             shown(round(row["round"], 1) if row["round"] == row["round"] else np.nan, "count"),
@@ -74,6 +84,18 @@ def section(run: Run) -> str:
         + "<p>Geometric means over the draws that reach the target, with 95 % intervals for the bytes where all draws "
         "do.</p></details>"
     )
+
+
+def _score_list(scores: pd.DataFrame) -> str:
+    levels = list(dict.fromkeys(scores["split"]))
+    rows = []
+    for task, group in scores.groupby("dataset", sort=False):
+        untuned = group.groupby("split")["untuned"].mean()
+        title = score_title(str(group["score_name"].iloc[0]))
+        ordinary = [shown(untuned.get(level, np.nan), "number") for level in levels]
+        rows.append([NAMES.get(str(task), str(task)), title, *ordinary])
+    heads = ["Task", "Score", *(f"Ordinary training, {level}" for level in levels)]
+    return listing("Scores of the tasks, means over draws", heads, rows)
 
 
 def _with_rest(rows: list[list[str]], targets: pd.DataFrame) -> list[list[str]]:

@@ -68,8 +68,7 @@ class QuadraticClients:
     def __init__(self, train: InnerSample, val: OuterSample, outer: Array, inner: Array) -> None:
         self.train = InnerSample(*(np.asarray(leaf, dtype=np.float64) for leaf in train))
         self.val = OuterSample(*(np.asarray(leaf, dtype=np.float64) for leaf in val))
-        self.outer = np.asarray(outer, dtype=np.float64)
-        self.inner = np.asarray(inner, dtype=np.float64)
+        self.outer, self.inner = (np.asarray(start, dtype=np.float64) for start in (outer, inner))
         self.clients = self.train.hessian.shape[0]
         self.outer_size, self.inner_size = self.outer.size, self.inner.size
         both = self.outer_size + self.inner_size

@@ -157,11 +157,11 @@ def several(arguments):
 
 
 class Spoilt(Several):
-    """Two stages of FedBiO: in the first site-2 replies with NaN, in the second site-3 with a wrong shape."""
+    """Two stages of FedAvg: in the first site-2 replies with NaN, in the second site-3 with a wrong shape."""
 
     def __init__(self, arguments):
-        super().__init__({**arguments, "algorithms": ["fedbio"], "double": True})
-        self.names = ["fedbio", "fedbio"]
+        super().__init__({**arguments, "algorithms": ["fedavg"], "double": True})
+        self.names = ["fedavg", "fedavg"]
         self.here = None
 
     def stage(self, number, agreed, answers):

@@ -190,6 +190,7 @@ def test_a_broken_table_does_not_quote_its_cells(tmp_path):
         ({"recipe": {"metod": "fedavg"}}, "Recipe has no option 'metod'"),
         ({"recipe": {"formulation": {}}}, "Recipe has no option 'formulation'"),
         ({"recipe": []}, "must be a table"),
+        ({"recipe": {"method": "fedfb"}}, "fedfb runs in simulation only, not over real sites"),
         ({"validation": 2}, "validation must lie between 0 and 1"),
         ({"schema": "target ="}, "no valid TOML"),
     ],

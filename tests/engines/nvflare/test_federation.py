@@ -20,7 +20,8 @@ from tests.engines.nvflare.reference import written_out
 pytestmark = pytest.mark.federation
 
 OPTIONS = {"batch_size": 4, "local_steps": 2}
-NAMES = ["fedbio", "fedbioacc", "fedavg", "fcfl"]
+NAMES = {True: ["fedbio", "fedbioacc", "fedavg", "fcfl"], False: ["fedbio", "fedbioacc", "fedavg"]}
+"""By whether they compute in float64."""
 SPOILT_ROUNDS = 4
 WAIT = 2.0
 """Seconds a round waits for a site that two others can do without."""
@@ -46,7 +47,7 @@ def side_by_side(federation):
     """Three runs at once on the same sites: they must not disturb one another, and starting them together is quicker."""
     made = {
         double: settings_for(
-            f"same-{double}", programs.SEVERAL, 5, double, arguments={"algorithms": NAMES}, record_every=5
+            f"same-{double}", programs.SEVERAL, 5, double, arguments={"algorithms": NAMES[double]}, record_every=5
         )
         for double in (True, False)
     }
@@ -56,14 +57,14 @@ def side_by_side(federation):
 
 @pytest.mark.parametrize(("double", "tolerance"), [(True, 1e-10), (False, 1e-5)], ids=["float64", "float32"])
 def test_the_numbers_of_the_simulation(side_by_side, double, tolerance):
-    run = side_by_side[double]
+    run, names = side_by_side[double], NAMES[double]
+    wanted = [expected(name, 5, double) for name in names]  # meanwhile
     assert run.finish()["status"] == "complete"
-    for name, (found,) in zip(NAMES, read_answers(run.folder), strict=True):
-        wanted = expected(name, 5, double)
-        assert found.dtype == wanted.dtype
-        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * np.abs(wanted).max(), err_msg=name)
+    for name, one, (found,) in zip(names, wanted, read_answers(run.folder), strict=True):
+        assert found.dtype == one.dtype
+        np.testing.assert_allclose(found, one, rtol=tolerance, atol=tolerance * np.abs(one).max(), err_msg=name)
     exchanges = pd.read_csv(run.folder / "exchanges.csv")
-    assert len(exchanges) == len(NAMES) * 5 * 3
+    assert len(exchanges) == len(names) * 5 * 3
     assert (exchanges["outcome"] == "answered").all()
     assert (exchanges[["bytes_up", "bytes_down", "seconds", "site_seconds"]] > 0).all(axis=None)
     assert np.isfinite(pd.read_csv(run.folder / "history.csv")["objective"]).all()
@@ -73,12 +74,12 @@ def test_spoilt_replies(side_by_side):
     """NaN from site-2, then a wrong shape from site-3: refused, named, and the run is that of the others."""
     run = side_by_side["spoilt"]
     assert run.finish()["status"] == "complete"
-    made, data = programs.algorithm("fedbio", **OPTIONS), programs.client_data()
+    made, data = programs.algorithm("fedavg", **OPTIONS), programs.client_data()
     for (found,), client in zip(read_answers(run.folder), (1, 2), strict=True):
         wanted = written_out(made, data, SPOILT_ROUNDS, 9, {(r, client) for r in range(SPOILT_ROUNDS)})
         np.testing.assert_allclose(found, wanted, rtol=1e-10)
     assert "the reply of site-2 was refused: array 0 of its reply holds a NaN" in run.log
-    assert "the reply of site-3 was refused: array 0 of its reply is float64[3] instead of float64[4]" in run.log
+    assert "the reply of site-3 was refused: array 0 of its reply is float64[4] instead of float64[5]" in run.log
 
 
 def test_kills_and_cuts_change_nothing(federation):
@@ -90,6 +91,7 @@ def test_kills_and_cuts_change_nothing(federation):
     run.reach(4)
     federation.kill("site-2")
     federation.start("site-2")
+    wanted = expected("fedbioacc", rounds, True)  # while the run waits for the site
 
     run.reach(10)
     for worker in federation.workers("site-1"):
@@ -115,7 +117,7 @@ def test_kills_and_cuts_change_nothing(federation):
 
     assert run.finish()["status"] == "complete"
     ((found,),) = read_answers(run.folder)
-    np.testing.assert_array_equal(found, expected("fedbioacc", rounds, True))
+    np.testing.assert_array_equal(found, wanted)
     exchanges = pd.read_csv(run.folder / "exchanges.csv")
     assert len(exchanges) == len(exchanges.drop_duplicates(["round", "site"])) == 3 * rounds
     assert (exchanges["outcome"] == "answered").all(), "every site lost a state or a round"

@@ -120,13 +120,14 @@ def test_a_run_is_stopped_killed_and_taken_up_again(federation, tables):
             process.resume()
     assert f"fedbilevel: Run {RUN} was stopped; the same command goes on" in again.done(2)
 
+    words = tuple(1 if word == 2 else word for word in words)  # how many sites are needed may differ when going on
     printed = Typed(federation, *words).done()
     assert "submitted with site-1, site-2, site-3" in printed
     assert f"Model, tables and page are in {out}" in printed
     assert (place / "log.txt").read_text().count("going on with") == 2
 
     settings = JobSettings.from_json((place / "settings.json").read_text())
-    assert settings.min_sites == 2
+    assert settings.min_sites == 1
     policies = {site: read_policy(federation.kits.sites[site] / "local") for site in SITES}
     sites = {
         site: Site(site, settings, policy, federation.folder / "alone" / site, lambda line: None)
