@@ -40,6 +40,7 @@ EAGER = [
     "afl",
     "fedbio/exact",
     "fedbio/conjugate_gradient",
+    "fedbioacc-paper/neumann",
     "fedbioacc-local/neumann",
     "fedbioacc_global",
 ]

@@ -57,6 +57,7 @@ def pages(tmp_path_factory):
 @pytest.fixture
 def show(browser, pages):
     """Open a page in a window of the given width, with the wanted colour scheme."""
+    from selenium.webdriver.support.wait import WebDriverWait
 
     def opened(name="table1", width=1280, scheme="light"):
         command = browser.execute_cdp_cmd
@@ -66,6 +67,7 @@ def show(browser, pages):
         browser.get(pages[name].as_uri())
         browser.execute_script("try { localStorage.clear() } catch {}")
         browser.refresh()
+        WebDriverWait(browser, 30).until(lambda one: one.execute_script("return document.readyState") == "complete")
         return browser
 
     return opened
