@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= auto
 
-.PHONY: run test test-federation lint clean
+.PHONY: run test test-optimised test-federation lint clean
 .DELETE_ON_ERROR:
 
 run: .venv/ready
@@ -12,6 +12,9 @@ run: .venv/ready
 
 test: .venv/ready
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+
+test-optimised: .venv/ready
+	FEDBILEVEL_OPTIMISED=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 test-federation: .venv/ready
 	$(BIN)/python -m pytest -q -n 0 -m federation tests/engines/nvflare

@@ -1,8 +1,14 @@
 """One strict configuration for every test: CPU, float64 where asked for, no silent promotion, no clock."""
 
 import os
+from importlib.metadata import version
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# The suite compiles some thousand programs and runs each for milliseconds: the compiler's optimisations would cost more than
+# half of its time.  `make test-optimised` has them.  XLA ends the process at a flag it does not know, hence the version.
+if os.environ.get("FEDBILEVEL_OPTIMISED") != "1" and version("jaxlib").startswith("0.10."):
+    FAST = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FAST}".strip()
 
 import jax
 from hypothesis import HealthCheck, settings
