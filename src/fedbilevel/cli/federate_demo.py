@@ -24,7 +24,9 @@ UP_SECONDS = 60.0
 
 
 def demo(
-    method: Annotated[str, typer.Option(help="fedbioacc, fedbio, fedavg, fedreg, fedminmax or fcfl.")] = "fedbioacc",
+    method: Annotated[
+        str, typer.Option(help="fedbioacc, fedbio, fedavg, fedreg, fedminmax, fcfl, fedfb or fairfed.")
+    ] = "fedbioacc",
     steps: Annotated[int, typer.Option(help="Training steps of the model.", min=1)] = 1000,
     weight_steps: Annotated[int, typer.Option(help="Steps of the bilevel stage.", min=1)] = 500,
     local_steps: Annotated[int, typer.Option(help="Steps between two exchanges.", min=1)] = 5,

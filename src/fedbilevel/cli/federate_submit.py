@@ -30,7 +30,7 @@ def submit(
     server: Annotated[Path | None, typer.Option(help="The server's kit, with --admin.")] = None,
     site: Annotated[list[str] | None, typer.Option(help="Only these sites; all if not given.")] = None,
     method: Annotated[
-        str, typer.Option(help="fedbioacc, fedbio, fedavg (no fairness), fedreg, fedminmax or fcfl.")
+        str, typer.Option(help="fedbioacc, fedbio, fedavg (no fairness), fedreg, fedminmax, fcfl, fedfb or fairfed.")
     ] = "fedbioacc",
     formulation: Annotated[str, typer.Option(help="cells (ours) or paper; for fedbioacc and fedbio.")] = "cells",
     metric: Annotated[

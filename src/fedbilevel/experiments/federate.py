@@ -25,7 +25,7 @@ from fedbilevel.experiments.fit_data import Part, encoded
 from fedbilevel.experiments.fit_measure import group_rows, intervals, measures
 from fedbilevel.experiments.fit_train import HISTORY_ROWS, FitOptions
 from fedbilevel.fairness.inputs import named_weights
-from fedbilevel.fairness.recipe import BILEVEL
+from fedbilevel.fairness.recipe import BILEVEL, SINGLE_STEP
 from fedbilevel.fairness.table_model import TableModel
 from fedbilevel.report.page_files import write_report
 from fedbilevel.runs import Run, RunFolder
@@ -148,7 +148,7 @@ def _save(folder: RunFolder, done: Outcome, fit: FitOptions, test: Table | None)
         "seed": fit.seed,
     }
     recipe = done.recipe
-    local = 1 if recipe.method in ("fedminmax", "fcfl") else recipe.local_steps
+    local = 1 if recipe.method in SINGLE_STEP else recipe.local_steps
     two = recipe.method in BILEVEL
     row: dict[str, Any] = {
         **key,

@@ -1,8 +1,8 @@
-"""The fair methods as a program for real sites: FedAvg to FCFL in one stage, FedBiO and FedBiOAcc in two.
+"""The fair methods as a program for real sites: FedAvg to FairFed in one stage, FedBiO and FedBiOAcc in two.
 
 What the sites tell before training: with a schema, counts, sums and sums of squares of the number columns (``statistics``);
 then how many rows they have (``rows``), the curvature of the logistic loss on them (``smoothness``, one number that bounds
-the step size), and, for FedMinMax only, how many rows of every group (``groups``).  Arguments of a job:
+the step size), and how many rows (FedMinMax) or positive rows (FedFB) of every group (``groups``).  Arguments of a job:
 
     schema       the text of a schema file; or, for sites that offer arrays (features, labels, groups), None and
     arrays       {"features": columns, "groups": how many, "classes": how many}
@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedbilevel.algorithms.fedavg import fedavg
 from fedbilevel.calculus import Tree
 from fedbilevel.datasets import partition
 from fedbilevel.datasets.schema import Schema
@@ -31,15 +30,11 @@ from fedbilevel.datasets.schema_toml import parse as parse_schema
 from fedbilevel.engines.nvflare.errors import Refused
 from fedbilevel.engines.nvflare.policy import Source
 from fedbilevel.engines.nvflare.program import Numbers, Stage
-from fedbilevel.fairness.fcfl import fcfl
-from fedbilevel.fairness.fedminmax import fedminmax
-from fedbilevel.fairness.fedreg import fedreg
 from fedbilevel.fairness.formulation import Formulation, fair_problem
 from fedbilevel.fairness.inputs import smoothness
-from fedbilevel.fairness.methods import RowWeightedLoss, bilevel_algorithm
+from fedbilevel.fairness.methods import COUNTED, bilevel_algorithm, single_level
 from fedbilevel.fairness.models import Model, probabilities
-from fedbilevel.fairness.recipe import BILEVEL, FCFL_STAGES, OUTER_BATCH, WHOLE_UP_TO, Recipe
-from fedbilevel.plan import Algorithm
+from fedbilevel.fairness.recipe import BILEVEL, COMPARES_GROUPS, OUTER_BATCH, WHOLE_UP_TO, Recipe
 
 SMOOTH = 2.5
 """The curvature for which the default steps were chosen, as in the estimator."""
@@ -81,10 +76,8 @@ class FairProgram:
         self.share = arguments.get("validation")
         if self.share is not None and not 0 < self.share < 1:
             raise ValueError(f"validation must lie between 0 and 1 or be None, not {self.share}.")
-        if self.plain.method in ("fedfb", "fairfed"):
-            raise ValueError(f"{self.plain.method} runs in simulation only, not over real sites; use fedbioacc.")
-        single = self.plain.method in ("fedreg", "fedminmax", "fcfl")
-        if single and (self.classes != 2 or self.groups < 2):
+        compares = self.plain.method in COMPARES_GROUPS
+        if compares and (self.classes != 2 or self.groups < 2):
             raise ValueError(f"{self.plain.method} is defined for two classes and at least two groups; use fedbioacc.")
         self._read: tuple[Parsed | dict[str, np.ndarray], np.ndarray] | None = None
 
@@ -103,8 +96,10 @@ class FairProgram:
             "rows": np.array([len(rows.train["labels"]), len(rows.val["labels"])]),
             "smoothness": np.array([smoothness(rows.train["features"])]),
         }
-        if self.plain.method == "fedminmax":
-            told["groups"] = np.bincount(self._model_rows(rows)["groups"], minlength=self.groups).astype(np.float64)
+        if self.plain.method in COUNTED:
+            own = self._model_rows(rows)
+            counted = np.ones(len(own["labels"])) if self.plain.method == "fedminmax" else own["labels"]
+            told["groups"] = np.bincount(own["groups"], counted, self.groups)
         return told
 
     def agree(self, number: int, told: Sequence[Numbers], agreed: Numbers) -> Numbers:
@@ -120,7 +115,7 @@ class FairProgram:
             # The largest eigenvalue of a mean of matrices is at most the mean of theirs.
             "smoothness": np.array([float(np.average(curvature, weights=train))]),
         }
-        if self.plain.method == "fedminmax":
+        if self.plain.method in COUNTED:
             found["groups"] = np.sum([one["groups"] for one in told], axis=0)
         return found
 
@@ -137,11 +132,12 @@ class FairProgram:
             example = ({**val, "cells": _rows_of(np.int32)}, val)
             algorithm = bilevel_algorithm(recipe, problem, None)  # type: ignore[arg-type]  # the batch is settled
             return Stage("weights", algorithm, recipe.weight_rounds, example, recipe.client_weights)
-        weights = "samples" if recipe.method == "fedminmax" else recipe.client_weights
         train = self._example()
         if two or recipe.method == "fedavg":
             train["weights"] = _rows_of(np.float32)
-        return Stage("model", self._single(recipe, agreed), recipe.rounds, (train, None), weights)
+        counts = agreed["groups"] if recipe.method in COUNTED else np.ones(self.groups)
+        algorithm, weights = single_level(recipe, self.model, self.groups, counts)
+        return Stage("model", algorithm, recipe.rounds, (train, None), weights)
 
     def rows(self, number: int, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> tuple[Tree, Tree]:
         recipe, rows = self.recipe(agreed), self._encoded(source, agreed)
@@ -180,26 +176,6 @@ class FairProgram:
         """The encoding all sites agreed on."""
         assert self.schema is not None
         return Encoder(self.schema, Statistics(*(agreed[f"statistics/{name}"] for name in Statistics._fields)))
-
-    def _single(self, recipe: Recipe, agreed: Numbers) -> Algorithm:
-        scores, start, ridge = self.model.scores, self.model.start, float(recipe.formulation.ridge)
-        if recipe.method == "fedreg":
-            return fedreg(
-                scores, start, recipe.step, recipe.local_steps, recipe.batch_size, recipe.penalty, groups=self.groups,
-                ridge=ridge,
-            )  # fmt: skip
-        if recipe.method == "fcfl":
-            first, second = FCFL_STAGES
-            return fcfl(
-                scores, start, recipe.step, groups=self.groups, epsilon=recipe.epsilon, stage_one=first, stage_two=second,
-                rounds=recipe.rounds, ridge=ridge,
-            )  # fmt: skip
-        if recipe.method == "fedminmax":
-            return fedminmax(
-                scores, start, agreed["groups"], recipe.step, recipe.group_step, recipe.batch_size, ridge, recipe.risks
-            )
-        loss = RowWeightedLoss(scores, ridge)
-        return fedavg(loss, start, recipe.step, recipe.local_steps, recipe.batch_size)
 
     def _example(self) -> dict[str, jax.ShapeDtypeStruct]:
         return {

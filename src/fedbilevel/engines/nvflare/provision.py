@@ -71,7 +71,7 @@ TEMPLATE = """\
 
 [policy]
 # tell: what may leave besides the replies of training. "rows", "smoothness" and "statistics" are needed to agree on an
-# encoding and step size; "groups" by fedminmax only; "report" are rows by group, class and decision at the end.
+# encoding and step size; "groups" by fedminmax and fedfb only; "report" are rows by group, class and decision at the end.
 tell = ["rows", "seconds", "objective", "smoothness", "statistics"]
 minimum_rows = 20                         # no statistics and no training on fewer rows
 # minimum_batch = 32                      # no steps on fewer rows than this
