@@ -24,7 +24,10 @@ def name(request):
     return request.param
 
 
-@pytest.fixture(scope="module", params=["fedavg", "fedbio/neumann", "fedbioacc-local/neumann", "afl"])
+@pytest.fixture(
+    scope="module",
+    params=["fedavg", "qfedavg", "fedbio/neumann", "fedbioacc-local/neumann", "afl", "fednest", "fedmbo"],
+)
 def laid_out(request):
     """One of a kind, for contracts that only the layout of the clients can break."""
     return request.param

@@ -54,20 +54,28 @@ def pages(tmp_path_factory):
     return {name: write_report(run)[0] for name, run in runs.items()}
 
 
+def visit(browser, page):
+    """Open a page and wait until it is read: the driver's own waiting may end too early on a busy machine."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    browser.get("about:blank")
+    browser.get(page.as_uri())
+    there = "return location.href === arguments[0] && document.readyState === 'complete'"
+    WebDriverWait(browser, 60).until(lambda one: one.execute_script(there, page.as_uri()))
+
+
 @pytest.fixture
 def show(browser, pages):
     """Open a page in a window of the given width, with the wanted colour scheme."""
-    from selenium.webdriver.support.wait import WebDriverWait
 
     def opened(name="table1", width=1280, scheme="light"):
         command = browser.execute_cdp_cmd
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 700}
         command("Emulation.setDeviceMetricsOverride", metrics)
         command("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
-        browser.get(pages[name].as_uri())
+        visit(browser, pages[name])
         browser.execute_script("try { localStorage.clear() } catch {}")
-        browser.refresh()
-        WebDriverWait(browser, 30).until(lambda one: one.execute_script("return document.readyState") == "complete")
+        visit(browser, pages[name])
         return browser
 
     return opened
@@ -152,7 +160,7 @@ def test_the_script_draws_what_python_drew(show, browser, pages, name):
     bare = pages[name].with_name("bare.html")
     bare.write_text(text)
     shown = call(browser, "return [...document.querySelectorAll('.panel')].map(one => !one.hidden)")
-    browser.get(bare.as_uri())
+    visit(browser, bare)
     call(browser, "document.querySelectorAll('.panel').forEach((one, n) => { one.hidden = !arguments[0][n] })", shown)
     static = call(browser, STATE)
     assert len(static) == len(again) == sum(shown)
@@ -239,7 +247,7 @@ def test_contrast_of_all_text(show, scheme):
     assert bad == []
 
 
-def test_dark_switch(show):
+def test_dark_switch(show, pages):
     browser = show("fit")
     ground = "return getComputedStyle(document.body).backgroundColor"
     bright = call(browser, ground)
@@ -249,7 +257,7 @@ def test_dark_switch(show):
     assert theme.get_attribute("aria-checked") == "true"
     dark = call(browser, ground)
     assert dark != bright
-    browser.refresh()
+    visit(browser, pages["fit"])
     assert call(browser, ground) == dark  # it is remembered
     browser.find_element("id", "theme").click()
     assert call(browser, ground) == bright
