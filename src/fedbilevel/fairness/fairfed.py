@@ -16,6 +16,8 @@ Differences from the paper: for more than two groups |F - F_k| is the largest di
 positives at the client (for two it is the paper's, with signs); omega_k below 0 counts as 0; the mean of the Delta_i is over
 the clients of the round.  Simulate with ``weights="samples"`` for the paper's w_k.
 
+Sources: the update as we know it from descriptions of the paper; we had neither its text nor its program to compare with.
+
 Checked: iterates against a naive loop; that a client whose gap is opposite to everybody's loses weight, and that beta = 0 is
 FedAvg.
 """
