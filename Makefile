@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= auto
+FEDERATION ?= tests/engines/nvflare
 
 .PHONY: run test test-optimised test-federation lint clean
 .DELETE_ON_ERROR:
@@ -17,7 +18,7 @@ test-optimised: .venv/ready
 	FEDBILEVEL_OPTIMISED=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 test-federation: .venv/ready
-	$(BIN)/python -m pytest -q -n 0 -m federation tests/engines/nvflare
+	$(BIN)/python -m pytest -q -n 0 -m federation $(FEDERATION)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

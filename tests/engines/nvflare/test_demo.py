@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -31,6 +32,8 @@ def demo(tmp_path, *words):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TMPDIR": str(home), "XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_PLATFORMS": "cpu"},
+        # A shell lets its background jobs ignore Ctrl-C, and they hand that on.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 
