@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= auto
-FEDERATION ?= tests/engines/nvflare
+FEDERATION ?= tests/federation
 
 .PHONY: run test test-optimised test-federation lint clean
 .DELETE_ON_ERROR:

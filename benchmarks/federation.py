@@ -38,8 +38,8 @@ def adult_sites(folder: Path) -> dict[str, Any]:
     """A file of encoded rows for every site; the sizes the job names."""
     from fedbilevel.datasets.adult import TRAIN_ROWS, load_adult
     from fedbilevel.datasets.partition import iid
-    from fedbilevel.datasets.tables import encode_groups
     from fedbilevel.fairness.encoder import TableEncoder
+    from fedbilevel.tables.columns import encode_groups
 
     data = load_adult("race")
     table = data.X.iloc[:TRAIN_ROWS]
@@ -67,13 +67,13 @@ def round_times(folder: Path, stage: int) -> list[float]:
 
 
 def collect(repeats: int, say: Any) -> dict[str, Any]:
-    from fedbilevel.engines.nvflare import processes
-    from fedbilevel.engines.nvflare.job import write_job
-    from fedbilevel.engines.nvflare.policy import FILE
-    from fedbilevel.engines.nvflare.provision import provision
-    from fedbilevel.engines.nvflare.record import read_status
-    from fedbilevel.engines.nvflare.sessions import run_folder, session, wait_for_sites
-    from fedbilevel.engines.nvflare.settings import JobSettings
+    from fedbilevel.federation.nvflare.job import write_job
+    from fedbilevel.federation.nvflare.sessions import run_folder, session, wait_for_sites
+    from fedbilevel.federation.operator import processes
+    from fedbilevel.federation.operator.provision import provision
+    from fedbilevel.federation.protocol.policy import FILE
+    from fedbilevel.federation.protocol.record import read_status
+    from fedbilevel.federation.protocol.settings import JobSettings
 
     measured: dict[str, Any] = {"rounds": {name: [] for name in VARIANTS}, "fixed": {}}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:

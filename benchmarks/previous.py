@@ -12,7 +12,8 @@ import numpy as np
 
 import fedbilevel as fb
 from fedbilevel import datasets
-from fedbilevel.datasets import encode, partition, tables
+from fedbilevel.datasets import encode, partition
+from fedbilevel.tables import columns as tables
 
 CONSTANTS = {"delta": 1.0, "u": 8.0, "c_inner": 4.0, "c_outer": 4.0, "inner_step": 4.0, "outer_step": 4.0}
 ROUNDS = 150

@@ -11,7 +11,7 @@ import fedbilevel
 
 HOME = Path(fedbilevel.__file__).parent
 LAYERS = [
-    {"_version"},
+    {"_version", "storage"},
     {"calculus", "kernels"},
     {"sampling", "plan"},
     {"linear", "problem"},  # a declared inner problem and the problem that carries it
@@ -19,12 +19,14 @@ LAYERS = [
     {"algorithms"},
     {"tasks", "theory"},
     {"engines"},
+    {"tables"},
     {"datasets"},
     {"fairness"},
-    {"engines.nvflare"},  # the engine for real sites: it builds algorithms and encodes tables on both ends
+    {"federation"},  # both ends of a run over real sites
     {"runs"},  # folders of results
     {"report"},  # shows results it is handed or reads; who makes them stands above
-    {"experiments"},
+    {"jobs"},
+    {"studies"},
     {"cli"},
 ]
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
@@ -43,17 +45,14 @@ modules = pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relat
 
 
 def part(file):
-    """The part of the package a file belongs to: the folder or file at its top, the federation engine apart."""
+    """The part of the package a file belongs to: the folder or file at its top."""
     relative = file.relative_to(HOME)
-    if relative.parts[:2] == ("engines", "nvflare"):
-        return "engines.nvflare"
     return relative.parts[0] if len(relative.parts) > 1 else relative.stem
 
 
 def part_of(name):
     """The part a dotted import of ours reaches."""
-    pieces = name.split(".")
-    return "engines.nvflare" if pieces[1:3] == ["engines", "nvflare"] else pieces[1]
+    return name.split(".")[1]
 
 
 def for_types_only(node):
@@ -98,14 +97,14 @@ def test_imports_go_downward(file):
             assert same_layer or height_of(name) < HEIGHT[own], f"{own} must not import {name}"
 
 
-MEETS_NVFLARE = {"controller", "executor", "provision", "sessions"}
-"""The files of the federation engine that may import NVFlare: everything else runs and is tested without it."""
+MEETS_NVFLARE = {"federation/nvflare", "federation/operator"}
+"""The rooms that may import NVFlare: everything else runs and is tested without it."""
 
 
 @modules
 def test_only_the_federation_engine_imports_nvflare(file):
     roots = {name.split(".")[0] for name in imports(ast.parse(file.read_text()))}
-    if part(file) != "engines.nvflare" or file.stem not in MEETS_NVFLARE:
+    if str(file.relative_to(HOME).parent) not in MEETS_NVFLARE:
         assert "nvflare" not in roots
 
 

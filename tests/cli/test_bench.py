@@ -21,7 +21,7 @@ def run(*arguments, **environment):
 
 
 def test_help_has_an_example_and_names_every_choice_without_jax():
-    from fedbilevel.experiments.bench_design import CASES, ENTRIES
+    from fedbilevel.studies.bench.design import CASES, ENTRIES
 
     done = run("bench", "--help", PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0

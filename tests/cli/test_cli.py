@@ -125,7 +125,7 @@ def test_every_command_that_computes_speaks_to_machines_and_can_be_silent():
 def test_tables_for_machines(monkeypatch, capsys):
     frame = pd.DataFrame({"slope": [-0.5, float("nan")], "algorithm": ["fedbio", "fedbioacc"]})
     result = SimpleNamespace(slopes=frame, bounds=frame[:0], estimator=frame, checks=frame)
-    monkeypatch.setattr("fedbilevel.experiments.rates.run", lambda *_, **__: result)
+    monkeypatch.setattr("fedbilevel.studies.rates.study.run", lambda *_, **__: result)
     monkeypatch.setattr(sys, "argv", ["fedbilevel", "rates", "--json", "--quiet"])
     with pytest.raises(SystemExit) as end:
         cli.main()

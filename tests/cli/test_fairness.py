@@ -10,8 +10,8 @@ import sys
 import pandas as pd
 import pytest
 
-from fedbilevel.experiments.fairness import QUICK
-from fedbilevel.experiments.fairness_design import entries
+from fedbilevel.studies.fairness.design import entries
+from fedbilevel.studies.fairness.study import QUICK
 
 
 def run(*arguments, **environment):

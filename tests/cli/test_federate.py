@@ -14,10 +14,13 @@ import yaml
 from cryptography import x509
 
 from fedbilevel import cli
-from fedbilevel.cli import federate_check, federate_demo, federate_parts, federate_submit
-from fedbilevel.datasets.reading import open_table
-from fedbilevel.datasets.schema_infer import infer
-from fedbilevel.engines.nvflare.demo import policy_text
+from fedbilevel.cli.federate import check as federate_check
+from fedbilevel.cli.federate import demo as federate_demo
+from fedbilevel.cli.federate import parts as federate_parts
+from fedbilevel.cli.federate import submit as federate_submit
+from fedbilevel.federation.operator.demo import policy_text
+from fedbilevel.tables.files.reading import open_table
+from fedbilevel.tables.schema.infer import infer
 
 ROWS = 240
 
@@ -48,7 +51,7 @@ def run(monkeypatch, capsys):
 def home(tmp_path_factory):
     """A federation of two sites, made once; tests that change it take a copy."""
     folder = tmp_path_factory.mktemp("federation") / "fed"
-    from fedbilevel.engines.nvflare.provision import provision
+    from fedbilevel.federation.operator.provision import provision
 
     provision(folder, ["north", "south"], server="fl.example.org", port=9102, admin_port=9103)
     return folder
@@ -119,7 +122,7 @@ def test_kits_are_restricted(home, name):
     resources = json.loads((local / "resources.json").read_text())
     assert resources["class_list_enforcement_mode"] == "enforce"
     assert resources["class_allow_list"] == [
-        "fedbilevel.engines.nvflare.controller.PlanController", "fedbilevel.engines.nvflare.executor.SiteExecutor",
+        "fedbilevel.federation.nvflare.controller.PlanController", "fedbilevel.federation.nvflare.executor.SiteExecutor",
     ]  # fmt: skip
     assert "/tmp/nvflare" not in (local / "resources.json").read_text()
     assert not {"site_log_streamer", "log_receiver"} & {one["id"] for one in resources["components"]}
@@ -132,7 +135,7 @@ def test_kits_are_restricted(home, name):
 
 
 def test_a_moved_server_keeps_its_storage_inside(home, tmp_path):
-    from fedbilevel.engines.nvflare.provision import settle
+    from fedbilevel.federation.operator.provision import settle
 
     moved = shutil.copytree(home / "kits/fl.example.org", tmp_path / "elsewhere")
     settle(moved)
@@ -238,7 +241,7 @@ def test_the_extra_is_named_where_it_is_missing(run, monkeypatch, tmp_path):
 
 
 def test_a_site_sees_what_would_leave(run, federation, table, schema):
-    from fedbilevel.datasets.schema import Schema
+    from fedbilevel.tables.schema.schema import Schema
 
     kit = federation / "kits/north"
     (kit / "local/fedbilevel.toml").write_text(policy_text(table, Schema.read(schema)))
@@ -261,7 +264,7 @@ def test_a_site_sees_what_would_leave(run, federation, table, schema):
 
 
 def test_a_check_warns_of_loosened_rules(run, federation, table, schema):
-    from fedbilevel.datasets.schema import Schema
+    from fedbilevel.tables.schema.schema import Schema
 
     kit = federation / "kits/north"
     (kit / "local/fedbilevel.toml").write_text(

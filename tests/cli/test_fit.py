@@ -13,17 +13,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbilevel.datasets.reading import open_table
-from fedbilevel.datasets.schema import Schema
-from fedbilevel.datasets.schema_encode import Encoder, combine, parse, site_statistics
-from fedbilevel.experiments import fit as experiment
-from fedbilevel.experiments import fit_strength, fit_train
-from fedbilevel.experiments.fit_data import Part, joined, prepare, read_sites
-from fedbilevel.experiments.fit_measure import differences, gap, group_rows, intervals, wilson
-from fedbilevel.experiments.fit_train import FitOptions
 from fedbilevel.fairness import bootstrap_difference, bootstrap_interval
+from fedbilevel.jobs.fit import job as experiment
+from fedbilevel.jobs.fit import strength as fit_strength
+from fedbilevel.jobs.fit import train as fit_train
+from fedbilevel.jobs.fit.data import Part, joined, prepare, read_sites
+from fedbilevel.jobs.fit.measure import differences, gap, group_rows, intervals, wilson
+from fedbilevel.jobs.fit.train import FitOptions
 from fedbilevel.runs import folder as folders
 from fedbilevel.runs import read
+from fedbilevel.tables.files.reading import open_table
+from fedbilevel.tables.schema.encoder import Encoder, combine, parse, site_statistics
+from fedbilevel.tables.schema.schema import Schema
 
 
 def test_the_folder_and_what_is_printed(fitted):

@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbilevel.datasets.reading import open_table
-from fedbilevel.experiments.fit import fitted_model
-from fedbilevel.experiments.predict import Predictions
 from fedbilevel.fairness.table_model import TableModel
+from fedbilevel.jobs.fit.job import fitted_model
+from fedbilevel.jobs.predict import Predictions
 from fedbilevel.runs import read
+from fedbilevel.tables.files.reading import open_table
 
 
 def answer(said):

@@ -3,7 +3,7 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.datasets import client_batches, encode, load_credit, partition
-from fedbilevel.datasets.tables import encode_groups
+from fedbilevel.tables.columns import encode_groups
 
 
 def test_from_table_to_client_arrays():

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedbilevel.report.page_files import write_report
+from fedbilevel.report.page.files import write_report
 from tests.report.folders import METHODS, bench, fit, table1
 
 selenium = pytest.importorskip("selenium", reason="selenium is not installed")

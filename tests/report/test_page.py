@@ -14,9 +14,9 @@ from fedbilevel.report.draw import glyph_places
 from fedbilevel.report.draw_matplotlib import picture
 from fedbilevel.report.latex import escaped, latex_table
 from fedbilevel.report.page import page, write
-from fedbilevel.report.page_figures import figures
-from fedbilevel.report.page_files import write_report
-from fedbilevel.report.page_html import render
+from fedbilevel.report.page.figures import figures
+from fedbilevel.report.page.files import write_report
+from fedbilevel.report.page.html import render
 from fedbilevel.report.reading import study
 from fedbilevel.report.scales import short
 from fedbilevel.runs import RunFolder, read
@@ -262,7 +262,7 @@ def test_files_appear_whole_or_not_at_all(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedbilevel.report.page_files.os.replace", full)
+    monkeypatch.setattr("fedbilevel.report.page.files.os.replace", full)
     with pytest.raises(ValueError, match=r"Cannot write the report to .* \(No space left on device\)"):
         write_report(run)
     assert (tmp_path / "run" / "page.html").read_text() == "before"

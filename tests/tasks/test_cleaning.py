@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbilevel as fb
-from fedbilevel.experiments.bench_walk import settled_inner
+from fedbilevel.studies.bench.walk import settled_inner
 from fedbilevel.tasks import data_cleaning, digits
 from fedbilevel.tasks.cleaning import auc, corrupt
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.experiments.bench_walk import settled_inner
+from fedbilevel.studies.bench.walk import settled_inner
 from fedbilevel.tasks import digits, loss_tuning
 from fedbilevel.tasks.imbalance import LARGEST, LossParameters, bounded
 from fedbilevel.tasks.task import balanced_accuracy

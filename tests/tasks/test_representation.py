@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.experiments.bench_walk import settled_inner
+from fedbilevel.studies.bench.walk import settled_inner
 from fedbilevel.tasks import digits, hyper_representation
 from fedbilevel.tasks.representation import represent
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax, progress_lines, records, show
 
 if TYPE_CHECKING:
-    from fedbilevel.report.bench_tables import BenchResult
+    from fedbilevel.report.bench.tables import BenchResult
 
 
 def bench(
@@ -49,7 +49,7 @@ def bench(
     """
     check_folder(out)
     prepare_jax()
-    from fedbilevel.experiments import bench as experiment
+    from fedbilevel.studies.bench import study as experiment
 
     design = experiment.design_of(tasks, algorithms, seeds, budget, rounds, quick)
     line = shlex.join(["fedbilevel", *sys.argv[1:]])

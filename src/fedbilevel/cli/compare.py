@@ -31,7 +31,7 @@ def compare(
     """
     from fedbilevel.report.comparison import as_table, comparison_page
     from fedbilevel.report.comparison import compare as compared
-    from fedbilevel.report.page_files import write_page
+    from fedbilevel.report.page.files import write_page
     from fedbilevel.runs import read
 
     runs = [read(folder) for folder in folders]

@@ -16,7 +16,7 @@ from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax, pr
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedbilevel.experiments.fairness import FairnessResult
+    from fedbilevel.studies.fairness.study import FairnessResult
 
 ALL = "adult-sex,adult-race,credit-status"
 TITLES = {"adult-sex": "Adult by sex", "adult-race": "Adult by race", "credit-status": "German Credit by status"}
@@ -55,7 +55,7 @@ def fairness(
     """
     check_folder(out)
     prepare_jax()
-    from fedbilevel.experiments import fairness as experiment
+    from fedbilevel.studies.fairness import study as experiment
 
     design = experiment.chosen_design(cases, splits, grids, quick)
     with nullcontext() if quiet else progress_lines() as report:
@@ -107,7 +107,7 @@ def _by_method(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _floors(floors: pd.DataFrame) -> pd.DataFrame:
-    """The table of `fedbilevel.experiments.fairness_floor.floors` in words."""
+    """The table of `fedbilevel.studies.fairness.floor.floors` in words."""
     import pandas as pd
 
     smallest, largest = (floors[name].round().astype(int) for name in ("smallest", "largest"))

@@ -32,9 +32,9 @@ from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax, re
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedbilevel.datasets.reading import Table
-    from fedbilevel.datasets.schema import Schema
-    from fedbilevel.experiments.fit import FitResult
+    from fedbilevel.jobs.fit.job import FitResult
+    from fedbilevel.tables.files.reading import Table
+    from fedbilevel.tables.schema.schema import Schema
 
 GAPS = {
     "equal_opportunity": "gap of true-positive rates",
@@ -90,7 +90,7 @@ def fit(
     """
     tables = opened(files, delimiter, encoding)
     meaning = _schema(tables, schema, target, sensitive, site, positive, keep_sensitive)
-    from fedbilevel.experiments.fit_train import FitOptions
+    from fedbilevel.jobs.fit.train import FitOptions
 
     options = FitOptions(
         method=method, formulation=formulation, metric=metric, strength=_strength(strength), steps=steps,
@@ -106,7 +106,7 @@ def fit(
             console, "Columns, as they are used (fedbilevel schema writes a file to change this)", schema_frame(meaning)
         )
     prepare_jax()
-    from fedbilevel.experiments import fit as experiment
+    from fedbilevel.jobs.fit import job as experiment
 
     line = shlex.join(["fedbilevel", *sys.argv[1:]])
     try:
@@ -135,12 +135,12 @@ def _schema(
             raise ValueError("--target is missing: name the column to predict, or a --schema.")
         if not sensitive:
             raise ValueError("--sensitive is missing: name the column that makes the groups, or a --schema.")
-        from fedbilevel.datasets.schema_infer import infer
+        from fedbilevel.tables.schema.infer import infer
 
         return infer(
             tables, target=target, sensitive=sensitive, site=site, positive=positive, keep_sensitive=keep_sensitive
         )  # fmt: skip
-    from fedbilevel.datasets.schema import Schema
+    from fedbilevel.tables.schema.schema import Schema
 
     found = Schema.read(file)
     given: dict[str, tuple[Any, Any]] = {

@@ -15,7 +15,7 @@ from fedbilevel.cli.own_data import Delimiter, Encoding, encoding_notes, opened
 from fedbilevel.cli.terminal import AsJson, Quiet
 
 if TYPE_CHECKING:
-    from fedbilevel.experiments.predict import Predictions
+    from fedbilevel.jobs.predict import Predictions
 
 
 def predict(
@@ -34,8 +34,8 @@ def predict(
     Columns prediction and probability (of the positive class), one row for every row of the table and in its order; read and
     written chunk by chunk, so files may be larger than memory.
     """
-    from fedbilevel.experiments.fit import fitted_model
-    from fedbilevel.experiments.predict import Predictions
+    from fedbilevel.jobs.fit.job import fitted_model
+    from fedbilevel.jobs.predict import Predictions
 
     (table,) = opened([rows], delimiter, encoding)
     answer = Predictions(fitted_model(folder, model), table, keep or ())

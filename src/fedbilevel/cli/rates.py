@@ -14,7 +14,7 @@ from rich.console import Console
 from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax, progress_lines, records, show
 
 if TYPE_CHECKING:
-    from fedbilevel.experiments.rates import RatesResult
+    from fedbilevel.studies.rates.study import RatesResult
 
 
 def rates(
@@ -30,7 +30,7 @@ def rates(
     """
     check_folder(out)
     prepare_jax()
-    from fedbilevel.experiments import rates as experiment
+    from fedbilevel.studies.rates import study as experiment
 
     with nullcontext() if quiet else progress_lines() as report:
         result = experiment.run(out, quick=quick, seed=seed, progress=report)

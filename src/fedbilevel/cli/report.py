@@ -22,7 +22,7 @@ def report(
 
     Writes page.html and table.tex (LaTeX, booktabs); nothing is run again.
     """
-    from fedbilevel.report.page_files import write_report
+    from fedbilevel.report.page.files import write_report
     from fedbilevel.runs import read
 
     run = read(folder)

@@ -16,7 +16,7 @@ from fedbilevel.cli.table1_show import Bar, json_rows, notes, print_table
 from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax
 
 if TYPE_CHECKING:
-    from fedbilevel.experiments.table1 import Verified
+    from fedbilevel.studies.table1.study import Verified
 
 OUT = Path("runs/table1")
 
@@ -57,11 +57,11 @@ def table1(
 
     Two datasets, two distributions, six methods, ten seeds.
     """
-    from fedbilevel.experiments.table1_design import Design, listed
+    from fedbilevel.studies.table1.design import Design, listed
 
     if verify is not None:
         prepare_jax()
-        from fedbilevel.experiments.table1 import verify as compute_again
+        from fedbilevel.studies.table1.study import verify as compute_again
 
         _verified(compute_again(verify), verify, as_json, quiet)
         return
@@ -71,7 +71,7 @@ def table1(
     )  # fmt: skip
     check_folder(out)
     prepare_jax()
-    from fedbilevel.experiments import table1 as experiment
+    from fedbilevel.studies.table1 import study as experiment
 
     line = shlex.join(["fedbilevel", *sys.argv[1:]])
     with Bar(silent=quiet) as bar:

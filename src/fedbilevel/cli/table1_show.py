@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from fedbilevel.experiments.table1 import State
     from fedbilevel.report.summary import Cell
     from fedbilevel.runs import Run
+    from fedbilevel.studies.table1.study import State
 
 MARKS = {"best": " *", "lead": " +", "tied": "", "": ""}
 """Behind a cell: the best beyond noise, or the best within noise."""

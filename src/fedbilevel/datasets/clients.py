@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbilevel.datasets.partition import ValidationSplit
-from fedbilevel.datasets.tables import check_lengths
+from fedbilevel.tables.columns import check_lengths
 
 Batch = dict[str, NDArray[Any]]
 

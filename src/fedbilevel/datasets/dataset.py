@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedbilevel.datasets.tables import group_series
+from fedbilevel.tables.columns import group_series
 
 
 @dataclass(frozen=True, eq=False, repr=False)

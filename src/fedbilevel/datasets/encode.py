@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedbilevel.datasets.tables import check_columns, is_number_column, to_frame
+from fedbilevel.tables.columns import check_columns, is_number_column, to_frame
 
 if TYPE_CHECKING:
     from sklearn.compose import ColumnTransformer

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbilevel.datasets.tables import encode_groups, shown
+from fedbilevel.tables.columns import encode_groups, shown
 
 Rows = NDArray[np.int64]
 

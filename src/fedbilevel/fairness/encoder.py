@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel.datasets.encode import check_features, clean_transformer
-from fedbilevel.datasets.tables import check_columns, is_number_column, to_frame
+from fedbilevel.tables.columns import check_columns, is_number_column, to_frame
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from fedbilevel.datasets import partition
-from fedbilevel.datasets.tables import check_columns, encode_groups, shown, to_frame
 from fedbilevel.fairness.encoder import TableEncoder
 from fedbilevel.fairness.formulation import Deviation, Formulation
 from fedbilevel.fairness.inputs import as_numpy, named_weights, row_weights, same_length, smoothness
@@ -24,6 +23,7 @@ from fedbilevel.fairness.models import Model, probabilities
 from fedbilevel.fairness.recipe import COMPARES_GROUPS, Recipe
 from fedbilevel.fairness.rows import padded
 from fedbilevel.problem import ClientData, whole_number
+from fedbilevel.tables.columns import check_columns, encode_groups, shown, to_frame
 
 SMALLEST_CAPACITY = 512
 """Clients' arrays are padded to this many rows or the next power of two: tables of similar sizes share a compiled program."""

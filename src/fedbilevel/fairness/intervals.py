@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedbilevel.datasets.tables import check_columns, check_lengths, shown
 from fedbilevel.fairness.metrics import check_choice
+from fedbilevel.tables.columns import check_columns, check_lengths, shown
 
 SPLIT_METHODS = ("student", "corrected", "bootstrap")
 

@@ -22,7 +22,6 @@ from fedbilevel.algorithms.fedavg import fedavg
 from fedbilevel.algorithms.fedbio import fedbio
 from fedbilevel.algorithms.fedbioacc import fedbioacc
 from fedbilevel.calculus import Tree, squared_norm
-from fedbilevel.datasets.tables import shown
 from fedbilevel.engines.result import ProgressCallback, Result
 from fedbilevel.engines.simulate import simulate
 from fedbilevel.fairness.fairfed import fairfed
@@ -45,6 +44,7 @@ from fedbilevel.fairness.rows import add_leaves, marked, training_part
 from fedbilevel.hypergradients.neumann import neumann
 from fedbilevel.plan import Algorithm
 from fedbilevel.problem import BilevelProblem, ClientData, whole_number
+from fedbilevel.tables.columns import shown
 
 COUNTED = ("fedminmax", "fedfb")
 """Methods whose server must know how many rows every group has, see `known_counts`."""

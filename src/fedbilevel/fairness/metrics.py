@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedbilevel.datasets.tables import binary_labels, check_lengths, encode_groups, listed, to_series
+from fedbilevel.tables.columns import binary_labels, check_lengths, encode_groups, listed, to_series
 
 METHODS = ("between_groups", "to_overall", "majority_vs_rest")
 # Criterion: the rates it compares. Of several rates the largest disparity counts.

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from fedbilevel._version import __version__
 from fedbilevel.calculus import Tree
-from fedbilevel.datasets.schema import Schema
-from fedbilevel.datasets.schema_encode import Encoder, Parsed, Statistics
-from fedbilevel.datasets.schema_toml import parse, text
 from fedbilevel.fairness.models import Model, probabilities
+from fedbilevel.tables.schema.encoder import Encoder, Parsed, Statistics
+from fedbilevel.tables.schema.schema import Schema
+from fedbilevel.tables.schema.toml import parse, text
 
 FORMAT = 1
 KIND = "table model"

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel.fairness.intervals import across_splits
-from fedbilevel.report.page_html import render
-from fedbilevel.report.page_tables import pairs
+from fedbilevel.report.page.html import render
+from fedbilevel.report.page.tables import pairs
 from fedbilevel.report.reading import WORDS, Metric, Study, metrics, study
 from fedbilevel.report.scales import shown, shown_spread, signed
 from fedbilevel.report.summary import LEVEL, spread

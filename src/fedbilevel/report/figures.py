@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fedbilevel.experiments.rates import RatesResult
+    from fedbilevel.studies.rates.study import RatesResult
 
 _SIZE = (10.0, 5.2)
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # told apart by colour-blind readers

@@ -1,0 +1,162 @@
+"""Starting and stopping the coordinator's server and the sites' clients: what a kit's ``start.sh`` runs, without its shell.
+
+A kit's processes are the one that was started and the workers of its jobs.  A worker outlives a parent that was killed, so
+they are found by the kit they were started for, which every one of them names in its command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from fedbilevel.federation.operator.kits import open_kit
+from fedbilevel.federation.operator.provision import Kits, settle
+
+MODULES = {
+    "server": ("nvflare.private.fed.app.server.server_train", "fed_server.json"),
+    "site": ("nvflare.private.fed.app.client.client_train", "fed_client.json"),
+}
+OUTPUT = "console.log"
+CONNECTED = {"server": "Server started", "site": "Successfully registered client"}
+"""What NVFlare writes when a process is up."""
+
+
+def start(kit: Path, name: str | None = None, environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start the kit's process (``name``: a site's, if it is not to be read from the kit); output goes to ``console.log``."""
+    kit = kit.resolve()
+    opened = open_kit(kit)
+    if opened.kind not in MODULES:
+        raise ValueError(f"{kit} is the kit of a person; only a server's and a site's are started.")
+    left = running(kit)
+    if left and is_parent(left[0]):
+        raise ValueError(f"{opened.name} is running already (process {left[0].pid}): stop it first.")
+    end(left)  # workers whose parent was killed: their job is over
+    module, config = MODULES[opened.kind]
+    options = ["secure_train=true", "config_folder=config", "org=org"]
+    options += [f"uid={name or opened.name}"] if opened.kind == "site" else []
+    for flag in ("shutdown.fl", "restart.fl"):
+        (kit / flag).unlink(missing_ok=True)
+    settle(kit)
+    with (kit / OUTPUT).open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-u", "-m", module, "-m", str(kit), "-s", config, "--set", *options],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            cwd=kit,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all below it: the parent of a kit and the workers of its jobs."""
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def running(kit: Path) -> list[psutil.Process]:
+    """The processes of a kit, whoever started them: the parent first, then workers, orphans too."""
+    place = str(kit.resolve())
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            if place in words and any(word.startswith("nvflare.private.fed.app.") for word in words):
+                found.append(process)
+    return sorted(found, key=lambda process: (not is_parent(process), process.pid))
+
+
+def is_parent(process: psutil.Process) -> bool:
+    """Whether it is what `start` starts, and not a job's worker."""
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return False
+    return any(module in words for module, _ in MODULES.values())
+
+
+def stop(process: subprocess.Popen[bytes], patience: float = 5.0) -> None:
+    """End a started process and the workers of its jobs: politely first, then for good."""
+    end(family(process.pid), patience)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(patience)
+
+
+def stop_kit(kit: Path, patience: float = 5.0) -> int:
+    """End all processes of a kit; how many there were."""
+    members = running(kit)
+    end(members, patience)
+    return len(members)
+
+
+def end(members: Sequence[psutil.Process], patience: float = 5.0) -> None:
+    """SIGTERM to all of them; SIGKILL to those that are still there when the patience is over."""
+    for member in members:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.send_signal(signal.SIGCONT)
+            member.terminate()
+    _, left = psutil.wait_procs(members, timeout=patience)
+    for member in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(left, timeout=patience)
+
+
+@contextlib.contextmanager
+def started(kits: Kits, environment: dict[str, str] | None = None) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """A whole federation on this machine, by name; whatever happens inside, nothing of it is left behind."""
+    made: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        made["server"] = start(kits.server, None, environment)
+        for site, kit in kits.sites.items():
+            made[site] = start(kit, site, environment)
+        yield made
+    finally:
+        with _undisturbed():
+            members = [member for process in made.values() for member in family(process.pid)]
+            known = {member.pid for member in members}
+            for kit in (kits.server, *kits.sites.values()):
+                members += [member for member in running(kit) if member.pid not in known]
+            end(members)
+            for process in made.values():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(1)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C must not stop the cleaning up after the first; it takes seconds."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def wait_for_text(file: Path, text: str, seconds: float, start: int = 0) -> bool:
+    """Whether ``text`` appears in ``file``, behind its first ``start`` bytes, in time."""
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        with contextlib.suppress(OSError), file.open("rb") as handle:
+            handle.seek(start)
+            if text.encode() in handle.read():
+                return True
+        time.sleep(0.1)
+    return False

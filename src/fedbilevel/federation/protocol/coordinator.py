@@ -1,0 +1,284 @@
+"""The coordinator's side of a federated run, without any network: phases, checks, counting, going on after a fault.
+
+A round is atomic: the state is saved when it is complete, and whatever stops the coordinator before that makes the round
+start again, on the same numbers, with every site back at the state that was last counted.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from fedbilevel.calculus import Tree
+from fedbilevel.federation.protocol.attendance import Attendance, Channel
+from fedbilevel.federation.protocol.compiled import Compiled, item_count
+from fedbilevel.federation.protocol.errors import BadReply, RunFailed
+from fedbilevel.federation.protocol.payload import named_arrays, size_of, stacked, to_arrays, to_tree
+from fedbilevel.federation.protocol.program import Program, Stage
+from fedbilevel.federation.protocol.record import Record
+from fedbilevel.federation.protocol.settings import JobSettings
+from fedbilevel.federation.protocol.site import read_answers
+from fedbilevel.federation.protocol.vault import Label
+from fedbilevel.plan import Plan, Repeat, ServerStep
+
+
+class Coordinator:
+    """One run.  ``run()`` goes on from wherever the record says it was, to the end."""
+
+    def __init__(self, settings: JobSettings, program: Program, record: Record, channel: Channel) -> None:
+        self.settings, self.program, self.record, self.channel = settings, program, record, channel
+        self.rows: dict[str, int] = {}
+
+    def run(self) -> list[Tree]:
+        """The answers of all stages."""
+        self.progress = self.record.resume()
+        if self.progress.finished:
+            self.record.say("the run was complete already")
+            return read_answers(self.program, self.progress.agreed, self.progress.answers)
+        self.progress.attempt += 1
+        self.record.save(self.progress)
+        self.began = time.perf_counter() - self.progress.seconds
+        self.attendance = Attendance(self.settings, self.channel, self.record, self.progress)
+        here = self.channel.sites()
+        absent = [site for site in self.settings.sites if site not in here]
+        self.progress.away = list(absent)
+        going_on = self.progress.began or self.progress.answers or self.progress.surveys
+        self.record.say(
+            f"{'going on' if going_on else 'starting'} with {', '.join(here) or 'no site'}"
+            + (f"; absent: {', '.join(absent)}" if absent else "")
+        )
+        self.attendance.enough([site for site in self.settings.sites if site in here], "are in this job")
+        self._surveys()
+        while (stage := self._stage()) is not None:
+            self._train(stage)
+        return self._finish()
+
+    # Before training.
+
+    def _surveys(self) -> None:
+        while self.progress.surveys < self.program.surveys:
+            number = self.progress.surveys
+            request = {"survey": number, "agreed": self.progress.agreed}
+            told: list[dict[str, np.ndarray]] = []
+            names: list[str] = []
+            for site, reply in self.attendance.ask_all("survey", request).items():
+                try:
+                    told.append(named_arrays(reply.content["numbers"], "the survey"))
+                    names.append(site)
+                except (BadReply, KeyError) as error:
+                    self.attendance.refuse(site, str(error))
+            self.attendance.enough(names, f"answered survey {number + 1}")
+            self.progress.agreed |= self.program.agree(number, told, self.progress.agreed)
+            self.progress.surveys += 1
+            self.record.save(self.progress)
+            self.record.say(f"survey {number + 1} of {self.program.surveys}: {len(told)} sites agreed")
+
+    def _stage(self) -> Stage | None:
+        answers = read_answers(self.program, self.progress.agreed, self.progress.answers)
+        return self.program.stage(self.progress.stage, self.progress.agreed, answers)
+
+    # Training.
+
+    def _train(self, stage: Stage) -> None:
+        progress = self.progress
+        self.stage = stage
+        self.compiled = Compiled(stage.algorithm, self.settings.seed, stage.example)
+        self._prepare()
+        if progress.began:
+            self.server = to_tree(progress.server, self.compiled.server_like, "the saved state")
+        else:
+            self.server = self.compiled.begin()
+            progress.began, progress.since = True, {}
+            self._save()
+        while progress.round < stage.rounds:
+            self._round()
+        progress.answers.append(to_arrays(stage.algorithm.outer(self.server)))
+        progress.stage, progress.round, progress.began = progress.stage + 1, 0, False
+        progress.since, progress.packed, progress.parcels, progress.server = {}, {}, {}, []
+        self.record.save(progress)
+        self.record.say(f"stage {stage.name} is done: {stage.rounds} rounds")
+
+    def _prepare(self) -> None:
+        request = {"stage": self.progress.stage, "agreed": self.progress.agreed, "answers": self.progress.answers}
+        ready = []
+        for site, reply in self.attendance.ask_all("prepare", request).items():
+            rows = reply.content.get("rows")
+            if self.stage.weights == "samples" and not (isinstance(rows, int) and rows > 0):
+                self.attendance.refuse(site, "did not tell how many rows it has, which the averages are weighted by")
+                continue
+            if isinstance(rows, int) and rows > 0:
+                self.rows[site] = rows
+            ready.append(site)
+        self.ready = set(ready)
+        self.attendance.enough(ready, "are ready")
+
+    def _round(self) -> None:
+        """All phases of one round; the sites that answer the first one are its cohort."""
+        progress = self.progress
+        self.cohort: set[str] | None = None
+        self.floor = dict(progress.since)
+        rows: list[dict[str, Any]] = []
+        self._run(self.stage.algorithm.plan, 0, 0, rows)
+        for site in self.settings.sites:
+            if site not in self._cohort():
+                # Lost on the way: what it did in this round does not count, and it goes on from where the round began.
+                progress.since[site] = self.floor.get(site)
+                progress.packed.pop(site, None)
+        progress.round += 1
+        self.record.note("exchanges", rows)
+        if self._recording():
+            self._measure()
+        self._save()
+
+    def _cohort(self) -> set[str]:
+        """Those who have answered every phase of the round so far; before the first one all who are ready."""
+        return self.ready if self.cohort is None else self.cohort
+
+    def _run(self, items: Plan, ordinal: int, first: int, rows: list[dict[str, Any]]) -> int:
+        """``first``: the number of the first item among all of the plan."""
+        for item in items:
+            if isinstance(item, Repeat):
+                for _ in range(self.compiled.times(first, self.server)):
+                    ordinal = self._run(item.phases, ordinal, first + 1, rows)
+                first += 1 + item_count(item.phases)
+                continue
+            if isinstance(item, ServerStep):
+                self.server = self.compiled.update(first, self.server, self.progress.round, ordinal)
+            else:
+                self._exchange(first, ordinal, rows)
+            ordinal, first = ordinal + 1, first + 1
+        return ordinal
+
+    def _exchange(self, item: int, ordinal: int, rows: list[dict[str, Any]]) -> None:
+        """One phase: send -> work -> check -> aggregate -> absorb."""
+        progress, settings = self.progress, self.settings
+        label = Label(progress.stage, progress.round, ordinal, progress.attempt)
+        arrays = to_arrays(self.compiled.send(item, self.server))
+        asked = [site for site in settings.sites if site in self._cohort()]
+        requests = {site: self._request(site, label, item, arrays) for site in asked}
+        awaited = {site for site in asked if site not in progress.away}
+        replies = self.channel.ask("work", requests, awaited or set(asked), settings.reply_timeout)
+        like = self.compiled.reply_like(item)
+        found: dict[str, Tree] = {}
+        for site in asked:
+            outcome = self.attendance.accept(site, replies.get(site), like, found)
+            down = size_of(arrays) + size_of(requests[site]["parcel"] or [])
+            up = size_of(to_arrays(found[site])) if site in found else 0
+            progress.bytes_down, progress.bytes_up = progress.bytes_down + down, progress.bytes_up + up
+            reply = replies.get(site)
+            rows.append(
+                {
+                    "stage": label.stage, "round": label.round, "ordinal": ordinal, "phase": self.compiled.phase(item).name,
+                    "site": site, "outcome": outcome, "bytes_down": down, "bytes_up": up,
+                    "seconds": "" if reply is None else f"{reply.seconds:.6f}",
+                    "site_seconds": "" if reply is None else _number(reply.content.get("seconds")),
+                    "at": f"{time.perf_counter() - self.began:.6f}",
+                }
+            )  # fmt: skip
+        self.attendance.enough([*found], f"answered in round {label.round + 1} of {self.stage.name}")
+        if self.cohort is not None and self.cohort - found.keys():
+            self.record.say(f"round {label.round + 1} goes on without {', '.join(sorted(self.cohort - found.keys()))}")
+        self.cohort = set(found)
+        weights = np.array([self._weight(site) if site in found else 0.0 for site in settings.sites])
+        replied = stacked([found.get(site) for site in settings.sites], like)
+        self.server, parcels, finite = self.compiled.absorb(
+            item, self.server, replied, weights, label.round, label.ordinal
+        )
+        if not finite:
+            raise RunFailed(
+                f"The run diverged in round {label.round + 1} of {self.stage.name}: the coordinator's update gave a NaN or an "
+                f"infinity. Try smaller steps."
+            )
+        for number, site in enumerate(settings.sites):
+            if site in found:
+                progress.since[site] = list(label)
+                progress.packed.pop(site, None)
+                progress.parcels.pop(site, None)
+                if parcels is not None:
+                    progress.packed[site] = [np.asarray(leaf[number]) for leaf in to_arrays(parcels)]
+                    progress.parcels[site] = item
+
+    def _request(self, site: str, label: Label, item: int, arrays: list[np.ndarray]) -> dict[str, Any]:
+        progress = self.progress
+        return {
+            "digest": self.settings.digest,
+            "label": list(label),
+            "item": item,
+            "since": progress.since.get(site),
+            "floor": self.floor.get(site),
+            "arrays": arrays,
+            "parcel": progress.packed.get(site),
+            "parcel_item": progress.parcels.get(site),
+        }
+
+    # Recording.
+
+    def _recording(self) -> bool:
+        every = self.settings.record_every
+        done = self.progress.round
+        return every is not None and (done % every == 0 or done == self.stage.rounds)
+
+    def _measure(self) -> None:
+        progress = self.progress
+        arrays = to_arrays(self.server)
+        label = Label(progress.stage, progress.round, 0, progress.attempt)
+        asked = sorted(self._cohort())
+        requests = {site: self._request(site, label, 0, arrays) for site in asked}
+        values: dict[str, float] = {}
+        for site, reply in self.channel.ask("measure", requests, set(asked), self.settings.reply_timeout).items():
+            value = reply.content.get("objective")
+            if isinstance(value, float) and np.isfinite(value):
+                values[site] = value
+        weights = np.array([self._weight(site) for site in values])
+        mean = float(np.average([*values.values()], weights=weights)) if values else float("nan")
+        row = {
+            "stage": progress.stage, "round": progress.round, "step": progress.round * self.stage.algorithm.local_steps,
+            "objective": repr(mean), "sites": len(values), "bytes_down": progress.bytes_down, "bytes_up": progress.bytes_up,
+            "seconds": f"{time.perf_counter() - self.began:.3f}",
+        }  # fmt: skip
+        self.record.note("history", [row])
+
+    def _save(self) -> None:
+        progress = self.progress
+        progress.server = to_arrays(self.server)
+        progress.seconds = time.perf_counter() - self.began
+        self.record.save(progress)
+        self.record.status(
+            "running",
+            stage=self.stage.name,
+            round=progress.round,
+            rounds=self.stage.rounds,
+            seconds=progress.seconds,
+            bytes_down=progress.bytes_down,
+            bytes_up=progress.bytes_up,
+            sites=[site for site in self.settings.sites if site in self.ready and site not in progress.away],
+            away=progress.away,
+        )
+
+    def _finish(self) -> list[Tree]:
+        progress = self.progress
+        request = {"agreed": progress.agreed, "answers": progress.answers}
+        reports: dict[str, dict[str, np.ndarray]] = {}
+        for site, reply in self.attendance.ask_all("finish", request).items():
+            try:
+                reports[site] = named_arrays(reply.content.get("numbers", {}), "the report")
+            except BadReply as error:
+                self.attendance.refuse(site, str(error))
+        self.record.complete(progress.answers, reports)
+        progress.finished = True
+        progress.seconds = time.perf_counter() - self.began
+        self.record.save(progress)
+        stayed = f"; without {', '.join(progress.away)} at the end" if progress.away else ""
+        sentence = f"complete after {progress.seconds:.1f} s{stayed}"
+        self.record.say(sentence)
+        self.record.status("complete", sentence, seconds=progress.seconds, away=progress.away)
+        return read_answers(self.program, progress.agreed, progress.answers)
+
+    def _weight(self, site: str) -> float:
+        return float(self.rows[site]) if self.stage.weights == "samples" else 1.0
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6f}" if isinstance(value, float) else ""

@@ -1,0 +1,1 @@
+"""Fitting a fair classifier on tables of one's own."""

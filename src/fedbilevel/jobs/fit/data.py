@@ -1,0 +1,183 @@
+"""From files to sites: rows read by a schema, dealt to clients, divided into training and test rows, and encoded."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbilevel.datasets import partition
+from fedbilevel.fairness.inputs import smoothness
+from fedbilevel.tables.files.reading import Table
+from fedbilevel.tables.schema.cells import texts
+from fedbilevel.tables.schema.encoder import Encoder, Parsed, combine, parse, site_statistics, stack
+from fedbilevel.tables.schema.schema import Schema
+
+FEWEST_ROWS = 4
+MOST_SITES = 1000
+Rows = NDArray[np.int64]
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """The rows of one site that have a label and a group.  ``left_out``: how many had none, (label, group)."""
+
+    name: str
+    rows: Parsed
+    left_out: tuple[int, int]
+
+    @property
+    def cells(self) -> NDArray[np.int64]:
+        """Group and label of every row as one code: what splits keep the proportions of."""
+        labels, groups = _both(self.rows)
+        return np.asarray(2 * groups + labels, np.int64)
+
+
+class Part(NamedTuple):
+    """Encoded rows of one site or of all: features [n, d] float32, labels and groups [n] int32."""
+
+    features: NDArray[np.float32]
+    labels: NDArray[np.int32]
+    groups: NDArray[np.int32]
+
+
+class Prepared(NamedTuple):
+    """``train`` and ``test`` rows of every site; ``smooth``: the largest curvature of a site's logistic loss."""
+
+    encoder: Encoder
+    names: list[str]
+    train: list[Part]
+    test: list[Part]
+    smooth: float
+
+
+def read_sites(
+    tables: Sequence[Table], schema: Schema, *, clients: int | None = None, seed: int = 0, tell: Tell | None = None
+) -> list[Site]:
+    """Rows of all tables as sites: by the schema's site column, or one a table, or one table dealt to ``clients``."""
+    if clients is not None and len(tables) > 1:
+        raise ValueError("--clients deals the rows of one file to several clients; with several files each is a site.")
+    if clients is not None and schema.site is not None:
+        raise ValueError("--clients and --site exclude each other: the site column says whose a row is.")
+    found: dict[str, list[Parsed]] = {}
+    for number, (table, name) in enumerate(zip(tables, _names(tables), strict=True)):
+        table.check_columns(schema.needed())
+        chunks = 0
+        for chunk in table.chunks(schema.needed()):
+            rows = parse(schema, chunk, labelled=True, source=str(table.path))
+            chunks += 1
+            if schema.site is None:
+                found.setdefault(name, []).append(rows)
+                continue
+            owners = texts(chunk[schema.site], frozenset(schema.missing))
+            if any(owner is None for owner in owners):
+                place = next(i for i, owner in enumerate(owners) if owner is None)
+                raise ValueError(
+                    f"{table.path}, {chunk.index.name} {chunk.index[place]}: the site column {schema.site!r} is empty; "
+                    "fill it in or leave the row out."
+                )
+            for owner in sorted(set(owners)):
+                found.setdefault(owner, []).append(rows.take(np.flatnonzero(owners == owner)))
+            if len(found) > MOST_SITES:
+                raise ValueError(
+                    f"The site column {schema.site!r} has more than {MOST_SITES} values: name a column of sites."
+                )
+        if chunks == 0:
+            raise ValueError(f"{table.path} names its columns but has no rows; leave it out or fill it.")
+        if tell is not None:
+            tell("reading", number + 1, len(tables))
+    sites = [_site(name, stack(parts)) for name, parts in sorted(found.items())]
+    if clients is not None:
+        sites = _dealt(sites[0], clients, seed)
+    for site in sites:
+        if site.rows.rows < FEWEST_ROWS:
+            raise ValueError(
+                f"The site {site.name!r} has {site.rows.rows} row(s) with a target and a group (of "
+                f"{site.rows.rows + sum(site.left_out)}); every site needs {FEWEST_ROWS} at least, so leave it out."
+            )
+    return sites
+
+
+def prepare(sites: Sequence[Site], schema: Schema, *, test_share: float, seed: int) -> Prepared:
+    """Test rows set apart site by site, proportions of groups and classes kept; scaling by training rows only.
+
+    The split of a site depends on its own rows, its name and the seed, so a site can make it by itself.
+    """
+    divided = [_divided(site, test_share, seed) for site in sites]
+    train = [site.rows.take(rows) for site, (rows, _) in zip(sites, divided, strict=True)]
+    test = [site.rows.take(rows) for site, (_, rows) in zip(sites, divided, strict=True)]
+    encoder = Encoder(schema, combine(site_statistics(schema, rows) for rows in train))
+    parts = [encoded(encoder, rows) for rows in train]
+    steepest = max(smoothness(part.features) for part in parts)
+    _check_classes(schema, parts)
+    return Prepared(encoder, [site.name for site in sites], parts, [encoded(encoder, rows) for rows in test], steepest)
+
+
+def _divided(site: Site, test_share: float, seed: int) -> tuple[Rows, Rows]:
+    try:
+        return partition.train_test_split(site.cells, test_share=test_share, seed=_site_seed(seed, site.name))
+    except ValueError as error:
+        raise ValueError(f"The site {site.name!r}: {error}") from None
+
+
+def encoded(encoder: Encoder, rows: Parsed) -> Part:
+    return Part(encoder.transform(rows), encoder.labels(rows), encoder.groups(rows))
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    return Part(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def digests(tables: Sequence[Table]) -> list[str]:
+    """SHA-256 of every file, so that a run that goes on is sure to go on with the same rows."""
+    found = []
+    for table in tables:
+        with table.path.open("rb") as file:
+            found.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return found
+
+
+def _site(name: str, rows: Parsed) -> Site:
+    labels, groups = _both(rows)
+    kept = (labels >= 0) & (groups >= 0)
+    return Site(
+        name, rows.take(np.flatnonzero(kept)), (int((labels < 0).sum()), int(((groups < 0) & (labels >= 0)).sum()))
+    )
+
+
+def _dealt(site: Site, clients: int, seed: int) -> list[Site]:
+    parts = partition.iid(site.rows.rows, clients, seed=seed)
+    width = len(str(clients))
+    return [
+        Site(f"client {number:0{width}d}", site.rows.take(rows), site.left_out if number == 1 else (0, 0))
+        for number, rows in enumerate(parts, 1)
+    ]
+
+
+def _names(tables: Sequence[Table]) -> list[str]:
+    short = [table.path.stem for table in tables]
+    return short if len(set(short)) == len(short) else [str(table.path) for table in tables]
+
+
+def _both(rows: Parsed) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    if rows.labels is None or rows.groups is None:
+        raise ValueError("These rows were read without labels and groups.")
+    return rows.labels, rows.groups
+
+
+def _site_seed(seed: int, name: str) -> int:
+    return zlib.crc32(f"{seed}/{name}".encode())
+
+
+def _check_classes(schema: Schema, parts: Sequence[Part]) -> None:
+    positives = sum(int(part.labels.sum()) for part in parts)
+    rows = sum(len(part.labels) for part in parts)
+    if positives in (0, rows):
+        only = schema.positive if positives else schema.negative
+        raise ValueError(f"The training rows are all {only!r}: there is nothing to learn; take more rows.")

@@ -1,0 +1,54 @@
+"""Predictions for a table of any length, chunk by chunk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+
+from fedbilevel.fairness.table_model import TableModel
+from fedbilevel.tables.files.reading import CHUNK_ROWS, Table
+from fedbilevel.tables.schema.cells import MISSING_CODE, UNKNOWN_CODE
+from fedbilevel.tables.schema.encoder import Parsed, parse
+
+OWN = ("prediction", "probability")
+
+
+class Predictions:
+    """Iterating gives frames: the columns in ``keep``, then ``prediction`` and ``probability`` (of the positive class).
+
+    Nothing is kept between chunks but the counts, by column, of cells that were ``missing`` or held a value that the schema
+    does not list (``unknown``).
+    """
+
+    def __init__(self, model: TableModel, table: Table, keep: Sequence[str] = (), rows: int = CHUNK_ROWS) -> None:
+        for name in keep:
+            if name in OWN:
+                raise ValueError(f"--keep {name}: the answer has a column of that name; rename it in the file.")
+        self.model, self.table, self.keep, self.chunk = model, table, list(dict.fromkeys(keep)), rows
+        self.needed = model.schema.needed(labelled=False)
+        table.check_columns([*self.needed, *self.keep])
+        self.rows = 0
+        self.missing: Counter[str] = Counter()
+        self.unknown: Counter[str] = Counter()
+
+    @property
+    def columns(self) -> list[str]:
+        return [*self.keep, *OWN]
+
+    def __iter__(self) -> Iterator[pd.DataFrame]:
+        wanted = list(dict.fromkeys([*self.needed, *self.keep]))
+        for frame in self.table.chunks(wanted, self.chunk):
+            parsed = parse(self.model.schema, frame, source=str(self.table.path))
+            self._count(parsed)
+            probability = self.model.probability(parsed)
+            yield frame[self.keep].assign(prediction=self.model.decision(probability), probability=probability)
+
+    def _count(self, parsed: Parsed) -> None:
+        self.rows += parsed.rows
+        for name, cells in parsed.cells.items():
+            number = cells.dtype.kind == "f"
+            self.missing[name] += int((np.isnan(cells) if number else cells == MISSING_CODE).sum())
+            self.unknown[name] += 0 if number else int((cells == UNKNOWN_CODE).sum())

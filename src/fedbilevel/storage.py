@@ -1,0 +1,159 @@
+"""How anything is written to disk: whole or not at all, by one process at a time, in open formats.
+
+Every file is written under a temporary name in its own folder, synced, and renamed; the folder is synced after it.  A
+process that is killed at any moment leaves the earlier file intact, and at most a draft (`DRAFTS`) that the next one removes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import tomllib
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from filelock import FileLock
+
+DRAFTS = ".*.tmp"
+"""What a draft is called, as a pattern."""
+
+
+class Busy(ValueError):
+    """Another process holds the lock; the text is what that one wrote into the file."""
+
+
+class Unreadable(ValueError):
+    """A file is not what was written there: damaged, cut short, or of another kind."""
+
+
+@contextmanager
+def draft(target: Path, mode: int = 0o666) -> Iterator[Path]:
+    """A temporary file beside ``target`` to write to; synced and renamed when the block ends well, removed when not.
+
+    ``mode``: the file's permissions, less what the process always withholds.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode))
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(target)
+        _sync_folder(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write(target: Path, contents: bytes | str, mode: int = 0o666) -> None:
+    with draft(target, mode) as temporary:
+        temporary.write_bytes(contents.encode() if isinstance(contents, str) else contents)
+
+
+def write_json(target: Path, value: Any, mode: int = 0o666) -> None:
+    write(target, json.dumps(value, indent=2) + "\n", mode)
+
+
+def write_toml(target: Path, table: Mapping[str, Any]) -> None:
+    write(target, toml_text(table))
+
+
+def toml_text(table: Mapping[str, Any]) -> str:
+    """``table`` as a TOML document."""
+    import tomli_w
+
+    return tomli_w.dumps(plain(table))
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise Unreadable(str(error)) from error
+
+
+def write_arrays(target: Path, arrays: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> None:
+    """One ``.npz`` file of arrays, with ``about`` as JSON inside; no pickle."""
+    import numpy as np
+
+    described = {} if about is None else {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
+    with draft(target) as temporary, temporary.open("wb") as file:
+        np.savez(file, **described, **{name: np.asarray(array) for name, array in arrays.items()})  # type: ignore[arg-type]
+
+
+def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """``(arrays, about)`` as `write_arrays` wrote them; OSError where there is no such file, else `Unreadable`."""
+    import numpy as np
+
+    with path.open("rb") as handle:
+        try:
+            with np.load(handle, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            about = json.loads(bytes(arrays.pop("about"))) if "about" in arrays else {}
+        except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+            raise Unreadable(str(error) or type(error).__name__) from error
+    return arrays, about
+
+
+def lock(path: Path, seconds: float = 0) -> FileLock:
+    """Hold the lock file ``path`` until ``release()`` or the end of the process, however that comes; also a context.
+
+    Waits so many ``seconds`` for another holder (-1: for ever), then raises `Busy` with what that one wrote there.
+    """
+    import filelock
+
+    held = filelock.FileLock(path, thread_local=False)
+    try:
+        held.acquire(timeout=seconds, poll_interval=0.1)
+    except filelock.Timeout:
+        raise Busy(path.read_text(errors="replace").strip()) from None
+    path.write_text(f"process {os.getpid()}")
+    return held
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock file ``path``."""
+    if not path.exists():
+        return False
+    try:
+        lock(path).release()
+    except Busy:
+        return True
+    return False
+
+
+def plain(value: Any, name: str = "value") -> Any:
+    """``value`` as TOML can hold it: None left out of tables, tuples as lists, paths as text, NumPy's numbers as numbers."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry, f"{name}.{key}") for key, entry in value.items() if entry is not None}
+    if isinstance(value, list | tuple | range):
+        return [plain(entry, f"{name}[{number}]") for number, entry in enumerate(value)]
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()  # halves of surrogate pairs are no text
+    if isinstance(value, bool | int | float):
+        return value
+    raise TypeError(f"{name} is {value!r}: only texts, numbers, truth values, lists and tables of them can be kept.")
+
+
+def remove_drafts(folder: Path) -> None:
+    """What a process that was killed left behind in ``folder`` and the folders in it."""
+    for leftover in [*folder.glob(DRAFTS), *folder.glob(f"*/{DRAFTS}")]:
+        leftover.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(OSError):  # some systems cannot open folders; the rename itself was done
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,1 @@
+"""Every method on every task it solves."""

@@ -1,0 +1,1 @@
+"""The longer comparison of the fair methods."""

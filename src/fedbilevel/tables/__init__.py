@@ -1,0 +1,1 @@
+"""Tables of one's own: reading files, saying what columns mean, and one encoding for all."""

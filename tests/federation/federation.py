@@ -1,0 +1,175 @@
+"""A federation of real processes on this machine: a server and three sites with their own kits, over mutual TLS."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+import fedbilevel
+from fedbilevel.federation.nvflare.job import RUNS
+from fedbilevel.federation.operator import processes
+from fedbilevel.federation.operator.demo import free_ports
+from fedbilevel.federation.operator.provision import provision
+from fedbilevel.federation.protocol.policy import FILE
+from fedbilevel.federation.protocol.record import read_status
+from tests.federation import programs
+
+ROOT = Path(fedbilevel.__file__).parents[2]
+SITES = ("site-1", "site-2", "site-3")
+MEMBER = "member@example.org"
+FUNCTIONS = [programs.FUNCTION, programs.SEVERAL, programs.SPOILT, programs.HELD]
+LONG = 240
+"""Seconds after which something is stuck and not slow; nothing waits that long on a machine that works."""
+
+
+class Federation:
+    def __init__(self, folder):
+        self.folder = folder
+        self.port, self.admin_port = free_ports(2)
+        self.kits = provision(
+            folder / "kits", list(SITES), port=self.port, admin_port=self.admin_port, people=((MEMBER, "member"),)
+        )
+        for client, site in enumerate(SITES):
+            programs.save_site(folder / f"{site}.npz", client)
+            self.offer(site, f'[data]\narrays = "{folder / site}.npz"\n[policy]\nfunctions = {FUNCTIONS!r}\n')
+        (self.kits.server / "local" / FILE).write_text(f"[policy]\nfunctions = {FUNCTIONS!r}\n")
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "JAX_PLATFORMS": "cpu",
+            # Sites compile the same programs, and again after every restart.
+            "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(folder / "jax")),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+        }
+        self.running = {}
+        self.orders = 0
+        self.operator = subprocess.Popen(
+            [sys.executable, "-m", "tests.federation.supervising"],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
+            env=self.environment,
+        )  # fmt: skip
+
+    def offer(self, site, policy):
+        """Write a site's policy: it is read when a job starts."""
+        (self.kits.sites[site] / "local" / FILE).write_text(policy)
+
+    def start(self, *names):
+        for name in names:
+            kit = self.kits.server if name == "server" else self.kits.sites[name]
+            self.running[name] = processes.start(kit, None if name == "server" else name, self.environment)
+
+    def ready(self, *sites):
+        outcome = self.order(wait=list(sites), seconds=LONG).outcome(LONG + 60)
+        assert outcome == "done", f"{outcome}; see {self.folder}"
+
+    def order(self, name=None, **what):
+        """Something for the operator to do: an `Order` that can be waited for."""
+        self.orders += 1
+        made = Order(self, self.folder / f"{name or 'order'}-{self.orders}")
+        told = {
+            "server": str(self.kits.server),
+            "admin": str(self.kits.admin),
+            "sites": {name: str(path) for name, path in self.kits.sites.items()},
+            "lines": str(made.lines),
+            "outcome": str(made.file),
+            **what,
+        }
+        self.operator.stdin.write(json.dumps(told) + "\n")
+        self.operator.stdin.flush()
+        return made
+
+    def supervise(self, settings, **options):
+        order = self.order(
+            settings.run, settings=settings.to_json(), jobs=str(self.folder / "jobs"),
+            options={"patience": LONG, **options},
+        )  # fmt: skip
+        return Supervised(self.kits.server / RUNS / settings.run, order)
+
+    def family(self, name):
+        return processes.family(self.running[name].pid)
+
+    def workers(self, name):
+        """The processes of the jobs alone."""
+        return self.family(name)[1:]
+
+    def kill(self, name):
+        """Power cut: parent and workers at once."""
+        for process in self.family(name):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.running.pop(name).wait(30)
+
+    def stop(self):
+        self.operator.kill()
+        self.operator.wait(30)
+        with contextlib.suppress(BrokenPipeError):
+            self.operator.stdin.close()
+        started = [process for name in self.running for process in self.family(name)]
+        processes.end(started)
+        for process in self.running.values():
+            process.wait(30)
+        _, left = psutil.wait_procs(started, timeout=30)
+        assert not left, f"still running: {left}"
+
+
+class Order:
+    def __init__(self, federation, stem):
+        self.federation = federation
+        self.lines, self.file = stem.with_suffix(".txt"), stem.with_suffix(".end")
+
+    @property
+    def said(self):
+        return self.lines.read_text().splitlines() if self.lines.exists() else []
+
+    @property
+    def ended(self):
+        return self.file.exists()
+
+    def outcome(self, seconds=LONG):
+        end = time.monotonic() + seconds
+        while not self.ended:
+            assert self.federation.operator.poll() is None, "the operator's process has ended"
+            assert time.monotonic() < end, f"not done: {self.said}"
+            time.sleep(0.05)
+        return self.file.read_text()
+
+
+class Supervised:
+    """A run that `supervise` stays with, in another process, so that a test can do harm meanwhile."""
+
+    def __init__(self, folder, order):
+        self.folder, self.order = folder, order
+
+    @property
+    def said(self):
+        return self.order.said
+
+    @property
+    def status(self):
+        return read_status(self.folder) or {}
+
+    @property
+    def log(self):
+        file = self.folder / "log.txt"
+        return file.read_text() if file.exists() else ""
+
+    def until(self, what, seconds=LONG):
+        """Wait for something to become true while the run goes on."""
+        end = time.monotonic() + seconds
+        while not what():
+            assert not self.order.ended, f"the run ended early: {self.order.outcome()} {self.status} {self.said}"
+            assert time.monotonic() < end, f"the run is stuck: {self.status} {self.said}"
+            time.sleep(0.05)
+
+    def reach(self, round_number):
+        self.until(lambda: self.status.get("status") == "running" and self.status.get("round", 0) >= round_number)
+
+    def finish(self):
+        assert self.order.outcome() == "done", (self.status, self.said)
+        return self.status

@@ -1,0 +1,106 @@
+"""What an attacker brings: other people's names, jobs with code or classes of their own, connections without certificates."""
+
+import contextlib
+import json
+import shutil
+import socket
+import ssl
+
+from fedbilevel.federation.nvflare.job import write_job
+from fedbilevel.federation.protocol.settings import JobSettings
+from fedbilevel.tables.schema.schema import Column, Schema
+from fedbilevel.tables.schema.toml import text
+from tests.federation import programs
+from tests.federation.federation import SITES
+
+
+def allow_everything(local):
+    resources = json.loads((local / "resources.json").read_text())
+    resources["class_allow_list"] = ["*"]
+    (local / "resources.json").write_text(json.dumps(resources))
+    rules = json.loads((local / "authorization.json").read_text())
+    rules["permissions"]["project_admin"] = "any"
+    (local / "authorization.json").write_text(json.dumps(rules))
+
+
+def disguised(federation, user):
+    """A coordinator's kit with a site's certificate in it."""
+    kit = shutil.copytree(federation.kits.admin, federation.folder / f"disguised-{user}")
+    for name in ("client.crt", "client.key"):
+        shutil.copy(federation.kits.sites["site-1"] / "startup" / name, kit / "startup" / name)
+    about = json.loads((kit / "startup/fed_admin.json").read_text())
+    about["admin"]["username"] = user
+    (kit / "startup/fed_admin.json").write_text(json.dumps(about))
+    return kit
+
+
+def honest_job(home, run, **more):
+    arguments = {"algorithm": "fedbio", "rounds": 1, "options": {"batch_size": 4, "local_steps": 1}}
+    settings = JobSettings(run, programs.FUNCTION, SITES[:2], arguments, double=True, **more)
+    return write_job(home / "tried", settings)
+
+
+def job_with_code(home):
+    """The same job with a module of its own, which leaves a mark wherever it is imported."""
+    job = honest_job(home, "with-code")
+    custom = job / "app/custom"
+    custom.mkdir()
+    custom.joinpath("brought.py").write_text(
+        "import os, pathlib\n"
+        f"pathlib.Path({str(home)!r}, f'mark-{{os.getpid()}}').touch()\n"
+        "from fedbilevel.federation.nvflare.executor import SiteExecutor\n"
+        "class Brought(SiteExecutor):\n    pass\n"
+    )
+    change_executor(job, "brought.Brought")
+    return job
+
+
+def job_with_class(home):
+    """The same job with an executor of NVFlare's own, which writes and sends whatever its arguments say."""
+    job = honest_job(home, "with-class")
+    change_executor(job, "nvflare.app_common.np.np_trainer.NPTrainer", {})
+    return job
+
+
+def change_executor(job, path, arguments=None):
+    file = job / "app/config/config_fed_client.json"
+    config = json.loads(file.read_text())
+    executor = config["executors"][0]["executor"]
+    executor["path"] = path
+    if arguments is not None:
+        executor["args"] = arguments
+    file.write_text(json.dumps(config))
+
+
+def job_for_column(home):
+    """A fit on one column more than site-3 lists."""
+    columns = (Column("age"), Column("secret"), Column("sex", kind="ignore"))
+    schema = Schema("outcome", ("no", "yes"), "yes", ("sex",), ("f", "m"), columns)
+    settings = JobSettings("curious", "fair", ("site-3",), {"schema": text(schema), "recipe": {"method": "fedavg"}})
+    return write_job(home / "tried", settings)
+
+
+def let_in(port, context):
+    """Whether the server keeps a connection; without TLS (None) it is sent something that is no handshake."""
+    with contextlib.ExitStack() as stack:
+        channel = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+        try:
+            if context is None:
+                channel.sendall(b"hello\n" * 20)
+            else:
+                channel = stack.enter_context(context.wrap_socket(channel, server_hostname="localhost"))
+            channel.settimeout(2)
+            return bool(channel.recv(1))
+        except TimeoutError:
+            return True  # it holds the line
+        except (ssl.SSLError, ConnectionError):
+            return False
+
+
+def context_of(kit):
+    """TLS that trusts the federation's server, with the certificate of a kit (None: without one)."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if kit is not None:
+        context.load_cert_chain(kit / "startup/client.crt", kit / "startup/client.key")
+    return context

@@ -1,0 +1,209 @@
+"""The fair methods over sites give what the simulated methods give, from tables and from arrays."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedbilevel.fairness.methods import fit
+from fedbilevel.federation.protocol.errors import RunFailed
+from fedbilevel.federation.protocol.fair import FairProgram
+from fedbilevel.federation.protocol.policy import Policy, Source
+from fedbilevel.federation.protocol.record import Record, read_answers
+from fedbilevel.federation.protocol.settings import JobSettings
+from fedbilevel.federation.protocol.site import Site
+from fedbilevel.problem import ClientData
+from fedbilevel.tables.schema.encoder import Encoder, combine, site_statistics
+from fedbilevel.tables.schema.schema import Column, Schema
+from fedbilevel.tables.schema.toml import text
+from tests.federation.direct import SITES, Direct, coordinate
+
+pytestmark = pytest.mark.usefixtures("shared_compilation")
+
+TELL = ("rows", "groups", "seconds", "objective", "smoothness", "statistics", "report")
+SIZES = (40, 55, 48)
+SCHEMA = Schema(
+    target="hired",
+    classes=("no", "yes"),
+    positive="yes",
+    sensitive=("sex",),
+    groups=("f", "m"),
+    columns=(Column("age", "number", center=40.0), Column("job", "category", values=("cook", "judge"), pooled=True)),
+)
+
+
+def tables():
+    """One table per site, with unequal sizes, a rare job and a missing target."""
+    rng = np.random.default_rng(1)
+    made = []
+    for size in SIZES:
+        age = rng.normal(40, 12, size).round(1)
+        sex = rng.choice(["f", "m"], size)
+        chance = 1 / (1 + np.exp(-(age - 40) / 10 - (sex == "m")))
+        frame = pd.DataFrame(
+            {
+                "age": age,
+                "job": rng.choice(["cook", "judge", "pilot"], size, p=[0.5, 0.4, 0.1]),
+                "sex": sex,
+                "hired": np.where(rng.random(size) < chance, "yes", "no"),
+                "diary": "not for jobs",
+            }
+        )
+        frame.loc[3, "hired"] = ""
+        made.append(frame)
+    return made
+
+
+def site(folder, name, settings, source, **policy):
+    return Site(name, settings, Policy(source, **{"tell": TELL, **policy}), folder / name, lambda line: None)
+
+
+def table_sites(folder, settings, columns=("age", "job", "sex", "hired"), **policy):
+    made = {}
+    for name, frame in zip(SITES, tables(), strict=True):
+        file = folder / f"{name}.csv"
+        frame.to_csv(file, index=False)
+        made[name] = site(folder, name, settings, Source(table=file, columns=columns), **policy)
+    return made
+
+
+def settings_for(method, schema=True, **recipe):
+    arguments = {
+        "recipe": {"method": method, "batch_size": 16, "local_steps": 2, **recipe},
+        "validation": 0.25 if method.startswith("fedbio") else None,
+        **({"schema": text(SCHEMA)} if schema else {"arrays": {"features": 5, "groups": 2}}),
+    }
+    return JobSettings("fair", "fair", SITES, arguments, seed=7, double=True)
+
+
+def pooled(program, agreed):
+    """All sites' rows as the simulation takes them, by the program's own rules."""
+    pairs = []
+    for frame in tables():
+        encoder = Encoder(program.schema, combine([site_statistics(program.schema, kept(one)) for one in tables()]))
+        frame = kept(frame)
+        rows = {
+            "features": encoder.transform(frame),
+            "labels": encoder.labels(frame).astype(np.float32),
+            "groups": encoder.groups(frame),
+        }
+        if program._apart:
+            from fedbilevel.datasets.partition import proportional_validation
+
+            split = proportional_validation(rows["groups"], [np.arange(len(frame))], share=0.25)
+            pairs.append(tuple({k: v[index[0]] for k, v in rows.items()} for index in (split.train, split.validation)))
+        else:
+            pairs.append((rows, rows))
+    return ClientData.from_clients(pairs)
+
+
+def kept(frame):
+    return frame[frame["hired"] != ""].reset_index(drop=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "recipe"),
+    [
+        ("fedavg", {"steps": 8, "client_weights": "samples"}),
+        ("fedreg", {"steps": 6}),
+        ("fedminmax", {"steps": 4}),
+        ("fcfl", {"steps": 6}),
+        ("fedfb", {"steps": 6}),
+        ("fairfed", {"steps": 6}),
+        ("fedbio", {"steps": 6, "weight_steps": 4}),
+        ("fedbioacc", {"steps": 6, "weight_steps": 4}),
+    ],
+)
+def test_a_table_per_site(tmp_path, method, recipe):
+    settings = settings_for(method, **recipe)
+    found = coordinate(tmp_path, settings, Direct(table_sites(tmp_path, settings)))
+
+    program = FairProgram(settings.arguments)
+    record = Record(tmp_path / "runs/fair", settings)
+    agreed = record.resume().agreed
+    record.close()
+    expected = fit(program.recipe(agreed), pooled(program, agreed), program.model, 2, seed=7)
+    np.testing.assert_allclose(found[0], expected.params, rtol=2e-5, atol=1e-6)
+    if method.startswith("fedbio"):
+        (outer,), _ = read_answers(tmp_path / "runs/fair")
+        weights = program.recipe(agreed).formulation.weights(outer)
+        np.testing.assert_allclose(weights, expected.weights, rtol=1e-5)
+        assert np.ptp(weights) > 1e-4, "stage one is to move the weights"
+    decided = pd.read_json(tmp_path / "runs/fair/report.json").loc["decisions"]
+    assert [np.sum(decided[name]) for name in SITES] == [size - 1 for size in SIZES]
+
+
+def test_arrays_per_site(tmp_path):
+    settings = settings_for("fedavg", schema=False, steps=4)
+    rng = np.random.default_rng(2)
+    sites, rows = {}, []
+    for name, size in zip(SITES, SIZES, strict=True):
+        one = {
+            "features": rng.normal(size=(size, 5)).astype(np.float32),
+            "labels": rng.integers(2, size=size).astype(np.float32),
+            "groups": rng.integers(2, size=size).astype(np.int32),
+        }
+        np.savez(tmp_path / f"{name}.npz", **one)
+        rows.append((one, one))
+        sites[name] = site(tmp_path, name, settings, Source(arrays_file=tmp_path / f"{name}.npz"))
+    found = coordinate(tmp_path, settings, Direct(sites))
+    program = FairProgram(settings.arguments)
+    record = Record(tmp_path / "runs/fair", settings)
+    recipe = program.recipe(record.resume().agreed)
+    record.close()
+    expected = fit(recipe, ClientData.from_clients(rows), program.model, 2, seed=7)
+    np.testing.assert_allclose(found[0], expected.params, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"),
+    [
+        ({"columns": ("age", "job", "hired")}, "asks for the column 'sex', which this site does not offer"),
+        ({"tell": ("rows",)}, "does not tell its statistics"),
+        ({"tell": ("rows", "statistics", "smoothness")}, "does not tell its groups"),
+        ({"minimum_rows": 1000}, "fewer rows than the 1000"),
+        ({"minimum_batch": 100}, "batch_size=16 is below this site's minimum_batch"),
+    ],
+)
+def test_what_a_site_forbids_is_refused_and_named(tmp_path, policy, sentence):
+    settings = settings_for("fedminmax", steps=2)
+    with pytest.raises(RunFailed, match=sentence):
+        coordinate(tmp_path, settings, Direct(table_sites(tmp_path, settings, **policy)))
+
+
+def test_a_broken_table_does_not_quote_its_cells(tmp_path):
+    settings = settings_for("fedavg", steps=2)
+    sites = table_sites(tmp_path, settings)
+    frame = tables()[1].astype(object)
+    frame.loc[7, "age"] = "secret-77"
+    frame.to_csv(tmp_path / "site-2.csv", index=False)
+    channel = Direct(sites)
+    with pytest.raises(RunFailed, match="site-2: ValueError at the site; its own log says why") as caught:
+        coordinate(tmp_path, settings, channel)
+    assert "secret" not in str(caught.value) + repr(channel.seen)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"oops": 1}, "has no argument 'oops'"),
+        ({"arrays": {"features": 3, "groups": 2}}, "either a schema or the sizes"),
+        ({"recipe": {"metod": "fedavg"}}, "Recipe has no option 'metod'"),
+        ({"recipe": {"formulation": {}}}, "Recipe has no option 'formulation'"),
+        ({"recipe": []}, "must be a table"),
+        ({"validation": 2}, "validation must lie between 0 and 1"),
+        ({"schema": "target ="}, "no valid TOML"),
+    ],
+)
+def test_bad_arguments(change, sentence):
+    arguments = settings_for("fedavg").arguments
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        FairProgram({**arguments, **change})
+
+
+def test_jobs_cannot_bring_functions():
+    settings = settings_for("fedavg")
+    assert "lambda" not in settings.to_json()
+    with pytest.raises(ValueError, match="text, numbers, lists and tables only"):
+        dataclasses.replace(settings, arguments={"recipe": {"metric": len}}).to_json()

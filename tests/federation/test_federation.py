@@ -1,0 +1,166 @@
+"""Real processes on loopback with mutual TLS: the numbers of `simulate`, and every fault survived."""
+
+import re
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedbilevel as fb
+
+pytest.importorskip("nvflare", reason="needs the federation extra: pip install 'fedbilevel[federation]'")
+
+from fedbilevel.federation.protocol.record import read_answers
+from fedbilevel.federation.protocol.settings import JobSettings
+from tests.federation import programs
+from tests.federation.federation import SITES
+from tests.federation.reference import written_out
+
+pytestmark = pytest.mark.federation
+
+OPTIONS = {"batch_size": 4, "local_steps": 2}
+NAMES = {True: ["fedbio", "fedbioacc", "fedavg", "fcfl"], False: ["fedbio", "fedbioacc", "fedavg"]}
+"""By whether they compute in float64."""
+SPOILT_ROUNDS = 4
+WAIT = 2.0
+"""Seconds a round waits for a site that two others can do without."""
+
+
+def settings_for(run, program, rounds, double=True, **more):
+    arguments = {"rounds": rounds, "options": OPTIONS, "double": double, **more.pop("arguments", {})}
+    return JobSettings(run, program, SITES, arguments, seed=9, double=double, **more)
+
+
+def expected(name, rounds, double):
+    kind = np.float64 if double else np.float32
+    if name == "fcfl":
+        rows = [(programs.fair_rows(client, kind), None) for client in range(3)]
+        made, data = programs.fair_algorithm(kind), fb.ClientData.from_clients(rows)
+    else:
+        made, data = programs.algorithm(name, double, **OPTIONS), programs.client_data(double)
+    return np.asarray(fb.simulate(made, data, rounds, seed=9, record_every=None).outer)
+
+
+@pytest.fixture(scope="module")
+def side_by_side(federation):
+    """Three runs at once on the same sites: they must not disturb one another, and starting them together is quicker."""
+    made = {
+        double: settings_for(
+            f"same-{double}", programs.SEVERAL, 5, double, arguments={"algorithms": NAMES[double]}, record_every=5
+        )
+        for double in (True, False)
+    }
+    made["spoilt"] = settings_for("spoilt", programs.SPOILT, SPOILT_ROUNDS, min_sites=2)
+    return {name: federation.supervise(settings) for name, settings in made.items()}
+
+
+@pytest.mark.parametrize(("double", "tolerance"), [(True, 1e-10), (False, 1e-5)], ids=["float64", "float32"])
+def test_the_numbers_of_the_simulation(side_by_side, double, tolerance):
+    run, names = side_by_side[double], NAMES[double]
+    wanted = [expected(name, 5, double) for name in names]  # meanwhile
+    assert run.finish()["status"] == "complete"
+    for name, one, (found,) in zip(names, wanted, read_answers(run.folder), strict=True):
+        assert found.dtype == one.dtype
+        np.testing.assert_allclose(found, one, rtol=tolerance, atol=tolerance * np.abs(one).max(), err_msg=name)
+    exchanges = pd.read_csv(run.folder / "exchanges.csv")
+    assert len(exchanges) == len(names) * 5 * 3
+    assert (exchanges["outcome"] == "answered").all()
+    assert (exchanges[["bytes_up", "bytes_down", "seconds", "site_seconds"]] > 0).all(axis=None)
+    assert np.isfinite(pd.read_csv(run.folder / "history.csv")["objective"]).all()
+
+
+def test_spoilt_replies(side_by_side):
+    """NaN from site-2, then a wrong shape from site-3: refused, named, and the run is that of the others."""
+    run = side_by_side["spoilt"]
+    assert run.finish()["status"] == "complete"
+    made, data = programs.algorithm("fedavg", **OPTIONS), programs.client_data()
+    for (found,), client in zip(read_answers(run.folder), (1, 2), strict=True):
+        wanted = written_out(made, data, SPOILT_ROUNDS, 9, {(r, client) for r in range(SPOILT_ROUNDS)})
+        np.testing.assert_allclose(found, wanted, rtol=1e-10)
+    assert "the reply of site-2 was refused: array 0 of its reply holds a NaN" in run.log
+    assert "the reply of site-3 was refused: array 0 of its reply is float64[4] instead of float64[5]" in run.log
+
+
+def test_kills_and_cuts_change_nothing(federation):
+    """kill -9 of a site, of a site's worker, of the coordinator's worker, of the server; a site cut off for some seconds."""
+    rounds = 70
+    settings = settings_for("kills", programs.FUNCTION, rounds, arguments={"algorithm": "fedbioacc"})
+    run = federation.supervise(settings)
+
+    run.reach(4)
+    federation.kill("site-2")
+    federation.start("site-2")
+    wanted = expected("fedbioacc", rounds, True)  # while the run waits for the site
+
+    run.reach(10)
+    for worker in federation.workers("site-1"):
+        worker.kill()
+
+    run.reach(16)
+    for worker in federation.workers("server"):
+        worker.kill()
+
+    run.reach(22)
+    federation.kill("server")
+    federation.start("server")
+
+    run.reach(28)
+    cut = federation.family("site-3")
+    for process in cut:
+        process.suspend()
+    stood = run.status["round"]
+    time.sleep(3)
+    assert run.status["round"] <= stood + 1, "without the site that was cut off the run is to wait"
+    for process in cut:
+        process.resume()
+
+    assert run.finish()["status"] == "complete"
+    ((found,),) = read_answers(run.folder)
+    np.testing.assert_array_equal(found, wanted)
+    exchanges = pd.read_csv(run.folder / "exchanges.csv")
+    assert len(exchanges) == len(exchanges.drop_duplicates(["round", "site"])) == 3 * rounds
+    assert (exchanges["outcome"] == "answered").all(), "every site lost a state or a round"
+    assert len([line for line in run.said if line.startswith("submitted")]) >= 5
+
+
+def test_late_slow_and_lost_sites(federation):
+    """Two of three suffice: one joins late, one is slow for a while, one stays away; the result is that of who took part."""
+    rounds = 80
+    hold = federation.folder / "hold"
+    arguments = {"algorithm": "fedbio", "hold": str(hold)}
+    settings = settings_for("absences", programs.HELD, rounds, arguments=arguments, min_sites=2, reply_timeout=WAIT)
+    federation.kill("site-3")
+    run = federation.supervise(settings, gather=1.0)
+    run.reach(3)
+    hold.touch()
+    federation.start("site-3")
+    run.until(lambda: "site-3 can take part again" in run.said)
+    hold.unlink()
+    run.until(lambda: "going on with" in run.log)
+    run.reach(run.status.get("round", 0) + 5)
+
+    slow = federation.workers("site-2")
+    for process in slow:
+        process.suspend()
+    run.reach(run.status["round"] + 3)
+    for process in slow:
+        process.resume()
+    run.until(lambda: "site-2 is back" in run.log)
+
+    federation.kill("site-1")
+    status = run.finish()
+    federation.start("site-1")
+    assert status["status"] == "complete"
+    assert "site-1" in status["away"]
+    assert re.search("without .*site-1.* at the end", status["sentence"])
+    for sentence in ("absent: site-3", f"site-2 did not answer within {WAIT:g} s", "site-1 did not answer"):
+        assert sentence in run.log
+    exchanges = pd.read_csv(run.folder / "exchanges.csv")
+    there = set(exchanges.loc[exchanges["outcome"] == "answered", ["round", "site"]].itertuples(index=False, name=None))
+    lost = {(r, c) for r in range(rounds) for c, site in enumerate(SITES) if (r, site) not in there}
+    assert {client for _, client in lost} == {0, 1, 2}
+    wanted = written_out(programs.algorithm("fedbio", **OPTIONS), programs.client_data(), rounds, 9, lost)
+    ((found,),) = read_answers(run.folder)
+    np.testing.assert_allclose(found, wanted, rtol=1e-10)
+    federation.ready("site-1")

@@ -1,0 +1,109 @@
+"""The site's own file, and the settings a job carries: every mistake is answered with one sentence."""
+
+import dataclasses
+
+import pytest
+
+from fedbilevel.federation.nvflare.job import write_job
+from fedbilevel.federation.protocol.policy import FILE, Policy, read_policy
+from fedbilevel.federation.protocol.settings import JobSettings
+
+GOOD = """
+[data]
+table = "rows.csv"
+columns = ["age", "sex"]
+[policy]
+tell = ["rows"]
+functions = ["lab.programs:one"]
+minimum_rows = 20
+minimum_batch = 8
+[privacy]
+clip = 1.5
+noise = 0.8
+epsilon = 3.0
+delta = 1e-6
+[state]
+folder = "/srv/state"
+"""
+
+
+def test_a_whole_file(tmp_path):
+    (tmp_path / FILE).write_text(GOOD)
+    policy = read_policy(tmp_path)
+    assert policy.source.table == tmp_path / "rows.csv"
+    assert policy.source.columns == ("age", "sex")
+    assert (policy.tell, policy.functions) == (("rows",), ("lab.programs:one",))
+    assert (policy.minimum_rows, policy.minimum_batch) == (20, 8)
+    assert (policy.privacy.clip, policy.privacy.noise, policy.privacy.epsilon, policy.privacy.delta) == (
+        1.5,
+        0.8,
+        3,
+        1e-6,
+    )
+    assert str(policy.folder) == "/srv/state"
+
+
+def test_without_a_file_nothing_is_offered(tmp_path):
+    assert read_policy(tmp_path) == Policy()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[data", "not readable as TOML"),
+        ("[dat]\nx = 1", r"no section \[dat\]"),
+        ("data = 1", r"no section \[data\]"),
+        ("[data]\ntabel = 'x'", "no setting 'tabel'"),
+        ("[data]\ntable = 'x'\narrays = 'y'", "names a table and arrays"),
+        ("[data]\ncolumns = 'age'", "data.columns must be a list of names"),
+        ("[policy]\ntell = ['secrets']", "lists 'secrets'; choose from rows"),
+        ("[policy]\nminimum_rows = 0", "minimum_rows must be at least 1"),
+        ("[policy]\nfunctions = [1]", "policy.functions must be a list of names"),
+        ("[privacy]\nclip = -1", "privacy.clip must be a positive number"),
+        ("[privacy]\nclip = 1\nnoise = -1", "privacy.noise must be a number of at least 0"),
+        ("[privacy]\nclip = 1\nepsilon = 1", "privacy.epsilon needs privacy.noise"),
+        ("[privacy]\nclip = 1\nnoise = 1\ndelta = 1.0", "privacy.delta must lie between 0 and 1"),
+    ],
+)
+def test_mistakes_in_the_file(tmp_path, text, sentence):
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        read_policy(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"run": "../x"}, "run must be a name"),
+        ({"sites": ()}, "sites must list"),
+        ({"sites": ("a", "a")}, "names a site twice"),
+        ({"sites": ("a/b",)}, "sites must list"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"seed": 2**32}, "seed must be below"),
+        ({"min_sites": 3}, "more than the 2 sites"),
+        ({"reply_timeout": 0}, "reply_timeout must be a positive number"),
+        ({"arguments": []}, "arguments must be a table"),
+        ({"program": ""}, "program must be"),
+    ],
+)
+def test_mistakes_in_a_job(change, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        dataclasses.replace(JobSettings("run", "fair", ("a", "b")), **change)
+
+
+def test_settings_survive_json_and_know_what_makes_a_run():
+    settings = JobSettings("run", "fair", ("a", "b"), {"x": [1, 2.5, None]}, seed=4, min_sites=1)
+    assert JobSettings.from_json(settings.to_json()) == settings
+    assert dataclasses.replace(settings, min_sites=2, reply_timeout=9).digest == settings.digest
+    assert dataclasses.replace(settings, seed=5).digest != settings.digest
+    assert settings.client("b") == 1
+    with pytest.raises(ValueError, match="c is not one of the sites of run run: a, b"):
+        settings.client("c")
+    with pytest.raises(ValueError, match="does not know: nonsense"):
+        JobSettings.from_json('{"run": "r", "nonsense": 1}')
+
+
+def test_a_job_is_configuration_only(tmp_path):
+    job = write_job(tmp_path, JobSettings("run", "fair", ("a", "b")))
+    files = sorted(str(file.relative_to(job)) for file in job.rglob("*") if file.is_file())
+    assert files == ["app/config/config_fed_client.json", "app/config/config_fed_server.json", "meta.json"]

@@ -1,0 +1,342 @@
+"""The bench: runs that are the engine's own, an honest search, tables with known answers, and folders that go on."""
+
+import gzip
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedbilevel as fb
+from fedbilevel import runs
+from fedbilevel.report.bench import page as bench_page
+from fedbilevel.report.bench.tables import COSTS, crossing, ranking_table, summarise, target_table
+from fedbilevel.studies.bench import cells as bench_cells
+from fedbilevel.studies.bench import study as bench
+from fedbilevel.studies.bench.cells import Bench, Cell
+from fedbilevel.studies.bench.design import CASES, ENTRIES, INNER_RANGE, OUTER_RANGE, TUNING_SEED, Case, factors
+from fedbilevel.studies.bench.walk import most_exchanges, outer_value, prepared, settled_inner, walk
+from fedbilevel.tasks import Ridge, known_quadratic, random_penalties
+
+TINY = bench.Design(("toy",), ("fedbio", "fedbio-global"), seeds=2, budget=3, rounds=12, points=4)
+
+
+def toy(images, seed, lower_level):
+    return random_penalties(
+        seed, lower_level=lower_level, clients=2, columns=4, informative=2, train=16, validation=16, test=9
+    )
+
+
+@pytest.fixture
+def toys(monkeypatch):
+    monkeypatch.setitem(CASES, "toy", Case("Toys", toy, images=False))
+
+
+def quadratic(lower_level="global"):
+    return known_quadratic(2, lower_level=lower_level, clients=3, outer_size=2, inner_size=3, samples=16)
+
+
+def test_search_points_are_the_same_for_all_and_cover_the_ranges():
+    points = np.log(factors(64))
+    for column, (low, high) in zip(points.T, (INNER_RANGE, OUTER_RANGE), strict=True):
+        assert np.log(low) <= column.min()
+        assert column.max() <= np.log(high)
+        gaps = np.diff(np.sort(column))
+        assert gaps.max() < 0.12 * (np.log(high) - np.log(low))
+    assert factors(5) == factors(9)[:5]
+    np.testing.assert_allclose(np.exp(points[0]), [np.sqrt(np.prod(INNER_RANGE)), np.sqrt(np.prod(OUTER_RANGE))])
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_entry_builds_with_the_steps_it_is_given(name):
+    entry = ENTRIES[name]
+    task = quadratic(entry.lower_level)
+    steps = entry.steps(task, (0.5, 2.0))
+    assert steps.inner == pytest.approx(entry.inner * 0.5 / task.curvature)
+    assert steps.outer == pytest.approx(entry.outer * 2 * task.outer_step)
+    settings = entry.algorithm(task, steps).settings
+    assert (settings.inner_step, settings.outer_step) == steps
+    assert getattr(settings, "adjoint_step", steps.inner) == steps.inner
+    other = ENTRIES["fedbio-global" if entry.lower_level == "local" else "fedbio"]
+    with pytest.raises(ValueError, match="lower level"):
+        other.algorithm(task, steps)
+
+
+def test_a_walk_is_the_engines_own_run():
+    task, seed = quadratic(), 7
+    algorithm = fb.fednest(task.problem, 0.5, 0.1, 0.5, terms=3, local_steps=2, batch_size=4)
+    walked = walk(prepared(algorithm, task), algorithm.settings, task, seed=seed, exchanges=40, points=4, scores=True)
+    last = walked.rows[-1]
+    result = fb.simulate(algorithm, task.data, rounds=last["iteration"], seed=seed, diagnostics="cheap")
+    assert np.array_equal(walked.outer, result.outer)
+    assert np.array_equal(walked.inner, result.inner)
+    there = result.history.set_index("round")
+    for row in walked.rows:
+        same = there.loc[row["iteration"]]
+        for name in ("objective", "bytes_up", "bytes_down", "gradient_calls", "hessian_vector_calls"):
+            assert row[name] == same[name]
+        assert "test_progress" in row
+    assert last["test_progress"] == task.evaluate(result.outer, result.inner)["progress"]
+    # The length of the series is drawn: as many exchanges as asked for, less than one step's worth beyond.
+    assert 40 <= last["round"] < 40 + most_exchanges(algorithm)
+    assert walked.rows[0]["round"] == 0
+    assert last["round"] < most_exchanges(algorithm) * last["iteration"]
+
+
+def test_a_walk_ends_where_it_diverges():
+    task = quadratic()
+    algorithm = fb.fedbio_global(task.problem, 1e8, 1e8, 1e8, local_steps=5)
+    walked = walk(prepared(algorithm, task), algorithm.settings, task, seed=0, exchanges=60, points=6, scores=False)
+    assert not walked.finite
+    assert walked.rows[-1]["round"] < 60
+    assert all(np.isfinite(row["objective"]) for row in walked.rows)
+
+
+@pytest.mark.parametrize("lower_level", ["local", "global"])
+def test_settled_inner_variables_solve_the_inner_problem(lower_level):
+    task = toy(None, 3, lower_level)
+    outer = np.array([-1.0, 0.5, -3.0, 1.0], np.float32)
+    ridge = Ridge.of(task)
+    found = settled_inner(task, outer, np.zeros((2, 4), np.float32))
+    np.testing.assert_allclose(found, ridge.inner_solution(outer.astype(float)), atol=2e-4)  # single precision
+    value = outer_value(task.problem, outer, found, task.data.val)
+    np.testing.assert_allclose(value, ridge.objective(outer.astype(float)), rtol=1e-4)
+
+
+def test_the_search_looks_at_validation_rows_only_and_takes_the_best(toys, monkeypatch):
+    seen = []
+    draw = Bench.draw
+
+    def guarded(self, cell, seed):
+        def refuse(outer, inner):
+            raise AssertionError("test rows in the search")
+
+        seen.append(seed)
+        return replace(draw(self, cell, seed), evaluate=refuse)
+
+    worths = []
+    worth = bench_cells._worth
+    monkeypatch.setattr(Bench, "draw", guarded)
+    monkeypatch.setattr(bench_cells, "_worth", lambda *arguments: worths.append(worth(*arguments)) or worths[-1])
+    best, about = Bench(TINY, None).tune(Cell("toy", "global", "fedbio-global"))
+    assert set(seen) == {TUNING_SEED}
+    assert len(worths) == about["tried"] == TINY.budget
+    assert best == factors(TINY.budget)[int(np.argmin(worths))]
+    assert about["tuning_objective"] == min(worths)
+    assert 1000 * bench.FULL.seeds <= TUNING_SEED  # no reported draw
+
+
+def test_lagging_inner_variables_win_no_search(toys):
+    """f(x, y) may be smaller at a y that is not y(x): such a run is judged by y(x) too."""
+    task = toy(None, 0, "local")
+    outer, ridge = np.full(4, -4.0, np.float32), Ridge.of(toy(None, 0, "local"))
+    solved = ridge.inner_solution(outer.astype(float)).astype(np.float32)
+    pull = np.stack(
+        [
+            np.linalg.lstsq(a, t, rcond=None)[0]
+            for a, t in zip(*map(task.data.val.get, ("features", "targets")), strict=True)
+        ]
+    )
+    lagging = solved + 0.5 * (pull.astype(np.float32) - solved)
+    own = float(outer_value(task.problem, outer, lagging, task.data.val))
+    assert own < ridge.objective(outer.astype(float))
+    found = bench_cells._worth(task, bench_cells.Walk([], outer, lagging))
+    np.testing.assert_allclose(found, ridge.objective(outer.astype(float)), rtol=1e-3)
+    assert bench_cells._worth(task, bench_cells.Walk([], None, None)) == np.inf
+
+
+def handmade():
+    """Two algorithms, two draws; B gains most (0.4 and 0.2), A is quicker to half of it."""
+    rows, history = [], []
+    paths = {
+        ("A", 0): [0.1, 0.75, 0.78], ("A", 1): [0.1, 0.65, 0.66], ("B", 0): [0.1, 0.5, 0.9], ("B", 1): [0.1, 0.5, 0.7],
+    }  # fmt: skip
+    for (method, seed), scores in paths.items():
+        labels = {"dataset": "toy", "split": "global", "method": method, "seed": seed}
+        zeros = dict.fromkeys(("cross_calls", "diverged", "diverged_in_tuning"), 0)
+        ones = dict.fromkeys(("inner_factor", "outer_factor", "tried", "rounds"), 1)
+        row = {**labels, **zeros, **ones, "score_name": "accuracy", "score": scores[-1], "solved": scores[-1]}
+        costs = {"gradient_calls": 9, "hvp_calls": 9, "seconds": 1.0, "bytes_up": 900, "bytes_down": 100}
+        rows.append({**row, **costs, "untuned": 0.5, "objective": 1.0})
+        for place, score in enumerate(scores):
+            at = dict.fromkeys(("bytes_up", "bytes_down", "gradient_calls", "hvp_calls", "cross_calls"), 100 * place)
+            history.append({**labels, **at, "round": 10 * place, "seconds": 1.0 * place, "score": score})
+    return pd.DataFrame(rows), pd.DataFrame(history)
+
+
+def test_targets_and_ranking_of_known_curves():
+    result = summarise(*handmade(), {})
+    table = result.targets.set_index(["method", "share"])
+    assert table["gain"].unique() == pytest.approx([0.3])  # the mean of 0.4 and 0.2
+    assert table["reached"].to_dict() == {("A", 0.5): 2, ("A", 0.9): 0, ("B", 0.5): 2, ("B", 0.9): 2}
+    # A needs 0.7 and 0.6, on its way from 0.1 to 0.75 and 0.65 in the first 200 bytes.
+    expected = np.sqrt((200 * 0.6 / 0.65) * (200 * 0.5 / 0.55))
+    assert table.loc[("A", 0.5), "bytes"] == pytest.approx(expected)
+    assert table.loc[("A", 0.5), "round"] == pytest.approx(expected / 20)
+    assert table.loc[("A", 0.5), "bytes_low"] < expected < table.loc[("A", 0.5), "bytes_high"]
+    assert np.isnan(table.loc[("A", 0.9), "bytes"])
+    assert result.ranking["method"].tolist() == ["B", "A"]
+    assert result.ranking["reached"].tolist() == [1, 0]
+    assert result.ranking["ratio"].iloc[0] == 1
+    scores = result.scores.set_index("method")
+    assert scores.loc["B", "score"] == pytest.approx(0.8)
+    assert scores.loc["B", "score_low"] < 0.8 < scores.loc["B", "score_high"]
+
+
+def test_diverged_runs_reach_nothing_and_gain_nothing():
+    rows, history = handmade()
+    lost = (rows["method"] == "B") & (rows["seed"] == 0)
+    rows.loc[lost, ["score", "solved", "objective"]] = np.nan
+    rows.loc[lost, "diverged"] = 1
+    history = history[~((history["method"] == "B") & (history["seed"] == 0) & (history["round"] > 0))]
+    result = summarise(rows, history, {})
+    table = result.targets.set_index(["method", "share"])
+    assert table.loc[("B", 0.9), "reached"] == 1
+    assert np.isfinite(table.loc[("B", 0.9), "bytes"])
+    assert np.isnan(table.loc[("B", 0.9), "bytes_low"])  # one draw of two says nothing about the next
+    assert table.loc[("A", 0.9), "reached"] == 1  # on draw 0 A's own gain is now the largest
+    assert np.isnan(result.scores.set_index("method").loc["B", "score"])
+    assert result.scores.set_index("method").loc["B", "diverged"] == 1
+
+
+def test_no_gain_no_target():
+    rows, history = handmade()
+    rows["untuned"] = 0.95
+    assert (target_table(rows, history)["seeds"] == 0).all()
+    assert ranking_table(target_table(rows.assign(bytes=1), history.assign(bytes=1))).empty
+
+
+def test_crossings():
+    path = pd.DataFrame({"score": [0.2, 0.1, 0.6, 0.3], **{name: [0.0, 10, 20, 30] for name in COSTS}})
+    assert crossing(path, 0.35)["round"] == pytest.approx(15)
+    assert crossing(path, 0.2)["bytes"] == 0
+    assert crossing(path, 0.7) is None
+
+
+def test_a_stopped_bench_goes_on_to_the_same_tables(toys, tmp_path, monkeypatch):
+    alone = bench.run(design=TINY, workers=1)
+    real, computed = Bench.cell, []
+
+    def counted(self, cell):
+        computed.append(cell.key)
+        if len(computed) == 2:
+            raise KeyboardInterrupt
+        return real(self, cell)
+
+    monkeypatch.setattr(Bench, "cell", counted)
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(tmp_path / "run", TINY, workers=1)
+    half = runs.read(tmp_path / "run")
+    assert half.status == "running"
+    assert half.rows["method"].unique().tolist() == ["FedBiO"]
+    page = bench_page.section(half)
+    assert "FedBiO" in page
+    told = []
+    result = bench.run(tmp_path / "run", TINY, workers=1, progress=lambda *said: told.append(said))
+    assert len(computed) == 3
+    assert told[-1] == ("cells", 2, 2)
+    assert runs.read(tmp_path / "run").status == "complete"
+    same = [column for column in alone.rows.columns if column != "seconds"]
+    pd.testing.assert_frame_equal(result.rows[same], alone.rows[same], check_dtype=False)
+    assert (result.scores["tried"] == TINY.budget).all()
+    assert (result.rows["rounds"] >= TINY.rounds).all()
+    assert result.rows.groupby("method")["split"].first().to_dict() == {"FedBiO": "local", "FedBiO, global": "global"}
+    with pytest.raises(ValueError, match="rounds"):
+        bench.run(tmp_path / "run", replace(TINY, rounds=13))
+
+
+def test_histories_become_comparable_without_moving_their_ends(tmp_path):
+    rows, history = handmade()
+    late = (history["method"] == "A") & (history["seed"] == 1)
+    history.loc[late, "round"] = [0, 13, 22]  # a random number of exchanges in every step
+    with runs.RunFolder.open(tmp_path / "run", command="bench", configuration={"rounds": 20}) as folder:
+        folder.save("all", rows=rows, history=history.assign(step=0, objective=history["score"]))
+        run = folder.finish()
+    even = bench_page.comparable(run).history
+    assert list(even.columns) == list(run.history.columns)
+    own = [path for _, path in even[even["method"] == "A"].groupby("seed")]
+    assert own[0]["round"].tolist() == own[1]["round"].tolist()
+    for path, places, scores in zip(
+        own, ([0, 10, 20], [0, 13, 22]), ([0.1, 0.75, 0.78], [0.1, 0.65, 0.66]), strict=True
+    ):
+        np.testing.assert_allclose(path["score"], np.interp(path["round"], places, scores))
+    same = even[even["method"] == "B"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(same, run.history[run.history["method"] == "B"].reset_index(drop=True))
+    page = bench_page.section(run)
+    assert page.count("<tr>") == 1 + 1 + 1 + 2 + 1 + 4  # one score, two ranks and four targets, below their heads
+    assert "<td>accuracy</td><td>0.5000</td>" in page  # what the score is, and what ordinary training has of it
+    assert "Ranks, global lower level" in page
+    empty = replace(run, rows=run.rows.iloc[:0], history=run.history.iloc[:0])
+    assert bench_page.section(empty) == ""
+    assert bench_page.comparable(empty) is empty
+    assert "FedBiO" not in bench_page.section(
+        replace(run, rows=run.rows.assign(untuned=0.95))
+    )  # nobody gains: no ranks
+
+
+def pictures(folder, packed):
+    """Invented pictures of 28 x 28 pixels in MNIST's format: as its four gzipped files, or as one archive."""
+    generator = np.random.default_rng(0)
+    patterns = generator.integers(0, 200, (10, 28, 28))
+    arrays = {}
+    for part, rows in (("train", 1200), ("test", 480)):
+        labels = np.arange(rows, dtype=np.uint8) % 10
+        arrays[f"x_{part}"] = (patterns[labels] + generator.integers(0, 56, (rows, 28, 28))).astype(np.uint8)
+        arrays[f"y_{part}"] = labels
+    folder.mkdir()
+    if not packed:
+        np.savez(folder / "mnist.npz", **arrays)
+        return folder
+    for (name, array), file in zip(
+        arrays.items(),
+        ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+        strict=True,
+    ):
+        assert name[0] == ("x" if "images" in file else "y")
+        head = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+        (folder / f"{file}.gz").write_bytes(gzip.compress(head + array.tobytes(), compresslevel=1))
+    return folder
+
+
+def test_a_bench_on_mnist_files_of_the_users_own(tmp_path):
+    """The same pictures in both formats give the same rows, and the folder says what they were."""
+    design = bench.Design(("cleaning",), ("fedbio-global",), seeds=1, budget=1, rounds=10, points=2)
+    results = [
+        bench.run(design=design, data=pictures(tmp_path / name, packed=name == "idx"), workers=1)
+        for name in ("idx", "npz")
+    ]
+    about = results[0].configuration
+    assert (about["images"], about["image_rows"], about["image_columns"]) == ("mnist", 1200, 14 * 14)
+    same = [column for column in results[0].rows.columns if column != "seconds"]
+    pd.testing.assert_frame_equal(results[0].rows[same], results[1].rows[same])
+    assert results[0].rows["score"].iloc[0] > 0.9  # the patterns are easy, although most labels are wrong
+
+
+def test_designs_from_words():
+    design = bench.design_of("ridge, cleaning,ridge", "simfbo", seeds=3, budget=None, rounds=7)
+    assert (design.tasks, design.algorithms) == (("ridge", "cleaning"), ("simfbo",))
+    assert (design.seeds, design.budget, design.rounds) == (3, bench.FULL.budget, 7)
+    assert bench.design_of(quick=True) == bench.QUICK
+    for arguments, sentence in (
+        ({"tasks": "mnist"}, "--tasks names 'mnist', which is unknown; choose from quadratic"),
+        ({"algorithms": "sgd"}, "--algorithms names 'sgd'"),
+        ({"tasks": " , "}, "--tasks is empty"),
+        ({"seeds": 0}, "--seeds must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            bench.design_of(**arguments)
+    with pytest.raises(ValueError, match="none of these tasks uses images"):
+        bench.run(design=bench.design_of("ridge"), data="anywhere")
+
+
+def test_every_task_of_the_bench_makes_equal_problems_for_all_draws():
+    from fedbilevel.tasks import digits
+
+    images = digits()
+    for name in bench.FULL.tasks:
+        for lower_level in ("local", "global"):
+            one, two = (CASES[name].make(images, seed, lower_level) for seed in (0, 1))
+            assert one.problem == two.problem, name
+            shapes = [jax.tree.map(np.shape, (task.data.train, task.data.val)) for task in (one, two)]
+            assert shapes[0] == shapes[1]

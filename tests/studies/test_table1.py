@@ -1,0 +1,283 @@
+"""Table 1: what is run, on which rows, how a stopped run goes on, and that learning rates never see a test row."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedbilevel.datasets import load_credit
+from fedbilevel.fairness import FairFederatedClassifier, equal_opportunity_difference
+from fedbilevel.runs import model_file, read
+from fedbilevel.studies.table1 import study as table1
+from fedbilevel.studies.table1.data import CASES, SET_ASIDE, TEST_SHARE, make_split
+from fedbilevel.studies.table1.design import LABELS, RATES, Design, Job, from_configuration, listed
+from fedbilevel.studies.table1.pool import Pool
+
+SMALL = Design(("credit",), ("iid", "noniid"), ("fedavg", "fcfl"), seeds=3, steps=20)
+PROGRAM = """
+import sys
+import jax
+jax.config.update("jax_enable_x64", True)
+from fedbilevel.studies.table1.study import run
+from fedbilevel.studies.table1.design import Design
+def report(state):
+    print(state.done, flush=True)
+run(Design(("credit",), ("iid", "noniid"), ("fedavg", "fcfl"), seeds=3, steps=20), sys.argv[1], report, workers=1)
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    told = []
+    run = table1.run(SMALL, tmp_path_factory.mktemp("table1") / "run", told.append, "fedbilevel table1", workers=2)
+    assert [state.done for state in told] == sorted(state.done for state in told)
+    assert (told[-1].done, told[-1].total) == (12, 12)
+    return run
+
+
+def same_rows(a, b):
+    """All that was measured; the seconds it took are another matter."""
+    for name in ("rows", "groups", "weights", "history"):
+        left, right = (getattr(run, name).drop(columns="seconds", errors="ignore") for run in (a, b))
+        pd.testing.assert_frame_equal(left, right, check_exact=True)
+
+
+def test_the_full_design_is_the_papers():
+    assert sum(len(job.seeds) for job in Design().jobs) == 240
+    assert sum(len(job.seeds) for job in Design(grid=True).jobs) == 960
+    keys = [key for job in Design(grid=True).jobs for key in job.keys]
+    assert len(set(keys)) == 960
+    for dataset, batch in (("adult", 128), ("credit", 32)):
+        for method in Design().methods:
+            recipe = Design().recipe(dataset, method)
+            assert recipe.batch_size == batch
+            assert recipe.rounds == (2000 if method in ("fedminmax", "fcfl") else 400)
+            assert (recipe.step, recipe.penalty, recipe.group_step) == (0.1, 0.1, 0.1)
+    assert Design().recipe("adult", "fedbio").weight_rounds == 400
+    # Where nothing is drawn at random, ten seeds on one split are one run; on ten splits they are not.
+    assert [len(job.seeds) for job in Design().jobs if job.method == "fcfl"] == [10] * 4
+    many = Design(splits="many").jobs
+    assert all(job.seeds == (job.split_seed,) for job in many)
+    assert from_configuration(json.loads(json.dumps(Design(grid=True).configuration()))) == Design(grid=True)
+
+
+@pytest.mark.parametrize(("dataset", "encoding"), [("credit", "clean"), ("credit", "paper"), ("adult", "paper")])
+def test_no_row_is_used_twice(dataset, encoding):
+    """Marked by their place in the table, rows of clients, validation and test part are all of them, each once."""
+    for distribution in ("iid", "noniid"):
+        split = make_split(dataset, distribution, 1, encoding)
+        parts = {name: len(getattr(split, name).labels) for name in ("train", "validation", "test")}
+        total = sum(parts.values())
+        assert total == {"credit": 1000, "adult": 32561}[dataset]
+        assert parts["test"] == round(TEST_SHARE * total)
+        assert abs(parts["validation"] - SET_ASIDE * (1 - TEST_SHARE) * total) < 10
+        federation = split.paper
+        assert federation.sizes.sum() == parts["train"]
+        np.testing.assert_array_equal(federation.inner_sizes + federation.val_sizes, federation.sizes)
+        assert federation.val_sizes.min() >= CASES[dataset].outer_batch
+        real = [np.asarray(federation.train["features"])[k, :size] for k, size in enumerate(federation.sizes)]
+        together = np.concatenate(real)
+
+        def in_order(rows):
+            return rows[np.lexsort(rows.T)]
+
+        np.testing.assert_array_equal(in_order(together), in_order(split.train.features))
+        assert (together[:, -1] == 1).all()
+        for k, size in enumerate(federation.val_sizes):
+            counts = np.bincount(np.asarray(federation.val["groups"])[k, :size], minlength=len(split.names))
+            assert (counts == counts[0]).all(), "the validation set holds equally many rows of every group"
+            first = federation.inner_sizes[k]
+            held = np.asarray(federation.val["features"])[k, :size]
+            np.testing.assert_array_equal(held, np.asarray(federation.train["features"])[k, first : first + size])
+        if distribution == "noniid":
+            largest = np.bincount(split.train.groups).argmax()
+            groups = np.asarray(federation.train["groups"])
+            held = np.array([(groups[k, :size] == largest).sum() for k, size in enumerate(federation.sizes)])
+            np.testing.assert_allclose(np.sort(held / held.sum()), [0.2, 0.2, 0.6], atol=0.02)
+
+
+def test_a_split_with_few_validation_rows_gets_a_smaller_batch():
+    design, job = Design(), Job("credit", "iid", "fedbio", 0.1, 0, (0,))
+    split = make_split("credit", "iid", 0, "clean")
+    assert table1.recipe_for(design, job, split).outer_batch_size == 8
+    few = replace(split, paper=replace(split.paper, val_sizes=np.array([16, 4, 16], np.int32)))
+    assert table1.recipe_for(design, job, few).outer_batch_size == 4
+    assert table1.recipe_for(design, replace(job, method="fedbio-cells"), few).outer_batch_size is None
+
+
+def test_statistics_of_the_encoding_come_from_training_rows_only():
+    split = make_split("credit", "iid", 0, "clean")
+    numbers = split.train.features[:, split.padding : split.padding + len(split.encoder.numbers)]
+    np.testing.assert_allclose(numbers.mean(axis=0), 0, atol=1e-6)
+    assert np.abs(split.test.features[:, split.padding : split.padding + 3].mean(axis=0)).max() > 1e-3
+
+
+def test_rows_tell_what_the_saved_models_do(finished):
+    """Every model, loaded from its file, predicts the raw test rows as the table says."""
+    data = load_credit("personal_status")
+    assert len(finished.models) == 12
+    for row in finished.rows.to_dict("records"):
+        method = next(name for name, label in LABELS.items() if label == row["method"])
+        job = Job("credit", row["split"], method, row["rate"], 0, (row["seed"],))
+        split = make_split("credit", row["split"], 0, "clean")
+        classifier = FairFederatedClassifier.load(model_file(finished, job.key(row["seed"]).replace(" ", "-")))
+        from fedbilevel.datasets import partition
+
+        _, test = partition.train_test_split(data.groups, test_share=TEST_SHARE, seed=0)
+        predicted = classifier.predict(data.X.iloc[test])
+        truth = data.y.to_numpy()[test]
+        assert row["test_accuracy"] == (predicted == truth).mean()
+        gap = equal_opportunity_difference(truth, predicted, sensitive_features=data.groups.iloc[test])
+        assert abs(row["test_gap"] - gap) < 1e-12
+        assert (
+            row["validation_accuracy"]
+            == (
+                (split.validation.features[:, split.padding :] @ classifier.params_ > 0) == split.validation.labels
+            ).mean()
+        )
+        last = finished.history[
+            (finished.history["split"] == row["split"])
+            & (finished.history["method"] == row["method"])
+            & (finished.history["seed"] == row["seed"])
+        ].iloc[-1]
+        assert last["test_accuracy"] == row["test_accuracy"]
+        assert last["bytes_up"] == row["bytes_up"] > 0
+    groups = finished.groups.query("part == 'test' and split == 'iid' and method == 'FedAvg' and seed == 0")
+    assert groups["count"].sum() == 300
+    assert sorted(groups["group"]) == sorted(data.groups.unique())
+
+
+def test_killed_and_started_again_gives_the_same(finished, tmp_path):
+    def start(lines):
+        child = subprocess.Popen([sys.executable, "-c", PROGRAM, tmp_path / "run"], stdout=subprocess.PIPE, text=True)
+        while lines and (line := child.stdout.readline()):
+            lines -= int(line) > 0
+        if lines == 0:
+            child.kill()
+        child.communicate(timeout=120)
+
+    start(2)
+    kept = read(tmp_path / "run")
+    assert kept.status == "running"
+    assert 0 < len(kept.rows) < 12
+    same_rows(table1.run(SMALL, tmp_path / "run", workers=1), finished)
+
+
+def test_ctrl_c_keeps_what_is_done(tmp_path):
+    def stop(state):
+        if state.done >= 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        table1.run(SMALL, tmp_path / "run", stop, workers=2)
+    kept = read(tmp_path / "run")
+    assert kept.status == "running"
+    assert len(kept.rows) >= 6
+    with pytest.raises(ValueError, match="was begun with seeds = 3, and now seeds is 4"):
+        table1.run(replace(SMALL, seeds=4), tmp_path / "run")
+
+
+def test_one_run_computed_again_is_the_same(finished, tmp_path):
+    for seed in (0, 1):
+        found = table1.verify(finished.path, seed)
+        assert found.differences == {}
+    rows = finished.path / "rows.csv"
+    kept, about = rows.read_bytes(), (finished.path / "run.toml").read_text()
+    try:
+        first = finished.rows.assign(test_accuracy=0.5)
+        first.to_csv(rows, index=False)
+        with pytest.raises(ValueError, match="damaged or was changed"):
+            table1.verify(finished.path, 0)
+        from fedbilevel.runs.reading import digest
+
+        old = about.split('"rows.csv" = "')[1].split('"')[0]
+        (finished.path / "run.toml").write_text(about.replace(old, digest(rows)))
+        assert set(table1.verify(finished.path, 0).differences) == {"test_accuracy"}
+    finally:
+        rows.write_bytes(kept)
+        (finished.path / "run.toml").write_text(about)
+
+
+def test_learning_rates_are_chosen_on_the_rows_set_aside(tmp_path):
+    design = Design(("credit",), ("iid",), ("fedavg",), seeds=2, steps=20, grid=True)
+    run = table1.run(design, tmp_path / "run", workers=1)
+    every = pd.read_csv(tmp_path / "run" / "grid.csv")
+    assert sorted(every["rate"].unique()) == sorted(RATES)
+    assert len(every) == 8
+    by_rate = every.groupby("rate")["validation_accuracy"].mean()
+    best = run.rows["rate"].unique()
+    assert len(best) == 1
+    assert by_rate[best[0]] == by_rate.max()
+    assert run.rows["setting"].unique() == [f"learning rate {best[0]:g}"]
+    assert set(every.loc[every["chosen"], "rate"]) == {best[0]}
+    assert len(run.models) == 2
+
+
+def test_choice_ignores_test_rows_and_diverged_runs():
+    class Folder:
+        def __init__(self, rows):
+            self.rows = rows
+
+        def parts(self):
+            return {key: {"rows": row} for key, row in self.rows.items()}
+
+    design = Design(("credit",), ("iid",), ("fedavg",), seeds=1, steps=5, grid=True)
+    said = {0.001: (0.7, 0.3, 0.9), 0.01: (0.8, 0.2, 0.1), 0.1: (0.8, 0.1, 0.0), 1.0: (np.nan, np.nan, 1.0)}
+    rows = {}
+    for job in design.jobs:
+        accuracy, gap, test = said[job.rate]
+        marks = {"dataset": "credit", "split": "iid", "method": "FedAvg", "split_seed": 0, "seed": 0, "rate": job.rate}
+        rows[job.key(0)] = pd.DataFrame(
+            [{**marks, "validation_accuracy": accuracy, "validation_gap": gap, "test_accuracy": test}]
+        )
+    order, extra = table1.chosen(design, Folder(rows))
+    assert order == ["credit iid fedavg 0.1 0"], "the highest validation accuracy, of equals the smaller gap"
+    assert extra["grid"]["chosen"].tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"datasets": ("compas",)}, "--datasets compas: unknown; choose from adult, credit"),
+        ({"methods": ()}, "--methods is empty: name one or several of fedavg"),
+        ({"splits": "two"}, "--splits two: unknown; choose one, many"),
+        ({"metric": "accuracy"}, "--metric accuracy: unknown; choose equal_opportunity"),
+        ({"seeds": 0}, "--seeds must be at least 1"),
+    ],
+)
+def test_bad_options(change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Design(**change)
+
+
+def test_lists_of_methods():
+    assert listed("FedAvg, fcfl,", "methods") == ("fedavg", "fcfl")
+    assert listed("fedavg,ours", "methods") == ("fedavg", "fedbio-cells", "fedbioacc-cells")
+    assert len(listed("all", "methods")) == 8
+    assert Design(methods=("fcfl", "fedavg")).methods == ("fedavg", "fcfl")
+
+
+def test_the_pool_runs_every_job_once_and_passes_on_what_failed():
+    prepared, done, lock = set(), [], threading.Lock()
+
+    def work(job):
+        assert job[0] in prepared
+        time.sleep(0.001)
+        with lock:
+            done.append(job)
+
+    programs = [(name, [(name, number) for number in range(7)]) for name in "abcd"]
+    Pool(prepared.add, work, rank=lambda job: job[1]).run(programs, 3)
+    assert sorted(done) == sorted(job for _, jobs in programs for job in jobs)
+
+    def fail(job):
+        raise ArithmeticError(f"job {job}")
+
+    with pytest.raises(ArithmeticError, match="job"):
+        Pool(prepared.add, fail, rank=lambda job: job[1]).run(programs, 2)
