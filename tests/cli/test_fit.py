@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedbilevel import storage
 from fedbilevel.fairness import bootstrap_difference, bootstrap_interval
 from fedbilevel.jobs.fit import job as experiment
 from fedbilevel.jobs.fit import strength as fit_strength
@@ -20,7 +21,6 @@ from fedbilevel.jobs.fit import train as fit_train
 from fedbilevel.jobs.fit.data import Part, joined, prepare, read_sites
 from fedbilevel.jobs.fit.measure import differences, gap, group_rows, intervals, wilson
 from fedbilevel.jobs.fit.train import FitOptions
-from fedbilevel.runs import folder as folders
 from fedbilevel.runs import read
 from fedbilevel.tables.files.reading import open_table
 from fedbilevel.tables.schema.encoder import Encoder, combine, parse, site_statistics
@@ -209,14 +209,14 @@ def test_a_stopped_run_goes_on_and_ends_the_same(call, fitted, quick, tmp_path, 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         if fault == "full disk":
-            real = folders._write
+            real = storage.draft
 
-            def full(target, contents):
+            def full(target, *mode):
                 if "cells" in target.name:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                return real(target, contents)
+                return real(target, *mode)
 
-            patch.setattr(folders, "_write", full)
+            patch.setattr(storage, "draft", full)
         else:
             usual = experiment.train
 

@@ -194,10 +194,10 @@ def test_one_run_computed_again_is_the_same(finished, tmp_path):
         first.to_csv(rows, index=False)
         with pytest.raises(ValueError, match="damaged or was changed"):
             table1.verify(finished.path, 0)
-        from fedbilevel.runs.reading import digest
+        from fedbilevel.runs.tables import digest
 
         old = about.split('"rows.csv" = "')[1].split('"')[0]
-        (finished.path / "run.toml").write_text(about.replace(old, digest(rows)))
+        (finished.path / "run.toml").write_text(about.replace(old, digest(rows.read_bytes())))
         assert set(table1.verify(finished.path, 0).differences) == {"test_accuracy"}
     finally:
         rows.write_bytes(kept)

@@ -5,29 +5,35 @@
     run.toml              format, command, version, when, status; the resolved configuration; the environment; the command
     rows.csv .parquet     one row a finished run           groups.csv    rates of every group
     weights.csv           learned weights                  history.csv   convergence and cost
+    NAME.csv              further tables of a command: `Run.others`
     models/*.npz          one file a model                 log.txt       lines with time stamps
     parts/                results saved and not yet merged into the tables above
     lock                  held while a process writes
 
 Every file appears whole or not at all.  A part is written before the next one starts, so a process that is killed loses the
 parts it was computing and nothing else; `RunFolder.open` with the same configuration goes on from there.
+
+What a row says, by command (columns of `ROWS` that a command does not measure are empty):
+
+``table1``
+    dataset adult | credit, split iid | noniid.  With ``--grid`` also the table ``grid``: every learning rate tried.
+``bench``
+    dataset is the task, split the lower level (local | global), method the algorithm; ``score``, ``solved``, ``objective``.
+``fairness``
+    dataset is the case (adult-sex | adult-race | credit-status), split iid | noniid, seed and split_seed the number of the
+    random split; every method with its default setting, the rows set aside being the validation rows.  Tables in `Run.others`:
+    ``fairness-rows`` (case, distribution, split, method, setting, default, {train,aside,test}_{accuracy,gap,gap_majority,lead},
+    weights: all settings), ``fairness-table``, ``fairness-chosen``, ``fairness-fronts``, ``fairness-duels`` (the last three
+    where grids were run) and ``fairness-floors``.  Another call adds cases and splits to a finished folder; its parts stay.
+``rates``
+    dataset is the horizon ("T = 200"), split the algorithm (fedbio | fedbioacc), method the variant, seed the problem or the
+    noise seed; ``mean_square`` is the mean of ‖grad h‖^2 up to the horizon (lower is better), for the theorems' own step sizes
+    beside their ``bound``.  Tables in `Run.others`: ``rates-points``, ``rates-slopes``, ``rates-bounds``, ``rates-checks``,
+    ``rates-communication``, ``rates-estimator``, ``rates-speedup``.
 """
 
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.reading import FORMAT, Run, model_file, read
 from fedbilevel.runs.tables import GROUPS, HISTORY, ROWS, TABLES, WEIGHTS
-from fedbilevel.runs.toml import toml_text
 
-__all__ = [
-    "FORMAT",
-    "GROUPS",
-    "HISTORY",
-    "ROWS",
-    "TABLES",
-    "WEIGHTS",
-    "Run",
-    "RunFolder",
-    "model_file",
-    "read",
-    "toml_text",
-]
+__all__ = ["FORMAT", "GROUPS", "HISTORY", "ROWS", "TABLES", "WEIGHTS", "Run", "RunFolder", "model_file", "read"]

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
 import platform
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
+from fedbilevel import storage
 from fedbilevel._version import __version__
-from fedbilevel.runs.reading import FORMAT, MODELS, PARTS, SETTINGS_FILE, Run, digest, read, read_about, read_parts
-from fedbilevel.runs.tables import TABLES, models_of, part_text, stacked, tidy
-from fedbilevel.runs.toml import plain, toml_text
+from fedbilevel.runs.reading import FORMAT, MODELS, PARTS, SETTINGS_FILE, Run, read, read_about, read_parts
+from fedbilevel.runs.tables import TABLES, csv_text, digest, models_of, part_name, part_text, stacked, tidy
 
-try:
-    import fcntl
-except ImportError:  # no such lock on this system: keeping two processes apart is then up to the user
-    fcntl = None  # type: ignore[assignment]
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 Model = Mapping[str, Any] | Callable[[Path], Any]
 """Arrays by name, or a function that writes the ``.npz`` file it is given."""
@@ -38,37 +32,30 @@ PACKAGES = ("jax", "jaxlib", "numpy", "pandas", "scipy", "scikit-learn")
 class RunFolder:
     """A run folder open for writing; see `open`.  Methods may be called from several threads."""
 
-    def __init__(self, path: Path, lock: IO[str], about: dict[str, Any], keys: set[str]) -> None:
+    def __init__(self, path: Path, lock: FileLock, about: dict[str, Any], keys: set[str], grows: bool) -> None:
         self.path = path
-        self._lock, self._about, self._keys = lock, about, keys
+        self._lock, self._about, self._keys, self._grows = lock, about, keys, grows
         self._threads = threading.Lock()
 
     @classmethod
-    def open(cls, path: str | Path, *, command: str, configuration: Mapping[str, Any], line: str = "") -> RunFolder:
+    def open(
+        cls, path: str | Path, *, command: str, configuration: Mapping[str, Any], line: str = "", grows: bool = False
+    ) -> RunFolder:
         """Create the folder, or go on with the run that is in it.
 
         ``configuration`` is every resolved option; ``line`` the command that reproduces the run.  A folder with another
         configuration, of a later format, in use by another process, or that cannot be written to is refused (ValueError)
-        and stays as it is.
+        and stays as it is.  With ``grows`` the parts stay when the run is finished, and a later call may add to them.
         """
         folder = Path(path)
-        wanted = plain(configuration, "configuration")
+        wanted = storage.plain(configuration, "configuration")
         with _explained(folder, "write to"):
             folder.mkdir(parents=True, exist_ok=True)
-            known = {"lock", "log.txt", SETTINGS_FILE}
-            if not (folder / SETTINGS_FILE).exists():
-                strange = sorted(
-                    file.name for file in folder.iterdir() if file.name not in known and file.name[0] != "."
-                )
-                if strange:
-                    raise ValueError(
-                        f"{folder} holds other files ({strange[0]}) and no run: name a new or empty folder."
-                    )
+            _check_empty(folder)
             lock = _take_lock(folder)
         try:
             with _explained(folder, "write to"):
-                for leftover in [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]:
-                    leftover.unlink(missing_ok=True)  # drafts of a process that was killed
+                storage.remove_drafts(folder)
                 if (folder / SETTINGS_FILE).exists():
                     about = read_about(folder)
                     _check_same(folder, about, command, wanted)
@@ -77,23 +64,27 @@ class RunFolder:
                     about, keys = _new(command, wanted, line), set()
                     (folder / PARTS).mkdir(exist_ok=True)
                     (folder / MODELS).mkdir(exist_ok=True)
-                    _write(folder / SETTINGS_FILE, toml_text(about).encode())
-            run = cls(folder, lock, about, keys)
-            run.log(
-                f"{command}: {'complete' if run.complete else f'going on after {len(keys)} parts' if keys else 'begins'}"
-            )
+                    storage.write_toml(folder / SETTINGS_FILE, about)
+            run = cls(folder, lock, about, keys, grows)
+            status = "complete" if run.complete else f"going on after {len(keys)} parts" if keys else "begins"
+            run.log(f"{command}: {status}")
             return run
         except BaseException:
-            lock.close()
+            lock.release()
             raise
 
     @property
     def complete(self) -> bool:
         return bool(self._about["status"] == "complete")
 
+    @property
+    def keys(self) -> set[str]:
+        """Keys of the parts that are in the folder."""
+        return set(self._keys)
+
     def done(self, key: str) -> bool:
         """Whether the part ``key`` has been saved, in this process or an earlier one."""
-        return self.complete or key in self._keys
+        return key in self._keys or (self.complete and not self._grows)
 
     def save(
         self,
@@ -103,29 +94,31 @@ class RunFolder:
         groups: pd.DataFrame | None = None,
         weights: pd.DataFrame | None = None,
         history: pd.DataFrame | None = None,
+        others: Mapping[str, pd.DataFrame] | None = None,
         models: Mapping[str, Model] | None = None,
     ) -> None:
         """Keep the results of one part: all of them, or (should this process die) none."""
         if self.done(key):
             raise ValueError(f"The part {key!r} of {self.path} has been saved before.")
-        given = {"rows": rows, "groups": groups, "weights": weights, "history": history}
+        given = {"rows": rows, "groups": groups, "weights": weights, "history": history, **(others or {})}
         tables = {name: tidy(name, frame) for name, frame in given.items() if frame is not None}
         with _explained(self.path, "save results in"):
+            if self.complete:
+                self._describe({"status": "running", "files": None})
             for name, model in (models or {}).items():
                 _write_model(self.path / MODELS / f"{name}.npz", model)
             # The part itself comes last: with it, the results count as saved.
-            _write(self.path / PARTS / part_name(key), part_text(key, tables, list(models or {})))
+            storage.write(self.path / PARTS / part_name(key), part_text(key, tables, list(models or {})))
         with self._threads:
             self._keys.add(key)
 
     def log(self, text: str) -> None:
         """One line, with the time, at the end of log.txt."""
-        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         with self._threads, _explained(self.path, "save results in"), (self.path / "log.txt").open("a") as file:
-            file.write(f"{now} {' '.join(text.split())}\n")
+            file.write(f"{_now()} {' '.join(text.split())}\n")
 
     def parts(self) -> dict[str, dict[str, pd.DataFrame]]:
-        """The tables of every saved part, by key; of a complete run there are none left."""
+        """The tables of every saved part, by key; of a complete run that does not grow there are none left."""
         return dict(read_parts(self.path))
 
     def finish(self, order: Sequence[str] | None = None, extra: Mapping[str, pd.DataFrame] | None = None) -> Run:
@@ -148,39 +141,40 @@ class RunFolder:
             raise ValueError(
                 f"The part {absent[0]!r} of {self.path} has not been saved, so the run cannot be finished."
             )
+        pieces: dict[str, list[pd.DataFrame]] = {name: [] for name in TABLES}
+        for key in order:
+            for name, frame in parts[key].items():
+                pieces.setdefault(name, []).append(frame)
+        merged = {name: stacked(name, frames) for name, frames in pieces.items() if frames}
         files = {}
-        for name in TABLES:
-            frames = [parts[key][name] for key in order if name in parts[key]]
-            if not frames:
-                continue
-            table = stacked(name, frames)
-            file = self.path / f"{name}.csv"
-            _write(file, table.to_csv(index=False, lineterminator="\n").encode())
-            files[file.name] = digest(file)
-            if name == "rows":
-                self._write_parquet(file.with_suffix(".parquet"), table)
-        for name, table in extra.items():
-            _write(self.path / f"{name}.csv", table.to_csv(index=False, lineterminator="\n").encode())
-            files[f"{name}.csv"] = digest(self.path / f"{name}.csv")
-        finished = {**self._about, "status": "complete", "files": files}
-        _write(self.path / SETTINGS_FILE, toml_text(finished).encode())
-        self._about = finished
+        for name, table in {**merged, **extra}.items():
+            text = csv_text(table)
+            storage.write(self.path / f"{name}.csv", text)
+            files[f"{name}.csv"] = digest(text)
+        if "rows" in merged:
+            self._write_parquet(self.path / "rows.parquet", merged["rows"])
+        self._describe({"status": "complete", "files": files})
         for key in parts:
             file = self.path / PARTS / part_name(key)
             if key not in order:
                 for name in models_of(file):
                     (self.path / MODELS / f"{name}.npz").unlink(missing_ok=True)
-            file.unlink(missing_ok=True)
+            if not self._grows:
+                file.unlink(missing_ok=True)
+
+    def _describe(self, change: dict[str, Any]) -> None:
+        self._about = {**self._about, **change}
+        storage.write_toml(self.path / SETTINGS_FILE, self._about)
 
     def _write_parquet(self, file: Path, table: pd.DataFrame) -> None:
         """A second form of the rows for other programs, where pyarrow is installed; nothing of ours reads it."""
         if find_spec("pyarrow") is None:
             self.log("rows.parquet was not written: it needs pyarrow (install fedbilevel[report]).")
             return
-        _write(file, table.to_parquet(index=False))
+        storage.write(file, table.to_parquet(index=False))
 
     def close(self) -> None:
-        self._lock.close()
+        self._lock.release()
 
     def __enter__(self) -> RunFolder:
         return self
@@ -190,37 +184,40 @@ class RunFolder:
     ) -> None:
         try:
             if error is not None:
-                self.log(f"stopped: {error or kind.__name__ if kind else error}")
-        except ValueError:
-            pass  # what stopped the run is what must be heard, not that it could not be noted
+                with suppress(ValueError):  # what stopped the run must be heard, not that it could not be noted
+                    self.log(f"stopped: {error or kind.__name__ if kind else error}")
         finally:
             self.close()
 
 
-def part_name(key: str) -> str:
-    """A file name for any key: readable, and different for different keys."""
-    readable = re.sub(r"[^A-Za-z0-9]+", "-", key).strip("-")[:80]
-    return f"{readable}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _new(command: str, configuration: dict[str, Any], line: str) -> dict[str, Any]:
+    machine = {"python": platform.python_version(), "platform": platform.platform(), "processors": os.cpu_count() or 1}
     packages = {}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             packages[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    machine = {"python": platform.python_version(), "platform": platform.platform(), "processors": os.cpu_count() or 1}
     return {
         "format": FORMAT,
         "command": command,
         "fedbilevel": __version__,
-        "created": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "created": _now(),
         "status": "running",
         "configuration": configuration,
         "environment": {**machine, **packages},
         "arguments": {"line": line},
     }
+
+
+def _check_empty(folder: Path) -> None:
+    """A folder without a run may hold nothing else."""
+    names = sorted(file.name for file in folder.iterdir())
+    strange = [name for name in names if name not in ("lock", "log.txt") and name[0] != "."]
+    if SETTINGS_FILE not in names and strange:
+        raise ValueError(f"{folder} holds other files ({strange[0]}) and no run: name a new or empty folder.")
 
 
 def _check_same(folder: Path, about: dict[str, Any], command: str, wanted: dict[str, Any]) -> None:
@@ -230,7 +227,7 @@ def _check_same(folder: Path, about: dict[str, Any], command: str, wanted: dict[
     kept = about["configuration"]
     for name in [*wanted, *(name for name in kept if name not in wanted)]:
         # As text: that is what was kept, and a NaN must equal itself.
-        old, new = (toml_text({name: table[name]}) if name in table else "" for table in (kept, wanted))
+        old, new = (storage.toml_text({name: table[name]}) if name in table else "" for table in (kept, wanted))
         if old != new:
             shown = [f"{table[name]!r}" if name in table else "none" for table in (kept, wanted)]
             raise ValueError(f"{folder} was begun with {name} = {shown[0]}, and now {name} is {shown[1]}: {remedy}")
@@ -241,23 +238,14 @@ def _check_same(folder: Path, about: dict[str, Any], command: str, wanted: dict[
         )
 
 
-def _take_lock(folder: Path) -> IO[str]:
-    file = (folder / "lock").open("a+")
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            owner = file.read().strip()
-            file.close()
-            raise ValueError(
-                f"{folder} is in use by another process{f' ({owner})' if owner else ''}: wait for it, or name another folder."
-            ) from None
-    file.seek(0)
-    file.truncate()
-    file.write(f"process {os.getpid()}")
-    file.flush()
-    return file
+def _take_lock(folder: Path) -> FileLock:
+    try:
+        return storage.lock(folder / "lock")
+    except storage.Busy as busy:
+        owner = f" ({busy})" if str(busy) else ""
+        raise ValueError(
+            f"{folder} is in use by another process{owner}: wait for it, or name another folder."
+        ) from None
 
 
 @contextmanager
@@ -270,28 +258,9 @@ def _explained(folder: Path, doing: str) -> Iterator[None]:
         raise ValueError(f"Cannot {doing} {folder} ({reason}); what was saved there before is intact.") from error
 
 
-def _write(target: Path, contents: bytes) -> None:
-    """Under a temporary name first, on the disk before it is renamed."""
-    draft = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    try:
-        with draft.open("wb") as file:
-            file.write(contents)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
 def _write_model(target: Path, model: Model) -> None:
     if not callable(model):
-        memory = io.BytesIO()
-        np.savez(memory, **{name: np.asarray(array) for name, array in model.items()})  # type: ignore[arg-type]
-        _write(target, memory.getvalue())
+        storage.write_arrays(target, model)
         return
-    draft = target.with_name(f".{target.stem}.{os.getpid()}-{threading.get_ident()}.tmp")
-    try:
+    with storage.draft(target) as draft:
         model(draft)
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)

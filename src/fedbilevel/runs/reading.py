@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedbilevel.runs.tables import TABLES, read_csv, read_part, stacked
+from fedbilevel.runs.tables import TABLES, digest, read_csv, read_part, stacked
 
 FORMAT = 1
 SETTINGS_FILE = "run.toml"
@@ -19,7 +18,8 @@ PARTS, MODELS = "parts", "models"
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What a run folder holds.  Tables that it lacks are empty; ``status`` is "running" or "complete"."""
+    """What a run folder holds.  Tables that it lacks are empty; ``others``: a command's own tables, by name; ``status`` is
+    "running" or "complete"."""
 
     path: Path
     command: str
@@ -31,6 +31,7 @@ class Run:
     groups: pd.DataFrame
     weights: pd.DataFrame
     history: pd.DataFrame
+    others: dict[str, pd.DataFrame]
     created: str
     version: str
     format: int
@@ -47,10 +48,12 @@ def read(path: str | Path) -> Run:
     about = read_about(folder)
     files = about.get("files", {})
     if about["status"] == "complete":
-        tables = {name: _merged(folder, name, files) for name in TABLES}
+        tables = {file.removesuffix(".csv"): _merged(folder / file, files[file]) for file in files}
     else:
         parts = [tables for _, tables in read_parts(folder)]
-        tables = {name: stacked(name, [part[name] for part in parts if name in part]) for name in TABLES}
+        names = dict.fromkeys(name for tables in parts for name in tables)
+        tables = {name: stacked(name, [part[name] for part in parts if name in part]) for name in names}
+    usual = {name: tables.pop(name, None) for name in TABLES}
     return Run(
         folder,
         about["command"],
@@ -58,7 +61,8 @@ def read(path: str | Path) -> Run:
         about["configuration"],
         about.get("environment", {}),
         about.get("arguments", {}).get("line", ""),
-        **tables,
+        **{name: stacked(name, []) if table is None else table for name, table in usual.items()},
+        others=tables,
         created=about.get("created", ""),
         version=about["fedbilevel"],
         format=about["format"],
@@ -115,18 +119,12 @@ def read_parts(folder: Path) -> list[tuple[str, dict[str, pd.DataFrame]]]:
     return found
 
 
-def digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def _merged(folder: Path, name: str, files: dict[str, str]) -> pd.DataFrame:
-    file = folder / f"{name}.csv"
-    if file.name not in files:
-        return stacked(name, [])
+def _merged(file: Path, checksum: str) -> pd.DataFrame:
     try:
-        if digest(file) != files[file.name]:
+        text = file.read_bytes()
+        if digest(text) != checksum:
             raise ValueError("it is not what the run wrote there")
-        return read_csv(name, file)
+        return read_csv(file.stem, text)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{file} is damaged or was changed ({_reason(error)}): restore it, or run the command again into another folder."

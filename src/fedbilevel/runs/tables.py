@@ -1,9 +1,12 @@
-"""The four tables of a run folder: their columns, and frames as text and back without losing a bit."""
+"""The tables of a run folder: their columns, and frames as text and back without losing a bit."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,12 @@ _TYPES: dict[str, Any] = {"text": "str", "whole": "int64", "number": "float64"}
 
 
 def tidy(name: str, frame: pd.DataFrame | None) -> pd.DataFrame:
-    """The table ``name`` with its own columns first and typed, those that ``frame`` lacks empty (or 0 where whole)."""
+    """The table ``name`` with its own columns first and typed, those that ``frame`` lacks empty (or 0 where whole).
+
+    A table that is a command's own stays as it is.
+    """
+    if name not in TABLES:
+        return pd.DataFrame() if frame is None else frame.reset_index(drop=True)
     columns = TABLES[name]
     if frame is None or (frame.empty and len(frame.columns) == 0):
         return pd.DataFrame({column: pd.Series(dtype=_TYPES[kind]) for column, kind in columns.items()})
@@ -49,7 +57,8 @@ def tidy(name: str, frame: pd.DataFrame | None) -> pd.DataFrame:
                 values = values.astype(object).where(values.notna(), "")
             series[column] = values.astype(_TYPES[kind])
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{name}: the column {column!r} must hold {_said(kind)} ({error}).") from error
+            said = {"text": "text", "whole": "whole numbers", "number": "numbers"}[kind]
+            raise ValueError(f"{name}: the column {column!r} must hold {said} ({error}).") from error
     extra = {str(column): frame[column] for column in frame.columns if column not in columns}
     return pd.DataFrame({**series, **extra}).reset_index(drop=True)
 
@@ -58,6 +67,20 @@ def stacked(name: str, frames: list[pd.DataFrame]) -> pd.DataFrame:
     """Several tables one below the other; a column that only some of them have is empty in the others."""
     filled = [frame for frame in frames if len(frame)]
     return tidy(name, pd.concat(filled, ignore_index=True) if filled else None)
+
+
+def digest(contents: bytes) -> str:
+    return hashlib.sha256(contents).hexdigest()
+
+
+def csv_text(frame: pd.DataFrame) -> bytes:
+    return frame.to_csv(index=False, lineterminator="\n").encode()
+
+
+def part_name(key: str) -> str:
+    """A file name for any key: readable, and different for different keys."""
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", key).strip("-")[:80]
+    return f"{readable}-{digest(key.encode())[:12]}.json"
 
 
 def to_record(frame: pd.DataFrame) -> dict[str, Any]:
@@ -78,13 +101,13 @@ def part_text(key: str, tables: dict[str, pd.DataFrame], models: list[str]) -> b
     """What a part's file holds: a digest, so that damage is seen, and below it everything else."""
     record = {"key": key, "tables": {name: to_record(frame) for name, frame in tables.items()}, "models": models}
     body = json.dumps(record).encode()
-    return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+    return digest(body).encode() + b"\n" + body
 
 
 def read_part(file: Path) -> tuple[str, dict[str, pd.DataFrame]]:
     """(key, tables) of a part; ValueError where the file is not what was written."""
-    digest, _, body = file.read_bytes().partition(b"\n")
-    if hashlib.sha256(body).hexdigest().encode() != digest:
+    checksum, _, body = file.read_bytes().partition(b"\n")
+    if digest(body).encode() != checksum:
         raise ValueError("its contents do not match their checksum")
     record = json.loads(body)
     return record["key"], {name: from_record(table) for name, table in record["tables"].items()}
@@ -95,15 +118,12 @@ def models_of(file: Path) -> list[str]:
     return list(json.loads(file.read_bytes().partition(b"\n")[2])["models"])
 
 
-def read_csv(name: str, file: Path) -> pd.DataFrame:
+def read_csv(name: str, text: bytes) -> pd.DataFrame:
     """A merged table, typed as it was written, every number with all its bits."""
-    texts = pd.read_csv(file, dtype="str", keep_default_na=False, encoding="utf-8")
-    own = TABLES[name]
-    read = {"text": lambda values: values, "whole": _whole, "number": _numbers}
-    frame = pd.DataFrame({column: read[own.get(column, "text")](texts[column]) for column in texts.columns})
-    for column in frame.columns.difference(list(own)):
-        frame[column] = _guessed(texts[column])
-    return tidy(name, frame)
+    texts = pd.read_csv(io.BytesIO(text), dtype="str", keep_default_na=False, encoding="utf-8")
+    read = {"text": lambda values: values, "whole": _whole, "number": _numbers, "": _guessed}
+    kinds = TABLES.get(name, {})
+    return tidy(name, pd.DataFrame({column: read[kinds.get(column, "")](texts[column]) for column in texts.columns}))
 
 
 def _whole(values: pd.Series[Any]) -> pd.Series[Any]:
@@ -116,14 +136,10 @@ def _numbers(values: pd.Series[Any]) -> pd.Series[Any]:
 
 
 def _guessed(values: pd.Series[Any]) -> pd.Series[Any]:
-    """A command's own column: truth values, numbers, or else text."""
+    """A command's own column: truth values, whole numbers, numbers, or else text."""
     if len(values) and values.isin(["True", "False"]).all():
         return values == "True"
-    try:
-        return _numbers(values)
-    except ValueError:
-        return values
-
-
-def _said(kind: str) -> str:
-    return {"text": "text", "whole": "whole numbers", "number": "numbers"}[kind]
+    for read in (_whole, _numbers):
+        with suppress(ValueError):
+            return read(values)
+    return values
