@@ -8,7 +8,7 @@ from scipy import stats
 from fedbilevel.report.comparison import as_table, compare, difference
 from fedbilevel.report.published import TABLE1, printed
 from fedbilevel.report.reading import study
-from fedbilevel.report.summary import bands, cells, spread, verdicts, wilson
+from fedbilevel.report.summary import bands, cells, spread, verdicts
 from fedbilevel.runs import RunFolder
 from tests.report.folders import METHODS, bench, fit, table1
 
@@ -102,14 +102,6 @@ def test_bands_are_spreads(tmp_path):
     for place in (10, 20):
         one = spread(read, values[places == place])
         assert found.loc[place].tolist() == pytest.approx([one.estimate, one.low, one.high])
-
-
-def test_wilson_against_scipy():
-    for positive, count in ((0, 7), (3, 11), (400, 500)):
-        exact = stats.binomtest(positive, count).proportion_ci(0.95, "wilson")
-        assert wilson(positive / count, count) == pytest.approx((exact.low, exact.high), abs=1e-12)
-    assert np.isnan(wilson(np.nan, 5)).all()
-    assert np.isnan(wilson(0.5, 0)).all()
 
 
 def test_the_paper_s_table():

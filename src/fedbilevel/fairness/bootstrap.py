@@ -3,28 +3,27 @@
 Models are compared on the same redrawn rows (`bootstrap_difference`): what both share then cancels. A disparity is
 never negative, and its bootstrap distribution lies too high when the true one is near zero, so an interval for it
 practically never contains 0: judge by differences.
+
+Accuracy and disparities depend on the rows only through their `Counts`.  Redrawing rows within the cells (group and label
+together) is therefore drawing binomial counts, and for two models on the same rows multinomial ones (`redrawn_counts`): the
+same distribution, thousands of times faster.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbilevel.fairness.counts import CRITERIA, METHODS, Counts, Floats
 from fedbilevel.fairness.intervals import Interval, check_level, percentile
-from fedbilevel.fairness.metrics import (
-    CRITERIA,
-    METHODS,
-    Encoded,
-    GroupLeftOut,
-    check_choice,
-    encode,
-    encoded_disparity,
-)
+from fedbilevel.fairness.metrics import Encoded, GroupLeftOut, check_choice, encode
 
 STRATA = ("cell", "group", "none")
 
@@ -65,10 +64,8 @@ def bootstrap_interval(
     """
     data = encode(y_true, y_pred, sensitive_features, sample_weight, pos_label)
     check_level(level)
-    evaluate = _evaluator(metric, method)
-    estimate = evaluate(data)
-    drawn = [_or_nan(evaluate, _take(data, rows)) for rows in _resamples(data, strata, resamples, seed)]
-    return percentile(estimate, drawn, level, size=data.y_true.size)
+    (values,) = _values(metric, method, [data], strata, resamples, seed)
+    return percentile(float(values[0]), values[1:], level, size=data.y_true.size)
 
 
 def bootstrap_difference(
@@ -90,36 +87,67 @@ def bootstrap_difference(
 
     The other arguments are those of `bootstrap_interval`.
     """
-    ours = encode(y_true, y_pred, sensitive_features, sample_weight, pos_label)
-    theirs = encode(y_true, y_pred_baseline, sensitive_features, sample_weight, pos_label)
+    both = [encode(y_true, y, sensitive_features, sample_weight, pos_label) for y in (y_pred, y_pred_baseline)]
     check_level(level)
-    evaluate = _evaluator(metric, method)
-    estimate = evaluate(ours) - evaluate(theirs)
-    drawn = [
-        _or_nan(evaluate, _take(ours, rows)) - _or_nan(evaluate, _take(theirs, rows))
-        for rows in _resamples(ours, strata, resamples, seed)
-    ]
-    return percentile(estimate, drawn, level, size=ours.y_true.size)
+    ours, theirs = _values(metric, method, both, strata, resamples, seed)
+    differences = ours - theirs
+    return percentile(float(differences[0]), differences[1:], level, size=both[0].y_true.size)
 
 
-def _evaluator(metric: Metric, method: str) -> Callable[[Encoded], float]:
+def redrawn_counts(
+    labels: Any, decisions: Sequence[Any], groups: Any, names: int, *, resamples: int, seed: int
+) -> list[Counts]:
+    """The counts of every model in ``decisions`` over ``resamples`` draws of the rows within their cells.
+
+    A draw says for each cell how often every combination of the models' decisions occurs, so the models share their rows.
+    """
+    combinations = 2 ** len(decisions)
+    combination = sum(np.asarray(decided, np.int64) << model for model, decided in enumerate(decisions))
+    cell = 2 * np.asarray(groups, np.int64) + np.asarray(labels, np.int64)
+    observed = np.bincount(cell * combinations + combination, minlength=2 * names * combinations)
+    observed = observed.reshape(2 * names, combinations)
+    sizes = observed.sum(axis=1)
+    shares = observed / np.maximum(sizes, 1)[:, None]
+    shares[sizes == 0, 0] = 1.0
+    generator = np.random.default_rng(seed)
+    drawn = np.stack([generator.multinomial(n, p, size=resamples) for n, p in zip(sizes, shares, strict=True)], axis=1)
+    counts = []
+    for model in range(len(decisions)):
+        positive = drawn[..., np.arange(combinations) >> model & 1 == 1].sum(axis=-1)
+        counts.append(Counts(np.stack([sizes - positive, positive], axis=-1).reshape(resamples, names, 2, 2)))
+    return counts
+
+
+def _values(
+    metric: Metric, method: str, models: Sequence[Encoded], strata: str, resamples: int, seed: int
+) -> list[Floats]:
+    """Per model the metric on the rows themselves, then on every redrawn sample of them."""
     check_choice("method", method, METHODS)
     if isinstance(metric, str):
-        name = metric
-        check_choice("metric", name, (*CRITERIA, "accuracy"))
-        if name == "accuracy":
-            return _accuracy
-        return lambda data: encoded_disparity(data, name, method)
-    function = metric
+        check_choice("metric", metric, (*CRITERIA, "accuracy"))
+        look: Callable[[Encoded], Any] = attrgetter("counts")
+    else:
+        look = partial(_of_rows, metric)
+    seen = [[look(data)] for data in models]
+    for rows in _resamples(models[0], strata, resamples, seed):
+        for of_model, data in zip(seen, models, strict=True):
+            # The same call has just succeeded on the rows themselves: what a redrawn sample refuses is undefined, not wrong.
+            try:
+                of_model.append(look(_take(data, rows)))
+            except ValueError:
+                of_model.append(math.nan)
+    if not isinstance(metric, str):
+        return [np.array(values) for values in seen]
+    counts = map(Counts.stack, seen)
+    return [found.overall(metric) if metric == "accuracy" else found.gap(metric, method) for found in counts]
 
-    def evaluate(data: Encoded) -> float:
-        names = np.asarray(data.names, dtype=object)
-        weights = {} if data.weight is None else {"sample_weight": data.weight}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", GroupLeftOut)
-            return float(function(data.y_true, data.y_pred, sensitive_features=names[data.groups], **weights))
 
-    return evaluate
+def _of_rows(function: Callable[..., float], data: Encoded) -> float:
+    names = np.asarray(data.names, dtype=object)
+    weights = {} if data.weight is None else {"sample_weight": data.weight}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GroupLeftOut)
+        return float(function(data.y_true, data.y_pred, sensitive_features=names[data.groups], **weights))
 
 
 def _resamples(data: Encoded, strata: str, resamples: int, seed: int) -> Iterator[NDArray[np.int64]]:
@@ -138,17 +166,3 @@ def _resamples(data: Encoded, strata: str, resamples: int, seed: int) -> Iterato
 def _take(data: Encoded, rows: NDArray[np.int64]) -> Encoded:
     weight = None if data.weight is None else data.weight[rows]
     return Encoded(data.y_true[rows], data.y_pred[rows], data.groups[rows], data.names, weight)
-
-
-def _or_nan(evaluate: Callable[[Encoded], float], data: Encoded) -> float:
-    # The same call has just succeeded on the rows themselves: what a redrawn sample refuses is undefined, not wrong.
-    try:
-        return evaluate(data)
-    except ValueError:
-        return math.nan
-
-
-def _accuracy(data: Encoded) -> float:
-    weight = np.ones(data.y_true.shape) if data.weight is None else data.weight
-    total = weight.sum()
-    return float(weight @ (data.y_true == data.y_pred) / total) if total > 0 else math.nan

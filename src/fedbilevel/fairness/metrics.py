@@ -1,15 +1,12 @@
 """How well a classifier does, and how differently it does for different groups.
 
 A disparity compares a rate between groups: the true positive rate (equal opportunity), true and false positive rates
-(equalized odds), the selection rate (demographic parity). Three ways to compare:
+(equalized odds), the selection rate (demographic parity); `fedbilevel.fairness.counts` has the rates and the three ways to
+compare them.
 
-    between_groups     the largest rate minus the smallest
-    to_overall         the largest distance of a group's rate to the rate over all rows
-    majority_vs_rest   the distance between the largest group and all others taken together
-
-The first two equal fairlearn's functions of the same names, with one deliberate difference. A group without positives
-has no true positive rate. Fairlearn counts it as 0, which makes the gap large for no fault of the classifier; here the
-group is left out, and that is reported: `disparity` lists it in `left_out`, the plain functions warn (`GroupLeftOut`).
+"between_groups" and "to_overall" equal fairlearn's functions of the same names, with one deliberate difference. A group
+without positives has no true positive rate. Fairlearn counts it as 0, which makes the gap large for no fault of the classifier;
+here the group is left out, and that is reported: `disparity` lists it in `left_out`, the plain functions warn (`GroupLeftOut`).
 """
 
 from __future__ import annotations
@@ -23,19 +20,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fedbilevel.fairness.counts import CRITERIA, METHODS, RATES, Counts, Floats
 from fedbilevel.tables.columns import binary_labels, check_lengths, encode_groups, listed, to_series
-
-METHODS = ("between_groups", "to_overall", "majority_vs_rest")
-# Criterion: the rates it compares. Of several rates the largest disparity counts.
-CRITERIA = {
-    "equal_opportunity": ("true_positive_rate",),
-    "equalized_odds": ("true_positive_rate", "false_positive_rate"),
-    "demographic_parity": ("selection_rate",),
-}
-# Rate: the rows it is a rate among, in words for messages.
-_AMONG = {"true_positive_rate": "positives", "false_positive_rate": "negatives", "selection_rate": "rows"}
-
-Floats = NDArray[np.float64]
 
 
 class GroupLeftOut(UserWarning):
@@ -69,6 +55,10 @@ class Encoded(NamedTuple):
     groups: NDArray[np.int32]
     names: list[Any]
     weight: Floats | None
+
+    @property
+    def counts(self) -> Counts:
+        return Counts.of(self.y_true, self.y_pred, self.groups, len(self.names), self.weight)
 
 
 def equal_opportunity_difference(
@@ -128,21 +118,16 @@ def disparity(
     check_choice("criterion", criterion, tuple(CRITERIA))
     check_choice("method", method, METHODS)
     data = encode(y_true, y_pred, sensitive_features, sample_weight, pos_label)
+    counts = data.counts
+    left_out = {}
     for rate in CRITERIA[criterion]:
-        if not _among(data, rate).any():
-            raise ValueError(f"y_true holds one class only, no {_AMONG[rate]}: {criterion} is undefined.")
-    table = _table(data)
-    left_out = {
-        rate: [name for name, value in zip(data.names, table[rate], strict=True) if math.isnan(value)]
-        for rate in CRITERIA[criterion]
-    }
-    return Disparity(
-        value=encoded_disparity(data, criterion, method),
-        criterion=criterion,
-        method=method,
-        table=table,
-        left_out={rate: names for rate, names in left_out.items() if names},
-    )
+        if not counts.among(rate).any():
+            raise ValueError(f"y_true holds one class only, no {_among(rate)}: {criterion} is undefined.")
+        without = [name for name, value in zip(data.names, counts.rates(rate), strict=True) if math.isnan(value)]
+        if without:
+            left_out[rate] = without
+    value = float(counts.gap(criterion, method))
+    return Disparity(value, criterion, method, counts.table(data.names), left_out)
 
 
 def group_table(
@@ -160,7 +145,8 @@ def group_table(
     >>> group_table([1, 0, 1, 1], [1, 0, 0, 1], sensitive_features=["a", "a", "b", "b"])["accuracy"].to_dict()
     {'a': 1.0, 'b': 0.5}
     """
-    return _table(encode(y_true, y_pred, sensitive_features, sample_weight, pos_label))
+    data = encode(y_true, y_pred, sensitive_features, sample_weight, pos_label)
+    return data.counts.table(data.names)
 
 
 def accuracy(y_true: Any, y_pred: Any, *, sample_weight: Any = None) -> float:
@@ -208,22 +194,6 @@ def encode(y_true: Any, y_pred: Any, sensitive_features: Any, sample_weight: Any
     return Encoded(true, predicted, groups, names, weight)
 
 
-def encoded_disparity(data: Encoded, criterion: str, method: str) -> float:
-    """A disparity from checked arrays; NaN where it is undefined."""
-    if method == "majority_vs_rest" and len(data.names) > 1:
-        majority = int(np.bincount(data.groups, minlength=len(data.names)).argmax())
-        data = data._replace(groups=(data.groups != majority).astype(np.int32), names=["majority", "rest"])
-    gaps = []
-    for rate in CRITERIA[criterion]:
-        of_group, overall = _rates(data, rate)
-        known = of_group[~np.isnan(of_group)]
-        if known.size < min(2, len(data.names)):
-            return math.nan
-        distance = np.abs(known - overall) if method == "to_overall" else known.max() - known
-        gaps.append(float(distance.max()))
-    return max(gaps)
-
-
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(allowed)}.")
@@ -240,41 +210,13 @@ def _plain(criterion: str, method: str, y_true: Any, y_pred: Any, groups: Any, w
         pos_label=pos_label,
     )
     for rate, names in result.left_out.items():
-        warnings.warn(f"{rate}: no {_AMONG[rate]} in group(s) {listed(names)}; left out.", GroupLeftOut, stacklevel=3)
+        warnings.warn(f"{rate}: no {_among(rate)} in group(s) {listed(names)}; left out.", GroupLeftOut, stacklevel=3)
     return result.value
 
 
-def _among(data: Encoded, rate: str) -> NDArray[np.bool_]:
-    if rate == "selection_rate":
-        return np.ones(data.y_true.shape, dtype=bool)
-    return np.equal(data.y_true, 1 if rate == "true_positive_rate" else 0)
-
-
-def _rates(data: Encoded, rate: str) -> tuple[Floats, float]:
-    """The weighted share predicted positive, by group and over all groups, among the rows that the rate is about."""
-    weight = _among(data, rate).astype(np.float64)
-    if data.weight is not None:
-        weight = weight * data.weight
-    return _ratio(data, weight * data.y_pred, weight)
-
-
-def _ratio(data: Encoded, above: Floats, below: Floats) -> tuple[Floats, float]:
-    hits = np.bincount(data.groups, above, minlength=len(data.names))
-    total = np.bincount(data.groups, below, minlength=len(data.names))
-    by_group = np.divide(hits, total, out=np.full(total.shape, np.nan), where=total > 0)
-    return by_group, float(hits.sum() / total.sum()) if total.sum() > 0 else math.nan
-
-
-def _table(data: Encoded) -> pd.DataFrame:
-    right = (data.y_true == data.y_pred).astype(np.float64)
-    weight = np.ones(right.shape) if data.weight is None else data.weight
-    count = np.bincount(data.groups, minlength=len(data.names))
-    positives = np.bincount(data.groups[data.y_true == 1], minlength=len(data.names))
-    columns: dict[str, Any] = {"count": count, "positives": positives, "negatives": count - positives}
-    columns["accuracy"] = _ratio(data, weight * right, weight)[0]
-    for rate in ("selection_rate", "true_positive_rate", "false_positive_rate"):
-        columns[rate] = _rates(data, rate)[0]
-    return pd.DataFrame(columns, index=pd.Index(data.names, name="group"))
+def _among(rate: str) -> str:
+    """The rows that a rate is about, in words."""
+    return RATES[rate].replace("count", "rows")
 
 
 def _weight(sample_weight: Any) -> Floats | None:

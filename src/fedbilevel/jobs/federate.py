@@ -20,9 +20,9 @@ from fedbilevel.federation.protocol.fair import FairProgram
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.jobs.fit.data import Part, encoded
 from fedbilevel.jobs.fit.job import SCHEMA_FILE, file_name
-from fedbilevel.jobs.fit.measure import group_rows, intervals, measures
+from fedbilevel.jobs.fit.measure import counted, group_rows, intervals, measures, quality
 from fedbilevel.jobs.fit.train import HISTORY_ROWS, FitOptions
-from fedbilevel.jobs.outcome import Outcome, from_counts, group_counts
+from fedbilevel.jobs.outcome import Outcome
 from fedbilevel.report.page.files import write_report
 from fedbilevel.runs import Run, RunFolder
 from fedbilevel.tables.files.reading import Table
@@ -160,16 +160,16 @@ def _save(folder: RunFolder, done: Outcome, fit: FitOptions, test: Table | None)
         "seconds": done.seconds,
     }
     tables = []
-    counts = done.decisions()
+    counts = done.counts()
     if counts is not None:
-        row |= from_counts("train", counts, fit.metric)
-        tables.append(group_counts("train", counts, schema.groups))
+        row |= quality("train", counts, fit.metric)
+        tables.append(group_rows("train", counts, schema.groups))
     if test is not None:
         rows = held_out(model, test)
-        probability = model.probability_of(rows.features)
-        row |= measures("test", rows, probability, schema.groups, fit.metric)
-        row |= intervals(rows, probability > 0.5, len(schema.groups), fit.metric, fit.seed)
-        tables.append(group_rows("test", rows, probability > 0.5, schema.groups))
+        probability, count = model.probability_of(rows.features), len(schema.groups)
+        row |= measures("test", rows, probability, count, fit.metric)
+        row |= intervals(rows, probability > 0.5, count, fit.metric, fit.seed)
+        tables.append(group_rows("test", counted(rows, probability > 0.5, count), schema.groups))
     weights = None
     if done.weights is not None:
         found = named_weights(done.weights, list(schema.groups), np.array([schema.negative, schema.positive]))

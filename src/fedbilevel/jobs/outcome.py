@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedbilevel.fairness.metrics import CRITERIA
+from fedbilevel.fairness.counts import Counts
 from fedbilevel.fairness.recipe import BILEVEL
 from fedbilevel.fairness.table_model import TableModel
 from fedbilevel.federation.protocol.fair import FairProgram
@@ -18,7 +17,6 @@ from fedbilevel.federation.protocol.record import read_answers as read_arrays_of
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.federation.protocol.site import read_answers
 from fedbilevel.federation.protocol.vault import read_arrays
-from fedbilevel.jobs.fit.measure import RATES, wilson
 
 
 class Outcome:
@@ -50,10 +48,10 @@ class Outcome:
             schema, self.program.encoder(self.agreed).statistics, self.program.model, self.answers[-1], label
         )
 
-    def decisions(self) -> np.ndarray | None:
-        """Rows ``[group, class, decision]`` of the sites that tell them; None where none does."""
-        told = [np.asarray(one["decisions"]) for one in self.reports.values() if "decisions" in one]
-        return np.sum(told, axis=0) if told else None
+    def counts(self) -> Counts | None:
+        """Rows by group, label and decision of the sites that tell them; None where none does."""
+        told = [np.asarray(report["decisions"]) for report in self.reports.values() if "decisions" in report]
+        return Counts(np.sum(told, axis=0)) if told else None
 
     def exchanges(self) -> pd.DataFrame:
         found = pd.read_csv(self.folder / "exchanges.csv")
@@ -93,36 +91,3 @@ class Outcome:
 
     def _stage(self, number: int) -> str:
         return ("weights", "model")[number] if self.recipe.method in BILEVEL else "model"
-
-
-def from_counts(part: str, counts: np.ndarray, metric: str) -> dict[str, float]:
-    """Accuracy and gap from rows by group, class and decision."""
-    right = counts[:, 0, 0].sum() + counts[:, 1, 1].sum()
-    gaps = []
-    for rate in CRITERIA[metric]:
-        above, below = _rate(counts, rate)
-        there = below > 0
-        gaps.append(np.ptp(above[there] / below[there]) if there.sum() > 1 else np.nan)
-    return {f"{part}_accuracy": float(right / counts.sum()), f"{part}_gap": float(np.max(gaps))}
-
-
-def group_counts(part: str, counts: np.ndarray, names: Sequence[str]) -> pd.DataFrame:
-    """Rates of every group that has rows, each with the ends of Wilson's 95 % interval."""
-    found = pd.DataFrame({"group": names, "part": part, "count": counts.sum(axis=(1, 2))})
-    found["positives"] = counts[:, 1].sum(axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        for rate in RATES:
-            above, below = _rate(counts, rate)
-            found[rate] = np.where(below > 0, above / below, np.nan)
-            found[f"{rate}_low"], found[f"{rate}_high"] = wilson(found[rate].to_numpy(), below)
-    return found[found["count"] > 0].reset_index(drop=True)
-
-
-def _rate(counts: np.ndarray, rate: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rows that count for a rate, and rows it is a rate among, by group."""
-    if rate == "accuracy":
-        return counts[:, 0, 0] + counts[:, 1, 1], counts.sum(axis=(1, 2))
-    if rate == "selection_rate":
-        return counts[:, :, 1].sum(axis=1), counts.sum(axis=(1, 2))
-    label = 1 if rate == "true_positive_rate" else 0
-    return counts[:, label, 1], counts[:, label].sum(axis=1)

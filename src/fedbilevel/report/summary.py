@@ -117,20 +117,3 @@ def verdicts(study: Study, values: dict[int, pd.Series[Any]], better: str) -> di
             said[number] = "tied"
     said[best] = "best" if clear else "lead"
     return said
-
-
-def wilson(share: float, count: float, level: float = LEVEL) -> tuple[float, float]:
-    """Wilson's interval for a share seen in ``count`` rows.
-
-    >>> low, high = wilson(0.5, 100)
-    >>> round(low, 4), round(high, 4)
-    (0.4038, 0.5962)
-    """
-    if not np.isfinite(share) or count <= 0:
-        return np.nan, np.nan
-    from scipy.special import ndtri
-
-    z = float(ndtri((1 + level) / 2))
-    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * float(np.sqrt(share * (1 - share) / count + z * z / (4 * count * count)))
-    return max(0.0, centre - half), min(1.0, centre + half)

@@ -24,6 +24,7 @@ import numpy as np
 
 from fedbilevel.calculus import Tree
 from fedbilevel.datasets import partition
+from fedbilevel.fairness.counts import Counts
 from fedbilevel.fairness.formulation import Formulation, fair_problem
 from fedbilevel.fairness.inputs import smoothness
 from fedbilevel.fairness.methods import COUNTED, bilevel_algorithm, single_level
@@ -158,9 +159,9 @@ class FairProgram:
         """Rows by group, class and decision, ``[groups, classes, classes]``: every rate and gap follows from them."""
         found = self._model_rows(self._encoded(source, agreed))
         decided = np.argmax(probabilities(self.model, answers[-1], found["features"]), axis=1)
-        counts = np.zeros((self.groups, self.classes, self.classes), np.int64)
-        np.add.at(counts, (found["groups"], found["labels"].astype(np.int64), decided), 1)
-        return {"decisions": counts}
+        return {
+            "decisions": Counts.of(found["labels"], decided, found["groups"], self.groups, classes=self.classes).cells
+        }
 
     def recipe(self, agreed: Numbers) -> Recipe:
         """The method's options, with steps that suit the features and batches that every site can draw."""

@@ -15,7 +15,7 @@ import pandas as pd
 from fedbilevel.fairness.inputs import named_weights
 from fedbilevel.fairness.table_model import TableModel
 from fedbilevel.jobs.fit.data import Prepared, Site, Tell, digests, joined, prepare, read_sites
-from fedbilevel.jobs.fit.measure import differences, group_rows, intervals, measures
+from fedbilevel.jobs.fit.measure import counted, differences, group_rows, intervals, measures
 from fedbilevel.jobs.fit.strength import choose_strength
 from fedbilevel.jobs.fit.train import FitOptions, Trained, train
 from fedbilevel.report import page
@@ -141,10 +141,10 @@ def _save(
     tables = []
     for part, rows in (("train", joined(prepared.train)), ("test", joined(prepared.test))):
         probability = model.probability_of(rows.features)
-        row |= measures(part, rows, probability, schema.groups, options.metric)
-        tables.append(group_rows(part, rows, probability > 0.5, schema.groups))
+        decided, count = probability > 0.5, len(schema.groups)
+        row |= measures(part, rows, probability, count, options.metric)
+        tables.append(group_rows(part, counted(rows, decided, count), schema.groups))
         if part == "test":
-            decided, count = probability > 0.5, len(schema.groups)
             row |= intervals(rows, decided, count, options.metric, options.seed)
             if baseline is not None:
                 theirs = baseline.probability_of(rows.features) > 0.5

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedbilevel.fairness.models import probabilities
 from fedbilevel.jobs.fit.data import Part, joined
-from fedbilevel.jobs.fit.measure import gap
+from fedbilevel.jobs.fit.measure import counted
 from fedbilevel.jobs.fit.train import STRENGTHS, FitOptions, train
 
 FOLDS = 3
@@ -48,12 +48,12 @@ def choose_strength(
             held_out.append(out)
             if tell is not None:
                 tell(number * FOLDS + fold + 1, len(candidates) * FOLDS)
-        rows, decisions = joined(held_out), np.concatenate(decided)
+        counts = counted(joined(held_out), np.concatenate(decided), len(names)).present()
         measured.append(
             {
                 "strength": 0.0 if number == 0 else float(candidate.strength or 0),
-                "accuracy": float((decisions == rows.labels).mean()),
-                "gap": gap(rows, decisions, names, options.metric),
+                "accuracy": float(counts.overall("accuracy")),
+                "gap": float(counts.gap(options.metric)),
             }
         )
     table = pd.DataFrame(measured)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from fedbilevel.fairness.counts import wilson
 from fedbilevel.report.charts import Chart, Choice, Mark, Panel
 from fedbilevel.report.page.parts import Table, bounds, finished
 from fedbilevel.report.reading import Study
 from fedbilevel.report.scales import Axis, shown
-from fedbilevel.report.summary import spread, wilson
+from fedbilevel.report.summary import spread
 
 RATES = {
     "true_positive_rate": ("true-positive rate", "positives"),
@@ -39,7 +40,7 @@ def rates(study: Study) -> Chart | None:
                 mean = spread(study, members[column])
                 low, high = mean.low, mean.high
                 if study.fixed_split:
-                    low, high = wilson(mean.estimate, float(members[rest_on].mean()))
+                    low, high = map(float, wilson(mean.estimate, members[rest_on].mean()))
                 texts[word] = shown(mean.estimate, "rate") + bounds(low, high, "rate")
                 if np.isfinite(mean.estimate):
                     tip = f"{study.names[number]}, {group}, {word}: {texts[word]}"

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedbilevel.fairness.counts import Counts
 from fedbilevel.fairness.methods import fit
-from fedbilevel.fairness.metrics import disparity
 from fedbilevel.problem import whole_number
 from fedbilevel.studies.fairness.data import CASES, DISTRIBUTIONS, Rows, Split, make_split
 from fedbilevel.studies.fairness.design import Design, Entry, Job, described, entries, lineup
@@ -176,14 +176,13 @@ def measured(part: str, rows: Rows, params: np.ndarray) -> dict[str, float]:
 
     The gap of a fair model is positive by chance alone; its lead is 0 on average, so a mean over splits can show that it is.
     """
-    labels, decisions = rows.labels.astype(int), (rows.features @ params > 0).astype(int)
-    found = {f"{part}_accuracy": float((labels == decisions).mean())}
-    for name, method in (("gap", "between_groups"), ("gap_majority", "majority_vs_rest")):
-        found[f"{part}_{name}"] = disparity(labels, decisions, sensitive_features=rows.groups, method=method).value
-    majority = rows.groups == np.bincount(rows.groups).argmax()
-    positive = labels == 1
-    found[f"{part}_lead"] = float(decisions[positive & majority].mean() - decisions[positive & ~majority].mean())
-    return found
+    counts = Counts.of(rows.labels, rows.features @ params > 0, rows.groups, int(rows.groups.max()) + 1)
+    return {
+        f"{part}_accuracy": float(counts.overall("accuracy")),
+        f"{part}_gap": float(counts.gap("equal_opportunity")),
+        f"{part}_gap_majority": float(counts.gap("equal_opportunity", "majority_vs_rest")),
+        f"{part}_lead": float(counts.lead("true_positive_rate")),
+    }
 
 
 def summarise(rows: pd.DataFrame, settings: dict[str, Any]) -> FairnessResult:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from fedbilevel.fairness.counts import CRITERIA
+from fedbilevel.fairness.counts import METHODS as CONVENTIONS
 from fedbilevel.fairness.formulation import Formulation
-from fedbilevel.fairness.metrics import CRITERIA
-from fedbilevel.fairness.metrics import METHODS as CONVENTIONS
 from fedbilevel.fairness.recipe import Recipe
 from fedbilevel.problem import whole_number
 from fedbilevel.studies.table1.data import CASES, CLIENTS, DISTRIBUTIONS, ENCODINGS, SET_ASIDE, SHARES, TEST_SHARE

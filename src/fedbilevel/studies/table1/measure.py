@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedbilevel.fairness.metrics import Encoded, auc, encoded_disparity
+from fedbilevel.fairness.counts import Counts
+from fedbilevel.fairness.metrics import auc
 from fedbilevel.fairness.trainer import Course, Stop
 from fedbilevel.studies.table1.data import Rows, Split
 from fedbilevel.studies.table1.design import LABELS, Design, Job
@@ -34,9 +35,8 @@ def measure(design: Design, job: Job, split: Split, course: Course) -> Measured:
         "seed": job.seeds[0],
     }
     ends = [stop for stop, after in _pairs(course.stops) if after is None or after.stage != stop.stage]
-    told = (
-        {} if course.diverged else {part: decided(getattr(split, part), course.params, split.names) for part in PARTS}
-    )
+    count = len(split.names)
+    told = {} if course.diverged else {part: decided(getattr(split, part), course.params, count) for part in PARTS}
     weights = [] if course.weights is None else [float(weight) for weight in course.weights]
     row: dict[str, Any] = {
         **marks,
@@ -53,7 +53,7 @@ def measure(design: Design, job: Job, split: Split, course: Course) -> Measured:
     }
     return Measured(
         pd.DataFrame([row]),
-        _groups(marks, told),
+        _groups(marks, split, told),
         _weights(marks, job, split, weights),
         _history(design, marks, split, course),
     )
@@ -74,48 +74,29 @@ def _costs(stop: Stop) -> dict[str, int]:
     }
 
 
-def decided(rows: Rows, params: np.ndarray, names: list[str]) -> Encoded:
-    """True and predicted labels of ``rows``."""
-    predicted = (rows.features @ params > 0).astype(np.int8)
-    return Encoded(rows.labels.astype(np.int8), predicted, rows.groups.astype(np.int32), names, None)
+def decided(rows: Rows, params: np.ndarray, groups: int) -> Counts:
+    return Counts.of(rows.labels, rows.features @ params > 0, rows.groups, groups)
 
 
-def _quality(design: Design, split: Split, course: Course, told: dict[str, Encoded]) -> dict[str, float]:
+def _quality(design: Design, split: Split, course: Course, told: dict[str, Counts]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for part, said in told.items():
-        right = said.y_true == said.y_pred
-        found[f"{part}_accuracy"] = float(right.mean())
-        found[f"{part}_gap"] = encoded_disparity(said, design.metric, design.convention)
-        found[f"{part}_gap_majority"] = encoded_disparity(said, design.metric, "majority_vs_rest")
+    for part, counts in told.items():
+        found[f"{part}_accuracy"] = float(counts.overall("accuracy"))
+        found[f"{part}_gap"] = float(counts.gap(design.metric, design.convention))
+        found[f"{part}_gap_majority"] = float(counts.gap(design.metric, "majority_vs_rest"))
         if part == "test":
-            of_class = [float(right[said.y_true == label].mean()) for label in (0, 1)]
-            found["test_balanced_accuracy"] = sum(of_class) / 2
-            found["test_auc"] = auc(said.y_true, split.test.features @ course.params)
+            found["test_balanced_accuracy"] = float(counts.balanced_accuracy())
+            found["test_auc"] = auc(split.test.labels, split.test.features @ course.params)
     return found
 
 
-def _groups(marks: dict[str, Any], told: dict[str, Encoded]) -> pd.DataFrame:
-    """`fedbilevel.fairness.metrics.group_table` of the training and test rows, from arrays that need no checking."""
-    frames = []
-    for part, said in told.items():
-        if part == "validation":
-            continue
-
-        def total(chosen: np.ndarray, said: Encoded = said) -> np.ndarray:
-            return np.bincount(said.groups[chosen], minlength=len(said.names))
-
-        positive, selected = said.y_true == 1, said.y_pred == 1
-        count, positives = total(np.ones(len(positive), bool)), total(positive)
-        with np.errstate(invalid="ignore"):  # a rate among no rows is missing
-            rates = {
-                "true_positive_rate": total(positive & selected) / positives,
-                "false_positive_rate": total(~positive & selected) / (count - positives),
-                "selection_rate": total(selected) / count,
-                "accuracy": total(positive == selected) / count,
-            }
-        frames.append(
-            pd.DataFrame({"part": part, "group": said.names, "count": count, "positives": positives, **rates})
-        )
+def _groups(marks: dict[str, Any], split: Split, told: dict[str, Counts]) -> pd.DataFrame:
+    """Rates by group on the training and test rows."""
+    frames = [
+        counts.table(split.names).drop(columns="negatives").reset_index().assign(part=part)
+        for part, counts in told.items()
+        if part != "validation"
+    ]
     return pd.concat(frames, ignore_index=True).assign(**marks) if frames else pd.DataFrame()
 
 
@@ -135,7 +116,6 @@ def _history(design: Design, marks: dict[str, Any], split: Split, course: Course
     params = np.stack([stop.outer for stop in models], axis=1)
     loss = dict(zip((stop.round for stop in models), _mean_losses(split.train, params), strict=True))
     scores = split.test.features @ params
-    truth, groups = split.test.labels.astype(np.int8), split.test.groups.astype(np.int32)
     lines = []
     places = {stop.round: place for place, stop in enumerate(models)}
     for stop in course.stops:
@@ -143,11 +123,11 @@ def _history(design: Design, marks: dict[str, Any], split: Split, course: Course
         if stop.stage == "weights":
             line["objective"] = _validation_loss(split, stop)
         else:
-            predicted = (scores[:, places[stop.round]] > 0).astype(np.int8)
+            positive = scores[:, places[stop.round]] > 0
+            counts = Counts.of(split.test.labels, positive, split.test.groups, len(split.names))
             line["objective"] = float(loss[stop.round])
-            line["test_accuracy"] = float((predicted == truth).mean())
-            told = Encoded(truth, predicted, groups, split.names, None)
-            line["test_gap"] = encoded_disparity(told, design.metric, design.convention)
+            line["test_accuracy"] = float(counts.overall("accuracy"))
+            line["test_gap"] = float(counts.gap(design.metric, design.convention))
         lines.append(line)
     return pd.DataFrame(lines)
 
