@@ -19,8 +19,8 @@ from fedbilevel.cli.federate import demo as federate_demo
 from fedbilevel.cli.federate import parts as federate_parts
 from fedbilevel.cli.federate import submit as federate_submit
 from fedbilevel.federation.operator.demo import policy_text
-from fedbilevel.tables.files.reading import open_table
-from fedbilevel.tables.schema.infer import infer
+from fedbilevel.tables.infer import infer
+from fedbilevel.tables.reading import open_table
 
 ROWS = 240
 
@@ -241,7 +241,7 @@ def test_the_extra_is_named_where_it_is_missing(run, monkeypatch, tmp_path):
 
 
 def test_a_site_sees_what_would_leave(run, federation, table, schema):
-    from fedbilevel.tables.schema.schema import Schema
+    from fedbilevel.tables.schema import Schema
 
     kit = federation / "kits/north"
     (kit / "local/fedbilevel.toml").write_text(policy_text(table, Schema.read(schema)))
@@ -264,7 +264,7 @@ def test_a_site_sees_what_would_leave(run, federation, table, schema):
 
 
 def test_a_check_warns_of_loosened_rules(run, federation, table, schema):
-    from fedbilevel.tables.schema.schema import Schema
+    from fedbilevel.tables.schema import Schema
 
     kit = federation / "kits/north"
     (kit / "local/fedbilevel.toml").write_text(

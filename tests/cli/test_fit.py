@@ -22,9 +22,9 @@ from fedbilevel.jobs.fit.data import Part, joined, prepare, read_sites
 from fedbilevel.jobs.fit.measure import counted, differences, group_rows, intervals, measures
 from fedbilevel.jobs.fit.train import FitOptions
 from fedbilevel.runs import read
-from fedbilevel.tables.files.reading import open_table
-from fedbilevel.tables.schema.encoder import Encoder, combine, parse, site_statistics
-from fedbilevel.tables.schema.schema import Schema
+from fedbilevel.tables.encoder import Encoder, combine, parse, site_statistics
+from fedbilevel.tables.reading import open_table
+from fedbilevel.tables.schema import Schema
 
 
 def test_the_folder_and_what_is_printed(fitted):

@@ -18,7 +18,7 @@ from fedbilevel.fairness.table_model import TableModel
 from fedbilevel.jobs.fit.job import fitted_model
 from fedbilevel.jobs.predict import Predictions
 from fedbilevel.runs import read
-from fedbilevel.tables.files.reading import open_table
+from fedbilevel.tables.reading import open_table
 
 
 def answer(said):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fedbilevel.tables.schema.schema import Schema
+from fedbilevel.tables.schema import Schema
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import ssl
 
 from fedbilevel.federation.nvflare.job import write_job
 from fedbilevel.federation.protocol.settings import JobSettings
-from fedbilevel.tables.schema.schema import Column, Schema
-from fedbilevel.tables.schema.toml import text
+from fedbilevel.tables.schema import Column, Schema
 from tests.federation import programs
 from tests.federation.federation import SITES
 
@@ -76,7 +75,7 @@ def job_for_column(home):
     """A fit on one column more than site-3 lists."""
     columns = (Column("age"), Column("secret"), Column("sex", kind="ignore"))
     schema = Schema("outcome", ("no", "yes"), "yes", ("sex",), ("f", "m"), columns)
-    settings = JobSettings("curious", "fair", ("site-3",), {"schema": text(schema), "recipe": {"method": "fedavg"}})
+    settings = JobSettings("curious", "fair", ("site-3",), {"schema": schema.text(), "recipe": {"method": "fedavg"}})
     return write_job(home / "tried", settings)
 
 

@@ -14,9 +14,8 @@ from fedbilevel.federation.protocol.record import Record, read_answers
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.federation.protocol.site import Site
 from fedbilevel.problem import ClientData
-from fedbilevel.tables.schema.encoder import Encoder, combine, site_statistics
-from fedbilevel.tables.schema.schema import Column, Schema
-from fedbilevel.tables.schema.toml import text
+from fedbilevel.tables.encoder import Encoder, combine, site_statistics
+from fedbilevel.tables.schema import Column, Schema
 from tests.federation.direct import SITES, Direct, coordinate
 
 pytestmark = pytest.mark.usefixtures("shared_compilation")
@@ -72,7 +71,7 @@ def settings_for(method, schema=True, **recipe):
     arguments = {
         "recipe": {"method": method, "batch_size": 16, "local_steps": 2, **recipe},
         "validation": 0.25 if method.startswith("fedbio") else None,
-        **({"schema": text(SCHEMA)} if schema else {"arrays": {"features": 5, "groups": 2}}),
+        **({"schema": SCHEMA.text()} if schema else {"arrays": {"features": 5, "groups": 2}}),
     }
     return JobSettings("fair", "fair", SITES, arguments, seed=7, double=True)
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbilevel.tables.files.reading import DELIMITERS, check_same_columns, open_table
+from fedbilevel.tables.reading import DELIMITERS, check_same_columns, open_table
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=8)
 

@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbilevel.datasets import encode, load_credit
-from fedbilevel.tables.files.reading import open_table
-from fedbilevel.tables.schema.cells import numbers_of
-from fedbilevel.tables.schema.encoder import Encoder, Statistics, combine, parse, site_statistics, stack
-from fedbilevel.tables.schema.infer import infer
-from fedbilevel.tables.schema.schema import MISSING, Column, Schema
-from fedbilevel.tables.schema.toml import parse as parse_toml
-from fedbilevel.tables.schema.toml import text
+from fedbilevel.tables.cells import numbers_of
+from fedbilevel.tables.encoder import Encoder, Statistics, combine, parse, site_statistics, stack
+from fedbilevel.tables.infer import infer
+from fedbilevel.tables.reading import open_table
+from fedbilevel.tables.schema import MISSING, Column, Schema
 
 ROWS = 60
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=10)
@@ -329,7 +327,7 @@ def test_the_file_comes_back(small, tmp_path):
 )
 def test_faults_of_the_file_are_one_sentence(small, old, new, words, tmp_path):
     file = tmp_path / "schema.toml"
-    content = text(small)
+    content = small.text()
     assert old in content
     file.write_text(content.replace(old, new))
     with pytest.raises(ValueError, match=words) as caught:
@@ -366,19 +364,19 @@ def test_any_schema_comes_back(made, names):
     if target in taken or site in taken:
         return
     schema = Schema(target, tuple(rest[:2]), rest[0], (rest[2],), tuple(rest), tuple(made), site, tuple(rest[:1]))
-    assert parse_toml(text(schema)) == schema
+    assert Schema.parse(schema.text()) == schema
 
 
 @given(st.data())
 def test_any_edit_gives_a_schema_or_a_sentence(data):
-    content = text(schema_of(sites(30)))
+    content = schema_of(sites(30)).text()
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(content)))
         length = data.draw(st.integers(0, 12))
         content = content[:place] + data.draw(st.text('=[]{}"\n.,#x1-:T\\\x00', max_size=5)) + content[place + length :]
     sentence = "."
     try:
-        assert isinstance(parse_toml(content), Schema)
+        assert isinstance(Schema.parse(content), Schema)
     except ValueError as error:
         sentence = str(error)
     assert "\n" not in sentence
@@ -427,7 +425,7 @@ def test_any_cells_give_finite_features_or_a_sentence(data):
         assert features.shape == (rows, len(schema.feature_names))
         assert features.dtype == np.float32
         assert np.isfinite(features).all()
-        assert parse_toml(text(schema)) == schema
+        assert Schema.parse(schema.text()) == schema
     except ValueError as error:
         sentence = str(error)
     assert "\n" not in sentence

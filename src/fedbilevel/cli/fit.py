@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedbilevel.jobs.fit.job import FitResult
-    from fedbilevel.tables.files.reading import Table
-    from fedbilevel.tables.schema.schema import Schema
+    from fedbilevel.tables.reading import Table
+    from fedbilevel.tables.schema import Schema
 
 GAPS = {
     "equal_opportunity": "gap of true-positive rates",
@@ -135,12 +135,12 @@ def _schema(
             raise ValueError("--target is missing: name the column to predict, or a --schema.")
         if not sensitive:
             raise ValueError("--sensitive is missing: name the column that makes the groups, or a --schema.")
-        from fedbilevel.tables.schema.infer import infer
+        from fedbilevel.tables.infer import infer
 
         return infer(
             tables, target=target, sensitive=sensitive, site=site, positive=positive, keep_sensitive=keep_sensitive
         )  # fmt: skip
-    from fedbilevel.tables.schema.schema import Schema
+    from fedbilevel.tables.schema import Schema
 
     found = Schema.read(file)
     given: dict[str, tuple[Any, Any]] = {

@@ -14,8 +14,8 @@ from fedbilevel.cli.terminal import progress_lines
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedbilevel.tables.files.reading import Table
-    from fedbilevel.tables.schema.schema import Schema
+    from fedbilevel.tables.reading import Table
+    from fedbilevel.tables.schema import Schema
 
 Files = Annotated[
     list[Path], typer.Argument(metavar="FILES", help="Tables, CSV or Parquet: one a site, or one for all.")
@@ -35,7 +35,7 @@ Encoding = Annotated[str | None, typer.Option(help="utf-8, latin-1 or windows-12
 
 
 def opened(files: Sequence[Path], delimiter: str | None, encoding: str | None) -> list[Table]:
-    from fedbilevel.tables.files.reading import open_table
+    from fedbilevel.tables.reading import open_table
 
     meant = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter) if delimiter is not None else None
     return [open_table(file, delimiter=meant, encoding=encoding) for file in files]

@@ -50,7 +50,7 @@ def schema(
         raise ValueError("--target is missing: name the column to predict.")
     if not sensitive:
         raise ValueError("--sensitive is missing: name the column that makes the groups.")
-    from fedbilevel.tables.schema.infer import infer
+    from fedbilevel.tables.infer import infer
 
     tables = opened(files, delimiter, encoding)
     found = infer(

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from fedbilevel._version import __version__
 from fedbilevel.calculus import Tree
 from fedbilevel.fairness.models import Model, probabilities
-from fedbilevel.tables.schema.encoder import Encoder, Parsed, Statistics
-from fedbilevel.tables.schema.schema import Schema
-from fedbilevel.tables.schema.toml import parse, text
+from fedbilevel.tables.encoder import Encoder, Parsed, Statistics
+from fedbilevel.tables.schema import Schema
 
 FORMAT = 1
 KIND = "table model"
@@ -61,7 +60,7 @@ class TableModel:
             "format": FORMAT,
             "version": __version__,
             "label": self.label,
-            "schema": text(self.schema),
+            "schema": self.schema.text(),
             "model": asdict(self.model),
         }
         leaves = {f"params{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(self.params))}
@@ -96,7 +95,7 @@ class TableModel:
             like = jax.eval_shape(model.start, jax.random.key(0))
             leaves = [_like(arrays[f"params{i}"], leaf) for i, leaf in enumerate(jax.tree.leaves(like))]
             statistics = Statistics(*(arrays[f"statistics_{name}"] for name in Statistics._fields))
-            schema = parse(about["schema"], f"The schema in {source}")
+            schema = Schema.parse(about["schema"], f"The schema in {source}")
             out = cls(schema, statistics, model, jax.tree.unflatten(jax.tree.structure(like), leaves), about["label"])
             if len(schema.feature_names) != model.features:
                 raise ValueError(f"{len(schema.feature_names)} columns where the model has {model.features}")

@@ -25,10 +25,9 @@ from fedbilevel.jobs.fit.train import HISTORY_ROWS, FitOptions
 from fedbilevel.jobs.outcome import Outcome
 from fedbilevel.report.page.files import write_report
 from fedbilevel.runs import Run, RunFolder
-from fedbilevel.tables.files.reading import Table
-from fedbilevel.tables.schema.encoder import parse
-from fedbilevel.tables.schema.schema import Schema
-from fedbilevel.tables.schema.toml import text
+from fedbilevel.tables.encoder import parse
+from fedbilevel.tables.reading import Table
+from fedbilevel.tables.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def job(options: FederateOptions, schema: Schema, sites: Sequence[str]) -> JobSe
         else:
             formulation["strength"] = float(fit.strength)
     arguments = {
-        "schema": text(schema),
+        "schema": schema.text(),
         "recipe": recipe,
         "formulation": formulation,
         "model": {"kind": fit.model, "hidden": fit.hidden},
@@ -114,7 +113,7 @@ def run(
         "target": schema.target,
         "sensitive": list(schema.sensitive),
         "positive": schema.positive,
-        "schema_sha256": hashlib.sha256(text(schema).encode()).hexdigest(),
+        "schema_sha256": hashlib.sha256(schema.text().encode()).hexdigest(),
         "sites": list(settings.sites),
         "convention": "between_groups",
         **{name: value for name, value in fit.configuration().items() if name not in ("test_share", "compare_with")},

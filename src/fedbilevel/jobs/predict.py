@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel.fairness.table_model import TableModel
-from fedbilevel.tables.files.reading import CHUNK_ROWS, Table
-from fedbilevel.tables.schema.cells import MISSING_CODE, UNKNOWN_CODE
-from fedbilevel.tables.schema.encoder import Parsed, parse
+from fedbilevel.tables.cells import MISSING_CODE, UNKNOWN_CODE
+from fedbilevel.tables.encoder import Parsed, parse
+from fedbilevel.tables.reading import CHUNK_ROWS, Table
 
 OWN = ("prediction", "probability")
 

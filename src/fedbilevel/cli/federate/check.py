@@ -46,8 +46,8 @@ def check(
     from fedbilevel.federation.operator.rehearsal import rehearse
     from fedbilevel.jobs.federate import FederateOptions, job
     from fedbilevel.jobs.fit.train import FitOptions
-    from fedbilevel.tables.files.reading import open_table
-    from fedbilevel.tables.schema.schema import Schema
+    from fedbilevel.tables.reading import open_table
+    from fedbilevel.tables.schema import Schema
 
     table, meaning = open_table(source.table), Schema.read(schema)
     table.check_columns(source.columns)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedbilevel.federation.operator.provision import Kits
     from fedbilevel.federation.protocol.settings import JobSettings
     from fedbilevel.jobs.federate import FederateOptions, FederateResult
-    from fedbilevel.tables.schema.schema import Schema
+    from fedbilevel.tables.schema import Schema
 
 
 def submit(
@@ -69,7 +69,7 @@ def submit(
     if schema is None:
         raise ValueError("--schema is missing: name the file made by `fedbilevel schema`.")
     named = kits_at(kits or (None if admin else FOLDER), admin, server)
-    from fedbilevel.tables.schema.schema import Schema
+    from fedbilevel.tables.schema import Schema
 
     meaning = Schema.read(schema)
     folder = out or Path("runs") / f"federate-{meaning.target}"
@@ -120,7 +120,7 @@ def carry_out(
     from fedbilevel.federation.nvflare.sessions import run_folder, stop_run
     from fedbilevel.federation.operator.supervisor import supervise
     from fedbilevel.jobs import federate
-    from fedbilevel.tables.files.reading import open_table
+    from fedbilevel.tables.reading import open_table
 
     held = None if test is None else open_table(test)
     if held is not None:

@@ -14,9 +14,9 @@ from fedbilevel.datasets.adult import TARGET, TRAIN_ROWS, read_adult
 from fedbilevel.federation.operator.provision import Kits, provision
 from fedbilevel.federation.protocol.policy import FILE, TELL
 from fedbilevel.federation.protocol.record import write_text
-from fedbilevel.tables.files.reading import open_table
-from fedbilevel.tables.schema.infer import infer
-from fedbilevel.tables.schema.schema import Schema
+from fedbilevel.tables.infer import infer
+from fedbilevel.tables.reading import open_table
+from fedbilevel.tables.schema import Schema
 
 SHARES = {"north": 0.5, "south": 0.3, "west": 0.2}
 """The sites and the share of the training rows each of them has."""

@@ -33,9 +33,8 @@ from fedbilevel.fairness.recipe import BILEVEL, COMPARES_GROUPS, OUTER_BATCH, WH
 from fedbilevel.federation.protocol.errors import Refused
 from fedbilevel.federation.protocol.policy import Source
 from fedbilevel.federation.protocol.program import Numbers, Stage
-from fedbilevel.tables.schema.encoder import Encoder, Parsed, Statistics, combine, parse, site_statistics
-from fedbilevel.tables.schema.schema import Schema
-from fedbilevel.tables.schema.toml import parse as parse_schema
+from fedbilevel.tables.encoder import Encoder, Parsed, Statistics, combine, parse, site_statistics
+from fedbilevel.tables.schema import Schema
 
 SMOOTH = 2.5
 """The curvature for which the default steps were chosen, as in the estimator."""
@@ -63,7 +62,7 @@ class FairProgram:
         if (text is None) == (arrays is None):
             raise ValueError("The fair program needs either a schema or the sizes of arrays.")
         self.schema: Schema | None = (
-            None if text is None else replace(parse_schema(text, "The job's schema"), site=None)
+            None if text is None else replace(Schema.parse(text, "The job's schema"), site=None)
         )
         sizes = arrays or {}
         self.groups = int(sizes["groups"]) if self.schema is None else len(self.schema.groups)

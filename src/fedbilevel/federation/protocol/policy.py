@@ -60,7 +60,7 @@ class Source:
             raise Refused(f"The job asks for the column {barred[0]!r}, which this site does not offer.")
         import pandas as pd  # sites that offer arrays start without it
 
-        from fedbilevel.tables.files.reading import open_table
+        from fedbilevel.tables.reading import open_table
 
         return pd.concat(list(open_table(self.table).chunks(columns)))
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from fedbilevel.datasets import partition
 from fedbilevel.fairness.inputs import smoothness
-from fedbilevel.tables.files.reading import Table
-from fedbilevel.tables.schema.cells import texts
-from fedbilevel.tables.schema.encoder import Encoder, Parsed, combine, parse, site_statistics, stack
-from fedbilevel.tables.schema.schema import Schema
+from fedbilevel.tables.cells import texts
+from fedbilevel.tables.encoder import Encoder, Parsed, combine, parse, site_statistics, stack
+from fedbilevel.tables.reading import Table
+from fedbilevel.tables.schema import Schema
 
 FEWEST_ROWS = 4
 MOST_SITES = 1000

@@ -20,9 +20,8 @@ from fedbilevel.jobs.fit.strength import choose_strength
 from fedbilevel.jobs.fit.train import FitOptions, Trained, train
 from fedbilevel.report import page
 from fedbilevel.runs import Run, RunFolder, model_file, read
-from fedbilevel.tables.files.reading import Table
-from fedbilevel.tables.schema.schema import Schema
-from fedbilevel.tables.schema.toml import text
+from fedbilevel.tables.reading import Table
+from fedbilevel.tables.schema import Schema
 
 SCHEMA_FILE = "schema.toml"
 SEARCH_FILE = "strengths.csv"
@@ -72,7 +71,7 @@ def run(
         "positive": schema.positive,
         "files": paths,
         "sha256": digests(tables),
-        "schema_sha256": hashlib.sha256(text(schema).encode()).hexdigest(),
+        "schema_sha256": hashlib.sha256(schema.text().encode()).hexdigest(),
         "clients": clients,
         "convention": "between_groups",
         **chosen.configuration(),

@@ -16,8 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedbilevel.tables.columns import check_columns
-from fedbilevel.tables.schema.cells import (
+from fedbilevel.tables.cells import (
     MISSING_CODE,
     UNKNOWN_CODE,
     Codes,
@@ -27,7 +26,8 @@ from fedbilevel.tables.schema.cells import (
     read_labels,
     read_numbers,
 )
-from fedbilevel.tables.schema.schema import Column, Schema
+from fedbilevel.tables.columns import check_columns
+from fedbilevel.tables.schema import Column, Schema
 
 FURTHEST = 20.0
 """Standardised numbers are cut here: a mistyped value must not outweigh all others."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedbilevel.tables.schema.cells import distinct_texts, numbers_of
+from fedbilevel.tables.cells import distinct_texts, numbers_of
 
 MOST_VALUES = 2000
 """Different values counted per column and table; later ones only add to ``uncounted``."""

@@ -21,11 +21,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pandas as pd
 
+from fedbilevel.tables.cells import joined_groups, texts
 from fedbilevel.tables.columns import check_columns, listed
-from fedbilevel.tables.files.reading import Table, check_same_columns
-from fedbilevel.tables.schema.cells import joined_groups, texts
-from fedbilevel.tables.schema.profile import LONGEST_VALUE, MOST_ODD, MOST_VALUES, Profile, merged
-from fedbilevel.tables.schema.schema import MISSING, MOST_CLASSES, MOST_GROUPS, Column, Schema
+from fedbilevel.tables.profile import LONGEST_VALUE, MOST_ODD, MOST_VALUES, Profile, merged
+from fedbilevel.tables.reading import Table, check_same_columns
+from fedbilevel.tables.schema import MISSING, MOST_CLASSES, MOST_GROUPS, Column, Schema
 
 RARE = 10
 MOST = 100

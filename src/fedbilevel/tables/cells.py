@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fedbilevel.tables.columns import JOIN, listed
-from fedbilevel.tables.schema.schema import MISSING_GROUP, Column, Schema
+from fedbilevel.tables.schema import MISSING_GROUP, Column, Schema
 
 Codes = NDArray[np.int32]
 Numbers = NDArray[np.float64]

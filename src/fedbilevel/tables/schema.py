@@ -9,17 +9,34 @@ sums of squares of the number columns, added up over the sites) it fixes the enc
     encoder = Encoder(schema, combine([mine, theirs]))          # everywhere the same
     encoder.transform(frame), encoder.labels(frame), encoder.groups(frame)
 
-`infer` lives in `schema_infer`, the rest in `schema_encode`; docs/your-own-data.md explains the file.
+docs/your-own-data.md explains the file.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fedbilevel import storage
 from fedbilevel.tables.columns import listed
+from fedbilevel.tables.decoding import open_bytes
+
+FORMAT = 1
+LARGEST_FILE = 1 << 24
+LONGEST_LINE = 100
+HEADING = """\
+# What the columns of the table mean.  Edit this file and pass it on with --schema.
+#   kind       "number", "category", "boolean" or "ignore"
+#   missing    "flag" (a further column says that the cell was missing), "plain" (it does not), "refuse"
+#   pooled     whether values that are not listed share one column, "(other)"; if not they are all zeros
+#   positive   the class that counts as 1
+
+"""
 
 KINDS = ("number", "category", "boolean", "ignore")
 MISSING_RULES = ("flag", "plain", "refuse")
@@ -183,18 +200,92 @@ class Schema:
             names += [] if self.site is None or self.site in names else [self.site]
         return names
 
+    def text(self) -> str:
+        """The schema as TOML, for people to read and edit: what is usual is left out, short lists stand on one line."""
+        usual = asdict(Column("usual"))
+
+        def entry(column: Column) -> dict[str, Any]:
+            always = ("kind",) if column.kind == "ignore" else ("kind", "missing")
+            given = {name: value for name, value in asdict(column).items() if name in always or value != usual[name]}
+            return {name: value for name, value in given.items() if name != "name"}
+
+        columns = {column.name: entry(column) for column in self.columns}
+        document = {"format": FORMAT} | asdict(self) | {"columns": columns}
+        return HEADING + re.sub(r"\[\n((?:    .*,\n)+)\]", _short_list, storage.toml_text(document))
+
     def write(self, path: str | Path) -> Path:
         """Write the schema as TOML, whole or not at all."""
-        from fedbilevel.tables.schema.toml import write
-
-        return write(self, Path(path))
+        try:
+            storage.write(Path(path), self.text())
+        except OSError as error:
+            raise ValueError(f"{path} cannot be written: {error.strerror or error}.") from error
+        return Path(path)
 
     @classmethod
     def read(cls, path: str | Path) -> Schema:
         """A schema from a TOML file; one sentence if there is something wrong with it."""
-        from fedbilevel.tables.schema.toml import read
+        with open_bytes(Path(path)) as file:
+            content = file.read(LARGEST_FILE + 1)
+        if len(content) > LARGEST_FILE:
+            raise ValueError(f"{path} is larger than {LARGEST_FILE:,} bytes: no schema is; name the TOML file.")
+        try:
+            return cls.parse(content.decode("utf-8-sig"), str(path))
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is not UTF-8 text: a schema is a TOML file in UTF-8.") from None
 
-        return read(Path(path))
+    @classmethod
+    def parse(cls, content: str, source: str = "The schema") -> Schema:
+        """The schema in a text; ``source`` names it in messages."""
+        try:
+            document = storage.read_toml(content)
+        except storage.Unreadable as error:
+            raise ValueError(f"{source} is no valid TOML ({' '.join(str(error).split())[:200]}).") from None
+        try:
+            return _schema(document)
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from None
+
+
+def _short_list(found: re.Match[str]) -> str:
+    items = " ".join(item[4:] for item in found[1].split("\n")).rstrip(" ,")
+    line = f"[{items}]"
+    return line if len(line) <= LONGEST_LINE else found[0]
+
+
+def _schema(found: dict[str, Any]) -> Schema:
+    form = found.pop("format", None)
+    if form != FORMAT:
+        raise ValueError(
+            f"format = {form!r}, but this version of fedbilevel reads format {FORMAT}; make the schema anew."
+        )
+    columns = found.pop("columns", {})
+    if not isinstance(columns, dict) or not all(isinstance(entry, dict) for entry in columns.values()):
+        raise ValueError("[columns.NAME] must be a table for every column.")
+    known = [field.name for field in fields(Schema) if field.name != "columns"]
+    _known("", found, known)
+    for needed in ("target", "classes", "positive", "sensitive", "groups"):
+        if needed not in found:
+            raise ValueError(f"{needed} is missing.")
+    options = [field.name for field in fields(Column) if field.name != "name"]
+    made = []
+    for name, entry in columns.items():
+        _known(f"column {name!r}: ", entry, options)
+        if "kind" not in entry:
+            raise ValueError(f"column {name!r}: kind is missing.")
+        made.append(Column(name=name, **_tuples(entry)))
+    return Schema(columns=tuple(made), **_tuples(found))
+
+
+def _known(where: str, found: Iterable[str], known: Sequence[str]) -> None:
+    for name in found:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
+            raise ValueError(f"{where}{name!r} is unknown; {hint}")
+
+
+def _tuples(entry: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
 
 
 def _choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:

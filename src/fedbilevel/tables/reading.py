@@ -29,7 +29,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedbilevel.tables.columns import check_columns, listed
-from fedbilevel.tables.files.decoding import LONGEST_RECORD, Lines, TooLong, look
+from fedbilevel.tables.decoding import LONGEST_RECORD, Lines, TooLong, look
 
 CHUNK_ROWS = 16_384
 CHUNK_CHARACTERS = 1 << 22
@@ -61,7 +61,7 @@ class Table:
         if rows < 1:
             raise ValueError(f"rows={rows!r} must be at least 1.")
         if self.kind == "parquet":
-            from fedbilevel.tables.files.parquet import parquet_chunks
+            from fedbilevel.tables.parquet import parquet_chunks
 
             return parquet_chunks(self.path, wanted, rows)
         return self._csv_chunks(wanted, rows)
@@ -109,14 +109,14 @@ def open_table(path: str | Path, *, delimiter: str | None = None, encoding: str 
         path: a CSV or Parquet file; which of the two its first bytes tell.
         delimiter: the character between fields; None: the one of `DELIMITERS` that cuts the first records into the same
             number of fields, two at least; of several the one that gives most.
-        encoding: "utf-8", "latin-1" or "windows-1252"; None: see `reading_bytes`.
+        encoding: "utf-8", "latin-1" or "windows-1252"; None: see `decoding`.
     """
     source = Path(path)
     if delimiter is not None:
         _check_delimiter(delimiter)
     kind, found = look(source, encoding)
     if kind == "parquet":
-        from fedbilevel.tables.files.parquet import parquet_columns
+        from fedbilevel.tables.parquet import parquet_columns
 
         columns, unread = parquet_columns(source)
         return Table(source, kind, _distinct(source, columns), unread=unread)
