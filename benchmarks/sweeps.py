@@ -19,8 +19,8 @@ from stopwatch import Stopwatch
 from task import Client, Settings
 
 import fedbilevel as fb
-from fedbilevel.engines.program import advance, begin
-from fedbilevel.engines.simulate import Options, Run
+from fedbilevel.engines.loop import advance, begin
+from fedbilevel.engines.simulation import Options, Simulation
 
 
 class Outcome(NamedTuple):
@@ -45,13 +45,13 @@ def in_one_program(transform: Callable[..., Any]) -> Callable[..., Outcome]:
         clients: list[Client], settings: Settings, steps: int, seeds: Iterable[int], path: ours.Path
     ) -> Outcome:
         method = ours.algorithm(clients[0].rows.shape[1], settings, clients[0].rows.dtype, path)
-        run = Run(method, ours.client_data(clients), Options(record_every=None))
+        run = Simulation(method, ours.client_data(clients), Options(record_every=None))
 
         @jax.jit
         def program(fleet: Any, seeds: jax.Array, rounds: jax.Array) -> Any:
             def one(seed: jax.Array) -> Any:
-                state = begin(run.program, method.settings, seed)
-                return advance(run.program, method.settings, fleet, seed, state, 0, 1, rounds)[0]
+                state = begin(run.loop, method.settings, seed)
+                return advance(run.loop, method.settings, fleet, seed, state, 0, 1, rounds)[0]
 
             return transform(one, seeds)
 

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from fedbilevel.algorithms.simfbo import shrofbo, simfbo
     from fedbilevel.engines.checkpoint import CheckpointError
     from fedbilevel.engines.result import Diverged, Interrupted, Progress, Result
-    from fedbilevel.engines.simulate import simulate
+    from fedbilevel.engines.simulate import simulate, trace
     from fedbilevel.engines.sweep import Sweep, sweep
-    from fedbilevel.engines.trace import trace
     from fedbilevel.hypergradients.conjugate_gradient import conjugate_gradient
     from fedbilevel.hypergradients.exact import exact
     from fedbilevel.hypergradients.neumann import neumann
@@ -62,9 +61,8 @@ _HOMES = {
     "fedbilevel.algorithms.simfbo": ("shrofbo", "simfbo"),
     "fedbilevel.engines.checkpoint": ("CheckpointError",),
     "fedbilevel.engines.result": ("Diverged", "Interrupted", "Progress", "Result"),
-    "fedbilevel.engines.simulate": ("simulate",),
+    "fedbilevel.engines.simulate": ("simulate", "trace"),
     "fedbilevel.engines.sweep": ("Sweep", "sweep"),
-    "fedbilevel.engines.trace": ("trace",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -10,7 +10,7 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.engines.rounds import run_round, start
-from fedbilevel.engines.simulate import Options, Run
+from fedbilevel.engines.simulation import Options, Simulation
 from tests.contracts.cases import NAMES, PLAIN, ROUNDS, STEPS, algorithm, answer, listed, reference
 from tests.references.compare import FUSION, close, identical
 from tests.references.quadratic import inner_loss, outer_loss, quadratic
@@ -174,10 +174,10 @@ def test_float32_stays_float32(name):
             lower_level=chosen.problem.lower_level,
         )
         chosen = chosen.build(replace(chosen.settings, problem=problem))
-    run = Run(chosen, small, Options())
+    run = Simulation(chosen, small, Options())
     key = jax.random.key(0)
-    before = jax.eval_shape(lambda: start(chosen, run.program.layout, key))
-    after = jax.eval_shape(lambda state: run_round(chosen, run.program.layout, run.fleet, key, state, 0, False), before)
+    before = jax.eval_shape(lambda: start(chosen, run.loop.layout, key))
+    after = jax.eval_shape(lambda state: run_round(chosen, run.loop.layout, run.fleet, key, state, 0, False), before)
     floats = [leaf for leaf in jax.tree.leaves((after.server, after.local)) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     assert floats
     assert {leaf.dtype for leaf in floats} == {np.dtype(np.float32)}

@@ -6,7 +6,7 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.calculus import bytes_of
-from fedbilevel.engines.simulate import Options, Run
+from fedbilevel.engines.simulation import Options, Simulation
 from tests.contracts.cases import LOCAL, SHORT, algorithm, reference
 from tests.references.compare import identical
 
@@ -55,7 +55,7 @@ VECTORS = {"fedavg": 1, "fedbio": 1, "fedbioacc-paper": 2, "fedbioacc-local": 2}
 def test_bytes_are_those_of_the_arrays_sent(name):
     """FedAvg and FedBiO send one outer-sized vector up and down, FedBiOAcc two (and the step number down)."""
     chosen = algorithm(name)
-    traffic = Run(chosen, reference().data(), Options()).traffic
+    traffic = Simulation(chosen, reference().data(), Options()).traffic
     key = jax.random.key(0)
     server = chosen.init(key)
     outer = bytes_of(chosen.outer(server))

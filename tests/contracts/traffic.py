@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedbilevel as fb
-from fedbilevel.engines.simulate import Options, Run
+from fedbilevel.engines.simulation import Options, Simulation
 from fedbilevel.plan import Phase, Repeat
 
 LARGE = 10**6
@@ -65,7 +65,7 @@ def measured():
     found = {}
     for axis, sizes in enumerate(((LARGE, 1), (1, LARGE))):
         for name, algorithm in methods(*sizes).items():
-            phases = Run(algorithm, rows, Options()).traffic.phases
+            phases = Simulation(algorithm, rows, Options()).traffic.phases
             times = list(mean_times(algorithm.plan, range(getattr(algorithm.settings, "terms", 1))))
             entry = found.setdefault(name, [0, [0, 0], [0, 0]])
             for place, (down, up) in zip(times, phases, strict=True):

@@ -25,7 +25,7 @@ def nothing_is_compiled(monkeypatch):
         raise AssertionError("the program was started before the input was checked")
 
     for program in ("begin", "advance"):
-        monkeypatch.setattr(import_module("fedbilevel.engines.simulate"), program, never)
+        monkeypatch.setattr(import_module("fedbilevel.engines.simulation"), program, never)
 
 
 @pytest.mark.parametrize(

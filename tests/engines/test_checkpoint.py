@@ -152,8 +152,8 @@ def test_another_run_is_refused(saved, change):
 
 def test_many_weights_differ_in_the_middle():
     """Two thousand weights must not be compared by their abbreviated text."""
-    from fedbilevel.engines.simulate import Options, Run
-    from fedbilevel.engines.store import Store
+    from fedbilevel.engines.checkpoint import Checkpoint
+    from fedbilevel.engines.simulation import Options, Simulation
 
     many = fb.ClientData(train=np.ones((2000, 1)))
     chosen = fb.fedavg(lambda model, batch: (model - batch[0]) ** 2, init=np.zeros(()))
@@ -161,7 +161,9 @@ def test_many_weights_differ_in_the_middle():
     for number in (1.0, 2.0):
         weights = np.ones(2000)
         weights[1000] = number
-        marks.add(Store(None, None, Run(chosen, many, Options(weights=weights)), chosen.settings, 0, 1).mark)
+        marks.add(
+            Checkpoint(None, None, Simulation(chosen, many, Options(weights=weights)), chosen.settings, 0, 1).mark
+        )
     assert len(marks) == 2
 
 

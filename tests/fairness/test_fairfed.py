@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.engines.options import Options
-from fedbilevel.engines.simulate import Run
+from fedbilevel.engines.simulation import Options, Simulation
 from fedbilevel.fairness.baseline import plain_loss
 from fedbilevel.fairness.fairfed import fairfed
 from tests.fairness.references_baselines import Logistic, Perceptron, federation
@@ -34,7 +33,7 @@ def test_iterates_equal_the_naive_loop(model, groups):
     close(found.local.correction, corrections)
     assert bool(fell_back) == (groups == 2), "with two groups client 1 can measure no gap"
     size = len(model.flat(model.first()))
-    traffic = Run(algorithm, data, Options()).traffic
+    traffic = Simulation(algorithm, data, Options()).traffic
     flags = groups  # which of the global rates exist, a byte each
     assert (traffic.up, traffic.down) == (8 * (2 * groups + 1 + 1 + size + 1), 8 * (size + groups + 1 + 1) + flags)
 

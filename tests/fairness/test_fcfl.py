@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.engines.options import Options
-from fedbilevel.engines.simulate import Run
+from fedbilevel.engines.simulation import Options, Simulation
 from fedbilevel.fairness.fcfl import Replies, Server, balance, fcfl
 from tests.fairness.references_baselines import (
     Logistic,
@@ -139,7 +138,7 @@ def test_stages_are_split_by_number_or_by_proportion():
 
 def test_sends_two_gradients_and_two_numbers():
     _, data = federation(5)
-    traffic = Run(fcfl(NETWORK.package, NETWORK.first(), groups=5), data, Options()).traffic
+    traffic = Simulation(fcfl(NETWORK.package, NETWORK.first(), groups=5), data, Options()).traffic
     assert traffic.up == 8 * (2 * 15 + 2)
     assert traffic.down == 8 * 15
 

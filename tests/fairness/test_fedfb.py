@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.engines.options import Options
-from fedbilevel.engines.simulate import Run
+from fedbilevel.engines.simulation import Options, Simulation
 from fedbilevel.fairness.fedfb import fedfb
 from tests.fairness.references_baselines import Logistic, Perceptron, federation, losses, tilted
 from tests.fairness.references_client_weights import fedfb as naive
@@ -32,7 +31,7 @@ def test_iterates_equal_the_naive_loop():
     close(found.server.group_weights, mu)
     close(found.server.risks, risks)
     assert mu.min() == 0, "the projection must bind"
-    traffic = Run(algorithm, data, Options()).traffic
+    traffic = Simulation(algorithm, data, Options()).traffic
     assert (traffic.up, traffic.down) == (8 * (15 + 2 * 3), 8 * (15 + 3))
 
 

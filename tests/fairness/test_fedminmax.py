@@ -6,8 +6,7 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.algorithms.afl import onto_simplex
-from fedbilevel.engines.options import Options
-from fedbilevel.engines.simulate import Run
+from fedbilevel.engines.simulation import Options, Simulation
 from fedbilevel.fairness.fedminmax import fedminmax
 from tests.fairness.references_baselines import Logistic, Perceptron, federation, losses
 from tests.fairness.references_baselines import fedminmax as naive
@@ -92,7 +91,7 @@ def test_counts_what_it_sends():
     clients, data = federation(5)
     for risks, models_down in (("averaged", 2), ("sent", 1)):
         algorithm = fedminmax(NETWORK.package, NETWORK.first(), totals(clients, 5), batch_size=8, risks=risks)
-        traffic = Run(algorithm, data, Options()).traffic
+        traffic = Simulation(algorithm, data, Options()).traffic
         assert traffic.up == 8 * (15 + 2 * 5)
         assert traffic.down == 8 * (15 * models_down + 5)
 

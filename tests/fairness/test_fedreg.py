@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.engines.options import Options
-from fedbilevel.engines.simulate import Run
+from fedbilevel.engines.simulation import Options, Simulation
 from fedbilevel.fairness.fedreg import fedreg
 from tests.fairness.references_baselines import (
     Logistic,
@@ -83,7 +82,7 @@ def test_lowers_the_soft_gap_of_fedavg():
 
 def test_sends_one_model_and_no_group_statistics():
     _, data = federation(5)
-    traffic = Run(optimiser(NETWORK, 5, 16), data, Options()).traffic
+    traffic = Simulation(optimiser(NETWORK, 5, 16), data, Options()).traffic
     assert (traffic.down, traffic.up) == (8 * 15, 8 * 15)
 
 

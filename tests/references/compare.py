@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from fedbilevel.engines.rounds import PARTICIPATION, choose
-from fedbilevel.engines.simulate import Options, Run
+from fedbilevel.engines.simulation import Options, Simulation
 from fedbilevel.plan import SERVER, client_key
 
 ROUNDING = 1e-10
@@ -32,11 +32,11 @@ def identical(found, wanted):
 
 def asked(algorithm, data, seed, rounds, **options):
     """Who is asked in each round, by the engine's own choice, and whether the reply arrives: pairs of arrays."""
-    run = Run(algorithm, data, Options(**options))
+    run = Simulation(algorithm, data, Options(**options))
     key = jax.random.key(seed)
     chosen = []
     for number in range(rounds):
-        cohort = choose(run.fleet, run.program.layout, client_key(key, number, 0, PARTICIPATION))
+        cohort = choose(run.fleet, run.loop.layout, client_key(key, number, 0, PARTICIPATION))
         everyone = np.arange(data.clients) if cohort.positions is None else np.asarray(cohort.positions)
         chosen.append((everyone, np.asarray(cohort.active)))
     return chosen

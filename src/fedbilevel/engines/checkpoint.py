@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import zipfile
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from fedbilevel import storage
 from fedbilevel._version import __version__
 from fedbilevel.calculus import Tree
+from fedbilevel.engines.hosts import agree, first_says, place_state, wait_for_all, whole_state, writes
+from fedbilevel.engines.rounds import counters_at_zero
+from fedbilevel.engines.simulation import Moment, Simulation
 
 FORMAT = 1
+SAVE_SECONDS = 10.0
+"""How much work a crash may cost when ``checkpoint_every`` is not given."""
 
 
 class CheckpointError(ValueError):
@@ -43,52 +49,87 @@ def _structure(settings: Tree) -> str:
     return f"{type(settings).__qualname__}({inside})"
 
 
-def save(path: Path, mark: str, round_number: int, state: Tree, rows: list[dict[str, Any]], seconds: float) -> None:
-    """Write under a temporary name in the same folder, then rename: a crash leaves the earlier file intact."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    about = {
-        "format": FORMAT,
-        "version": __version__,
-        "fingerprint": mark,
-        "round": round_number,
-        "seconds": seconds,
-        "rows": rows,
-    }
-    arrays = {f"leaf{number}": np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(state))}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            np.savez(file, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise OSError(
-            f"Cannot save the run to {path}: {error.strerror or error}; free space or choose another file."
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+class Checkpoint:
+    """When and where a run is saved.  Several hosts save at the same rounds, one of them writing for all."""
 
+    def __init__(
+        self, file: Path, every: int | None, simulation: Simulation, settings: Any, seed: int, rounds: int
+    ) -> None:
+        if every is None and jax.process_count() > 1:
+            every = max(1, rounds // 10)  # hosts have different clocks
+        self.file, self.every, self.layout, self.rounds = file, every, simulation.loop.layout, rounds
+        options = {
+            "seed": seed,
+            "options": repr(replace(simulation.options, devices=None)),
+            "x64": jax.config.read("jax_enable_x64"),
+        }
+        data = simulation.data
+        everything = (data.train, data.val, data.train_sizes, data.val_sizes, simulation.weights)
+        self.mark = agree(fingerprint(simulation.algorithm.name, settings, options, everything))
+        self.at = 0
+        self.when = time.perf_counter()
 
-def load(path: Path, mark: str, like: Tree) -> tuple[int, Tree, list[dict[str, Any]], float]:
-    """(rounds done, state, rows, seconds) of the same run; refuses anything else."""
-    try:
-        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
-            about = json.loads(bytes(file["about"]))
-            arrays = [file[f"leaf{number}"] for number in range(len(file.files) - 1)]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is not a readable checkpoint ({error}): remove it to start afresh.") from error
-    if about.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{path} was written in checkpoint format {about.get('format')} by fedbilevel {about.get('version')}; this is "
-            f"{__version__} with format {FORMAT}: use that version, or another file."
-        )
-    if about["fingerprint"] != mark:
-        raise CheckpointError(
-            f"{path} belongs to another run (its algorithm, step sizes, seed, options or data differ): use another file, or "
-            f"remove it to start afresh."
-        )
-    leaves, structure = jax.tree.flatten(like)
-    if [(leaf.shape, leaf.dtype) for leaf in leaves] != [(array.shape, array.dtype) for array in arrays]:
-        raise CheckpointError(f"{path} does not hold the arrays of this run: remove it to start afresh.")
-    return int(about["round"]), jax.tree.unflatten(structure, arrays), about["rows"], float(about["seconds"])
+    def exists(self) -> bool:
+        return first_says(self.file.exists())
+
+    def left(self, done: int) -> int:
+        """Rounds until the next save."""
+        return 1 << 30 if self.every is None else self.at + self.every - done
+
+    def due(self, done: int) -> bool:
+        return time.perf_counter() - self.when > SAVE_SECONDS if self.every is None else done - self.at >= self.every
+
+    def save(self, moment: Moment) -> None:
+        state = whole_state(counters_at_zero(moment.state))
+        if writes():
+            about = {
+                "format": FORMAT,
+                "version": __version__,
+                "fingerprint": self.mark,
+                "round": moment.done,
+                "seconds": moment.seconds,
+                "rows": moment.history,
+            }
+            leaves = {f"leaf{number}": leaf for number, leaf in enumerate(jax.tree.leaves(state))}
+            try:
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                storage.write_arrays(self.file, leaves, about)
+            except OSError as error:
+                raise OSError(
+                    f"Cannot save the run to {self.file}: {error.strerror or error}; free space or choose another file."
+                ) from error
+        wait_for_all("saved")
+        self.at, self.when = moment.done, time.perf_counter()
+
+    def load(self, start: Moment) -> Moment:
+        """The saved moment of the same run, whose arrays are like those of its ``start``; refuses anything else."""
+        path = self.file
+        try:
+            arrays, about = storage.read_arrays(path)
+            leaves = [arrays[f"leaf{number}"] for number in range(len(arrays))]
+        except (OSError, KeyError, storage.Unreadable) as error:
+            raise CheckpointError(
+                f"{path} is not a readable checkpoint ({error}): remove it to start afresh."
+            ) from error
+        if about.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{path} was written in checkpoint format {about.get('format')} by fedbilevel {about.get('version')}; this "
+                f"is {__version__} with format {FORMAT}: use that version, or another file."
+            )
+        if about["fingerprint"] != self.mark:
+            raise CheckpointError(
+                f"{path} belongs to another run (its algorithm, step sizes, seed, options or data differ): use another file, "
+                f"or remove it to start afresh."
+            )
+        wanted, structure = jax.tree.flatten(start.state)
+        if [(leaf.shape, leaf.dtype) for leaf in wanted] != [(leaf.shape, leaf.dtype) for leaf in leaves]:
+            raise CheckpointError(f"{path} does not hold the arrays of this run: remove it to start afresh.")
+        done = int(about["round"])
+        if done > self.rounds:
+            raise CheckpointError(
+                f"{path} holds {done} rounds of this run, more than rounds={self.rounds}: ask for at least {done}, or use "
+                f"another file."
+            )
+        self.at = done
+        state = place_state(jax.tree.unflatten(structure, leaves), self.layout)
+        return Moment(done, state, about["rows"], float(about["seconds"]))

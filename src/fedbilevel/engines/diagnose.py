@@ -32,6 +32,8 @@ from fedbilevel.problem import BilevelProblem, ClientData
 from fedbilevel.sampling import LocalData
 
 LEVELS = ("cheap", "exact", "conjugate_gradient")
+STEPS = "steps"
+"""Not a level of diagnostics: records what every client did in every local step, for `trace`."""
 SMALL_INNER = 300
 """Largest inner variable for which "auto" forms dense Hessians, and..."""
 SMALL_WORK = 2e8

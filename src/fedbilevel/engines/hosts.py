@@ -60,13 +60,19 @@ def place_fleet(fleet: Fleet, layout: Layout) -> Fleet:
     return Fleet(**{field.name: place(field.name, getattr(fleet, field.name)) for field in fields(fleet)})
 
 
+def specs_like(argument: Any) -> Any:
+    """How an argument of the compiled loop lies on the devices: what belongs to clients is shared out, the rest repeated."""
+    each, same = PartitionSpec(AXIS), PartitionSpec()
+    if isinstance(argument, Fleet):
+        return Fleet(each, each, each, each, each, each, same)  # type: ignore[arg-type]
+    return State(same, each, same, same, same, same, same) if isinstance(argument, State) else same  # type: ignore[arg-type]
+
+
 def place_state(state: State, layout: Layout) -> State:
     """Server state on every device, local states with their clients.  Every process passes the whole state."""
     if layout.mesh is None:
         return state
-    shared = NamedSharding(layout.mesh, PartitionSpec(AXIS))
-    same = NamedSharding(layout.mesh, PartitionSpec())
-    places = State(same, shared, same, same, same, same, same)  # type: ignore[arg-type]
+    places = (NamedSharding(layout.mesh, spec) for spec in specs_like(state))
     return State(*(jax.device_put(part, place) for part, place in zip(state, places, strict=True)))
 
 

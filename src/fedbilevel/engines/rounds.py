@@ -12,7 +12,18 @@ import numpy as np
 
 from fedbilevel.calculus import Tree, bytes_of, select, squared_norm, subtract
 from fedbilevel.engines.fleet import AXIS, Fleet, Layout, map_clients
-from fedbilevel.plan import SERVER, Algorithm, Phase, Plan, Repeat, ServerStep, client_key, phases_of, weighted_mean
+from fedbilevel.plan import (
+    SERVER,
+    Algorithm,
+    LocalStep,
+    Phase,
+    Plan,
+    Repeat,
+    ServerStep,
+    client_key,
+    phases_of,
+    weighted_mean,
+)
 from fedbilevel.sampling import LocalData
 
 PARTICIPATION = 0x7FFFFFFF
@@ -111,7 +122,7 @@ def run_round(
             if isinstance(item, ServerStep):
                 state = state._replace(server=item.update(state.server, key_of(SERVER)))
             else:
-                state = run_phase(item, layout, fleet, state, cohort, (jax.vmap(key_of)(ids), key_of), watch)
+                state = run_phase(item, layout, fleet, state, cohort, (jax.vmap(key_of)(ids), key_of), watch)[0]
                 state = state._replace(
                     messages=state.messages.at[first].add(asked), answers=state.answers.at[first].add(answered)
                 )
@@ -123,6 +134,18 @@ def run_round(
     return state._replace(contacts=state.contacts + asked, replies=state.replies + answered)
 
 
+def run_traced_round(
+    algorithm: Algorithm, layout: Layout, fleet: Fleet, seed_key: jax.Array, state: State, number: Any
+) -> tuple[State, LocalStep]:
+    """Round ``number`` of a plan of a single phase that records its local steps."""
+    (phase,) = algorithm.plan
+    cohort = choose(fleet, layout, client_key(seed_key, number, 0, PARTICIPATION))
+    key_of = partial(client_key, seed_key, number, 0)
+    keys = jax.vmap(key_of)(fleet.ids), key_of
+    tracing = phase._replace(work=phase.trace)  # type: ignore[union-attr, call-arg]
+    return run_phase(tracing, layout, fleet, state, cohort, keys, watch=False)  # type: ignore[arg-type]
+
+
 def run_phase(
     phase: Phase,
     layout: Layout,
@@ -131,11 +154,14 @@ def run_phase(
     cohort: Cohort,
     keys: tuple[jax.Array, Callable[[int], jax.Array]],
     watch: bool,
-) -> State:
-    """``keys``: those of the clients taking part, and the key of any number, such as the server's."""
+) -> tuple[State, Any]:
+    """``keys``: those of the clients taking part, and the key of any number, such as the server's.
+
+    The second result is what ``work`` returns beyond its reply and the local state, of every client.
+    """
     message = phase.send(state.server)
     own = state.local if cohort.positions is None else _pick(state.local, cohort.positions)
-    replies, local = map_clients(
+    replies, local, *beyond = map_clients(
         lambda data, item: phase.work(message, item[0], data, item[1]), fleet, (own, keys[0]), layout, cohort.positions
     )
     weights = fleet.weights if cohort.positions is None else fleet.weights[cohort.positions]
@@ -165,7 +191,7 @@ def run_phase(
     if watch and phase.aggregate is None and hasattr(replies, "outer"):
         spread = jax.vmap(lambda one: _distance(one, mean.outer))(replies.outer)
         consensus = total(jnp.sum(weights.astype(spread.dtype) * spread), layout).astype(consensus.dtype)
-    return state._replace(server=server, local=local, consensus=consensus)
+    return state._replace(server=server, local=local, consensus=consensus), next(iter(beyond), None)
 
 
 def total(value: Any, layout: Layout) -> Any:

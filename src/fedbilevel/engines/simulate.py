@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from copy import copy
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
-from fedbilevel.calculus import all_finite
-from fedbilevel.engines.book import Book, Pace
-from fedbilevel.engines.diagnose import level_for
+from fedbilevel.engines.checkpoint import Checkpoint
+from fedbilevel.engines.diagnose import STEPS
 from fedbilevel.engines.diverge import blame
-from fedbilevel.engines.fleet import CHUNK, Fleet, Layout, host_fleet, size_groups
-from fedbilevel.engines.hosts import client_mesh, place_fleet, place_state
-from fedbilevel.engines.options import Options, chance, client_weights, cohort_size
-from fedbilevel.engines.program import Program, advance, begin, without_mesh
+from fedbilevel.engines.fleet import CHUNK
 from fedbilevel.engines.result import Diverged, Interrupted, Progress, ProgressCallback, Result
-from fedbilevel.engines.rounds import State, Traffic, counters_at_zero, traffic
-from fedbilevel.engines.store import Store
-from fedbilevel.plan import Algorithm
+from fedbilevel.engines.simulation import Options, Simulation
+from fedbilevel.plan import Algorithm, LocalStep
 from fedbilevel.problem import ClientData, whole_number
-from fedbilevel.sampling import NeedsWholeSet
+
+SLICE_SECONDS = 0.5
+"""How long one call of the program aims to take: how soon Ctrl-C, progress and saving get their turn."""
 
 
 def simulate(
@@ -67,141 +61,96 @@ def simulate(
     2.000
     """
     options = Options(weights, participation, dropout, record_every, diagnostics, client_chunk, devices)
-    run = Run(algorithm, data, options)
-    return run.execute(algorithm.settings, rounds, seed, progress, checkpoint, checkpoint_every)
+    simulation = Simulation(algorithm, data, options)
+    return execute(simulation, algorithm.settings, rounds, seed, progress, checkpoint, checkpoint_every)
 
 
-class Run:
-    """A checked and laid-out simulation: everything but the seed, the step sizes and the number of rounds."""
+def execute(
+    simulation: Simulation,
+    settings: Any,
+    rounds: int,
+    seed: int,
+    progress: ProgressCallback | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    in_one_go: bool = False,
+) -> Result:
+    """One run from the start, or from its checkpoint, to the end.  ``in_one_go``: without a look at the clock."""
+    whole_number("rounds", rounds)
+    whole_number("seed", seed, least=0)
+    whole_number("checkpoint_every", checkpoint_every, optional=True)
+    if seed >= 2**32:
+        raise ValueError(f"seed must be below 2**32, not {seed}.")
+    moment = simulation.start(settings, seed)
+    saved = (
+        None
+        if checkpoint is None
+        else Checkpoint(Path(checkpoint), checkpoint_every, simulation, settings, seed, rounds)
+    )
+    if saved is not None and saved.exists():
+        moment = saved.load(moment)
+    every = simulation.options.record_every
+    if simulation.level is not None and not moment.history:
+        moment = next(simulation.rounds(settings, seed, [moment.done], since=moment))
+    pace = Pace(measured=not in_one_go and jax.process_count() == 1)
 
-    def __init__(self, algorithm: Algorithm, data: ClientData, options: Options) -> None:
-        if not isinstance(data, ClientData):
-            raise TypeError(f"data must be a ClientData, not {type(data).__name__}.")
-        if not isinstance(algorithm, Algorithm):
-            raise TypeError(
-                f"algorithm must be an Algorithm such as fb.fedbio(...) returns, not {type(algorithm).__name__}."
-            )
-        whole_number("record_every", options.record_every, optional=True)
-        whole_number("client_chunk", options.client_chunk, optional=True)
-        algorithm.check(data)
-        self.algorithm, self.data, self.options = algorithm, data, options
-        self.level = None if options.record_every is None else level_for(options.diagnostics, algorithm, data)
-        self.weights = client_weights(options.weights, data)
-        mesh, clients = client_mesh(options.devices, data.clients)
-        layout = Layout(
-            clients,
-            clients if mesh is None else -(-clients // mesh.size) * mesh.size,
-            padded=not data.equal_sizes(),
-            exact_val=data.val is not None and data.equal_sizes("val"),
-            chunk=options.client_chunk,
-            cohort=cohort_size(options.participation, clients),
-            dropout=chance(options.dropout) > 0,
-            mesh=mesh,
-        )
-        self._lay_out(layout)
+    def stops() -> Iterator[int]:
+        while moment.done < rounds:
+            left = rounds - moment.done
+            yield moment.done + pace.next(left, left if saved is None else saved.left(moment.done), every)
 
-    def _lay_out(self, layout: Layout) -> None:
-        """Trace the work once without computing: it tells the bytes per message and whether whole sets are read."""
-        grouped = replace(without_mesh(layout), groups=size_groups(self.data)) if layout.padded else layout
-        fleet = host_fleet(self.data, self.weights, self.options.dropout)
-        try:
-            self.traffic: Traffic = traffic(self.algorithm, layout, fleet)
-        except NeedsWholeSet:
-            layout = grouped
-            self.traffic = traffic(self.algorithm, layout, fleet)
-        if layout.padded and self.level is not None:
-            layout = without_mesh(layout)  # recording reads whole sets in groups, and those live on one device
-        # Sizes are part of a program only where it reads whole sets: other clients of the same shapes then share it.
-        measuring = grouped if layout.padded and self.level is not None else layout
-        self.program = Program(self.algorithm.build, layout, measuring, self.level)
-        self.fleet: Fleet = place_fleet(fleet, layout)
-
-    def on(self, data: ClientData) -> Run:
-        """The same simulation on other clients; with arrays of the same shapes nothing is traced or compiled again."""
-        if self.program.layout.groups is not None or _shapes(data) != _shapes(self.data):
-            return Run(self.algorithm, data, self.options)
-        other = copy(self)
-        other.data, other.weights = data, client_weights(self.options.weights, data)
-        other.fleet = place_fleet(host_fleet(data, other.weights, self.options.dropout), self.program.layout)
-        return other
-
-    def walk(self, settings: Any, seed: int, stops: Iterable[int]) -> Iterator[tuple[int, State]]:
-        """The state after each of the rounds in ``stops`` (rising; 0 is the start), for runs that record nothing."""
-        if self.level is not None:
-            raise ValueError("walk shows the states themselves: give record_every=None.")
-        state = place_state(begin(self.program, settings, np.uint32(seed)), self.program.layout)
-        done = 0
-        for stop in stops:
-            if stop > done:
-                state, _ = self._advance(settings, seed, state, done, stop - done, 1)
-            done = stop
-            yield stop, jax.block_until_ready(state)
-
-    def warm_up(self, settings: Any) -> None:
-        """Compile without running a round, so that threads find the program ready."""
-        state = place_state(begin(self.program, settings, np.uint32(0)), self.program.layout)
-        jax.block_until_ready(self._advance(settings, 0, state, 0, 0, 1))
-
-    def _advance(self, settings: Any, seed: int, state: State, first: int, blocks: int, every: int) -> Any:
-        numbers = map(np.int32, (first, blocks, every))
-        return advance(self.program, settings, self.fleet, np.uint32(seed), state, *numbers)
-
-    def execute(
-        self,
-        settings: Any,
-        rounds: int,
-        seed: int,
-        progress: ProgressCallback | None = None,
-        checkpoint: str | Path | None = None,
-        checkpoint_every: int | None = None,
-        in_one_go: bool = False,
-    ) -> Result:
-        whole_number("rounds", rounds)
-        whole_number("seed", seed, least=0)
-        whole_number("checkpoint_every", checkpoint_every, optional=True)
-        if seed >= 2**32:
-            raise ValueError(f"seed must be below 2**32, not {seed}.")
-        state = place_state(begin(self.program, settings, np.uint32(seed)), self.program.layout)
-        book = Book(self, settings, seed)
-        store = None if checkpoint is None else Store(Path(checkpoint), checkpoint_every, self, settings, seed, rounds)
-        if store is not None and store.exists():
-            state = store.resume(book, state)
-        if self.level is not None and not book.rows:
-            book.note(self._advance(settings, seed, state, 0, 1, 0)[1], 1, 0, 0.0)
-        pace = Pace(measured=not in_one_go and jax.process_count() == 1)
-        try:
-            while book.done < rounds:
-                every, blocks = pace.next(rounds - book.done, self.options.record_every)
-                if store is not None:
-                    blocks = max(1, min(blocks, store.left(book.done) // every))
-                began = time.perf_counter()
-                after, rows = self._advance(settings, seed, state, book.done, blocks, every)
-                after = jax.block_until_ready(after)
-                pace.learn(blocks * every, time.perf_counter() - began)
-                if not _finite(after):
-                    sentence = blame(self.program, settings, self.fleet, seed, state, book.done, blocks * every)
-                    raise Diverged(sentence, book.result(state))
-                book.note(rows, blocks, every, time.perf_counter() - began)
-                state = counters_at_zero(after)
-                if store is not None and (store.due(book.done) or book.done == rounds):
-                    store.save(book, state)
-                if progress is not None:
-                    progress(Progress(book.done, rounds, book.seconds, book.rows[-1] if book.rows else {}))
-        except KeyboardInterrupt:
-            if store is not None:
-                store.save(book, state)
-            kept_in = "" if store is None else f", saved in {store.file}: the same call goes on from there"
-            raise Interrupted(f"Stopped after round {book.done} of {rounds}{kept_in}.", book.result(state)) from None
-        return book.result(state)
+    try:
+        for after in simulation.rounds(settings, seed, stops(), every, moment):
+            if not after.finite:
+                sentence = blame(simulation, settings, seed, moment, after.done)
+                raise Diverged(sentence, simulation.result(settings, seed, moment))
+            pace.learn(after.done - moment.done, after.seconds - moment.seconds)
+            moment = after
+            if saved is not None and (saved.due(moment.done) or moment.done == rounds):
+                saved.save(moment)
+            if progress is not None:
+                progress(Progress(moment.done, rounds, moment.seconds, moment.history[-1] if moment.history else {}))
+    except KeyboardInterrupt:
+        kept_in = ""
+        if saved is not None:
+            saved.save(moment)
+            kept_in = f", saved in {saved.file}: the same call goes on from there"
+        sentence = f"Stopped after round {moment.done} of {rounds}{kept_in}."
+        raise Interrupted(sentence, simulation.result(settings, seed, moment)) from None
+    return simulation.result(settings, seed, moment)
 
 
-def _shapes(data: ClientData) -> Any:
-    described = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), (data.train, data.val))
-    return jax.tree.flatten(described), data.equal_sizes(), data.val is not None and data.equal_sizes("val")
+class Pace:
+    """Chooses how many rounds the next call runs: about half a second's worth where that is ``measured``, else all."""
+
+    def __init__(self, measured: bool) -> None:
+        self.measured = measured
+        self.rate: float | None = None
+
+    def next(self, left: int, most: int, every: int | None) -> int:
+        """Of ``left`` rounds, at most ``most`` (but one row's at least) and as many as fill rows of ``every`` rounds."""
+        every, most = min(every or 1, left), min(left, most)
+        if self.measured:
+            most = min(most, 1 if self.rate is None else max(1, int(SLICE_SECONDS * self.rate)))
+        return every * max(1, most // every)
+
+    def learn(self, rounds: int, seconds: float) -> None:
+        # The first call may compile, and one lucky clock reading must not make a long call: grow fourfold at most.
+        rate = rounds / max(seconds, 1e-6)
+        self.rate = rate if self.rate is None else min(rate, 4 * self.rate)
 
 
-_finite_leaves = jax.jit(all_finite)
+def trace(algorithm: Algorithm, data: ClientData, rounds: int, seed: int = 0, *, weights: Any = "uniform") -> LocalStep:
+    """Run like `simulate` with all clients taking part, and return the `LocalStep` of every step and client: what the
+    theory's lemmas are evaluated on.
 
-
-def _finite(state: State) -> bool:
-    return bool(_finite_leaves((state.server, state.local)))
+    Leaves are ``[rounds * local_steps, clients, ...]``.  Memory grows with the rounds: meant for small problems.
+    """
+    whole_number("rounds", rounds)
+    if not (len(algorithm.plan) == 1 and getattr(algorithm.plan[0], "trace", None)):
+        raise ValueError(f"{algorithm.name} cannot be traced: it needs a single phase that records its local steps.")
+    simulation = Simulation(algorithm, data, Options(weights, devices=jax.local_devices()[:1]), level=STEPS)
+    *_, end = simulation.rounds(algorithm.settings, seed, [rounds], every=1)
+    steps = jax.tree.map(lambda *parts: jnp.concatenate(parts), *end.history)
+    # [rounds, clients, local steps, ...] -> [all steps, clients, ...]
+    return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 2, 1).reshape((-1, leaf.shape[1], *leaf.shape[3:])), steps)  # type: ignore[no-any-return]

@@ -19,9 +19,9 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel.engines.fleet import CHUNK
-from fedbilevel.engines.options import Options, named_numbers, path_name
 from fedbilevel.engines.result import Diverged, Progress, ProgressCallback, Result
-from fedbilevel.engines.simulate import Run
+from fedbilevel.engines.simulate import execute
+from fedbilevel.engines.simulation import Options, Simulation, named_numbers, with_numbers
 from fedbilevel.plan import Algorithm
 from fedbilevel.problem import ClientData, positive, whole_number
 
@@ -96,20 +96,20 @@ def sweep(
         for value in choices:
             positive(name, value)
     options = Options(weights, participation, dropout, record_every or rounds, diagnostics, client_chunk, devices)
-    run = Run(algorithm, data, options)
+    simulation = Simulation(algorithm, data, options)
     plans = [dict(zip(values, map(float, choice), strict=True)) for choice in product(*values.values())]
     jobs = [(with_numbers(algorithm.settings, chosen), chosen, seed) for chosen in plans for seed in seed_list]
-    run.warm_up(jobs[0][0])
+    simulation.compile(jobs[0][0])
 
     def one(job: tuple[Any, dict[str, float], int]) -> Result:
         settings, _, seed = job
         try:
-            return run.execute(settings, rounds, seed, in_one_go=True)
+            return execute(simulation, settings, rounds, seed, in_one_go=True)
         except Diverged as failure:
             return replace(failure.result, diverged=str(failure))
 
     results: list[Result] = []
-    spread = run.program.layout.mesh is not None  # its collectives already use every device
+    spread = simulation.loop.layout.mesh is not None  # its collectives already use every device
     count = 1 if spread else min(workers or _cores(), len(jobs))
     with ThreadPoolExecutor(count) as pool:
         for number, result in enumerate(pool.map(one, jobs), 1):
@@ -117,13 +117,6 @@ def sweep(
             if progress is not None:
                 progress(Progress(number, len(jobs), float("nan"), {}))
     return _collect(results, [(seed, chosen) for _, chosen, seed in jobs])
-
-
-def with_numbers(settings: Any, chosen: dict[str, float]) -> Any:
-    """``settings`` with some of its named numbers replaced."""
-    paths, structure = jax.tree_util.tree_flatten_with_path(settings)
-    leaves = [chosen.get(path_name(path), leaf) for path, leaf in paths]
-    return jax.tree.unflatten(structure, leaves)
 
 
 def _cores() -> int:

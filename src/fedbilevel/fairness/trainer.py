@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbilevel.engines.options import Options
-from fedbilevel.engines.simulate import Run
-from fedbilevel.engines.sweep import with_numbers
+from fedbilevel.engines.simulation import Options, Simulation, with_numbers
 from fedbilevel.fairness.formulation import Formulation, fair_problem
 from fedbilevel.fairness.methods import bilevel_algorithm, known_counts, learned_weights, marks_padding, single_level
 from fedbilevel.fairness.models import Model
@@ -88,16 +86,16 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, example: Federation, model: Model) -> None:
         self.recipe, self.model, self.groups = recipe, model, example.groups
-        self.bilevel: Run | None = None
+        self.bilevel: Simulation | None = None
         if recipe.method in BILEVEL:
             data = example.bilevel(recipe.formulation, model.classes)
             self.marks = marks_padding(recipe, data)
             problem = fair_problem(recipe.formulation, model, example.groups, padded=self.marks)
             first = bilevel_algorithm(recipe, problem, data)
-            self.bilevel = Run(first, self._marked(data), Options(recipe.client_weights))
+            self.bilevel = Simulation(first, self._marked(data), Options(recipe.client_weights))
         second, weights = self._second(example)
         self.weighted = recipe.method in (*BILEVEL, "fedavg")
-        self.second = Run(second, example.weighted() if self.weighted else example.single(), Options(weights))
+        self.second = Simulation(second, example.weighted() if self.weighted else example.single(), Options(weights))
 
     def _second(self, federation: Federation) -> tuple[Algorithm, str]:
         return single_level(self.recipe, self.model, federation.groups, self._counts(federation))
@@ -111,7 +109,7 @@ class Trainer:
     def compile(self) -> None:
         for run in (self.bilevel, self.second):
             if run is not None:
-                run.warm_up(run.algorithm.settings)
+                run.compile(run.algorithm.settings)
 
     def run(self, federation: Federation, seed: int, rate: float | None = None, stops: int = STOPS) -> Course:
         """Train from ``seed``.  ``rate`` replaces the recipe's learning rate; a bilevel method's inner step grows alike."""
@@ -138,19 +136,21 @@ class Trainer:
         return Course(seen[-1].outer, learned, seen, time.perf_counter() - began)
 
 
-def _walk(stage: str, run: Run, settings: Any, seed: int, rounds: int, stops: int, before: Stop | None) -> list[Stop]:
+def _walk(
+    stage: str, run: Simulation, settings: Any, seed: int, rounds: int, stops: int, before: Stop | None
+) -> list[Stop]:
     return [stop for stop, _ in _states(stage, run, settings, seed, rounds, stops, before)]
 
 
 def _states(
-    stage: str, run: Run, settings: Any, seed: int, rounds: int, stops: int, before: Stop | None
+    stage: str, run: Simulation, settings: Any, seed: int, rounds: int, stops: int, before: Stop | None
 ) -> Iterator[tuple[Stop, Any]]:
     """Each stop with the server's state; costs go on from the stage before."""
     places = sorted({round(rounds * number / stops) for number in range(stops + 1)}) if stops else [rounds]
     algorithm, traffic = run.algorithm, run.traffic
     first = (0, 0, 0) if before is None else before.calls
     up, down = (0, 0) if before is None else (before.bytes_up, before.bytes_down)
-    for number, state in run.walk(settings, seed, places):
+    for number, state, *_ in run.rounds(settings, seed, places):
         view = algorithm.view(state.server, state.local)
         spent = (int(np.asarray(count, np.int64).sum()) for count in view.calls)
         yield (

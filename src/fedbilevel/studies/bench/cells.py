@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from fedbilevel.engines.simulate import Run
+from fedbilevel.engines.simulation import Simulation
 from fedbilevel.studies.bench.design import CASES, ENTRIES, TUNING_SEED, Case, Design, Entry, factors
 from fedbilevel.studies.bench.walk import Walk, outer_value, prepared, settled_inner, walk
 from fedbilevel.tasks import Images, Task
@@ -81,7 +81,7 @@ class Bench:
         design, entry = self.design, cell.entry
         task = self.draw(cell, TUNING_SEED)
         tried = []
-        run: Run | None = None
+        run: Simulation | None = None
         for pair in factors(design.budget):
             algorithm = entry.algorithm(task, entry.steps(task, pair))
             run = run or prepared(algorithm, task)

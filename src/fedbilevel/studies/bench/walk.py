@@ -1,13 +1,12 @@
 """One run of one algorithm on one draw of a task: costs and scores along the way.
 
-The engine's compiled program is driven directly, a few rounds at a time: that lets the test rows be looked at along the way,
-and a run that diverges simply ends, which a search over step sizes meets all the time.
+A run that diverges simply ends, which a search over step sizes meets all the time.
 """
 
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,17 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.calculus import Tree, all_finite
-from fedbilevel.engines.book import Book
-from fedbilevel.engines.options import Options
-from fedbilevel.engines.program import advance, begin
-from fedbilevel.engines.rounds import State, counters_at_zero
-from fedbilevel.engines.simulate import Run
+from fedbilevel.calculus import Tree
+from fedbilevel.engines.simulation import Options, Simulation
 from fedbilevel.plan import Algorithm, phases_of
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.tasks.task import Task
-
-_finite = jax.jit(all_finite)
 
 
 @dataclass(frozen=True)
@@ -48,13 +41,13 @@ def most_exchanges(algorithm: Algorithm) -> int:
     return sum(times for _, times in phases_of(algorithm.plan))
 
 
-def prepared(algorithm: Algorithm, task: Task) -> Run:
+def prepared(algorithm: Algorithm, task: Task) -> Simulation:
     """The checked and laid-out simulation; it serves every setting of the step sizes."""
-    return Run(algorithm, task.data, Options(record_every=1, diagnostics="cheap", devices=jax.devices()[:1]))
+    return Simulation(algorithm, task.data, Options(record_every=1, diagnostics="cheap", devices=jax.devices()[:1]))
 
 
 def walk(
-    run: Run,
+    run: Simulation,
     settings: Any,
     task: Task,
     *,
@@ -67,31 +60,30 @@ def walk(
 
     The moments lie closer together at the beginning, where scores change fastest.
     """
-    book, state = Book(run, settings, seed), begin(run.program, settings, np.uint32(seed))
-    moments = iter(_moments(math.ceil(exchanges / most_exchanges(run.algorithm)), points))
     rows: list[dict[str, Any]] = []
-    talked, seconds = 0, 0.0
-    run.warm_up(settings)
-    while True:
-        began = time.perf_counter()
-        # A series of random length may leave exchanges over when the planned moments are spent.
-        count = next(moments, book.done + 1) - book.done if rows else 0
-        after, found = _some_rounds(run, settings, seed, state, book.done, count)
-        elapsed = time.perf_counter() - began if rows else 0.0
-        seconds += elapsed
-        if not (bool(_finite((after.server, after.local))) and np.isfinite(found["objective"][0])):
-            return Walk(rows, None, None)
-        talked += sum(int(found[name][0]) for name in found if name.startswith("messages/")) // task.data.clients
-        book.note(found, 1, count, elapsed)
-        state = counters_at_zero(after)
-        row = {**book.rows[-1], "round": talked, "iteration": book.done, "seconds": seconds}
-        done = talked >= exchanges
-        result = book.result(state) if scores or done else None
-        if scores and result is not None:
-            row |= {f"test_{name}": value for name, value in task.evaluate(result.outer, result.inner).items()}
+    talked, began = 0, 0.0
+
+    def stops() -> Iterator[int]:
+        yield 0
+        yield from _moments(math.ceil(exchanges / most_exchanges(run.algorithm)), points)
+        while True:  # a series of random length may leave exchanges over when the planned moments are spent
+            yield rows[-1]["iteration"] + 1
+
+    run.compile(settings)
+    for moment in run.rounds(settings, seed, stops()):
+        row = moment.history[-1]
+        if not (moment.finite and np.isfinite(row["objective"])):
+            break
+        began = began if rows else moment.seconds
+        talked += int(np.sum(moment.state.messages)) // task.data.clients
+        row = {**row, "round": talked, "iteration": moment.done, "seconds": moment.seconds - began}
+        outer, inner = run.answer(settings, moment.state)
+        if scores:
+            row |= {f"test_{name}": value for name, value in task.evaluate(outer, inner).items()}
         rows.append(row)
-        if result is not None and done:
-            return Walk(rows, result.outer, result.inner)
+        if talked >= exchanges:
+            return Walk(rows, outer, inner)
+    return Walk(rows, None, None)
 
 
 def _moments(rounds: int, points: int) -> list[int]:
@@ -101,15 +93,6 @@ def _moments(rounds: int, points: int) -> list[int]:
     [1, 2, 5, 10, 21, 44, 94, 200]
     """
     return sorted({round(float(moment)) for moment in np.geomspace(1, rounds, points)})
-
-
-def _some_rounds(
-    run: Run, settings: Any, seed: int, state: State, done: int, count: int
-) -> tuple[State, dict[str, np.ndarray]]:
-    """``count`` rounds and the row after them; none measures the state as it is."""
-    numbers = map(np.int32, (done, 1, count))
-    after, found = advance(run.program, settings, run.fleet, np.uint32(seed), state, *numbers)
-    return jax.block_until_ready(after), {name: np.asarray(value)[:1] for name, value in found.items()}
 
 
 def settled_inner(task: Task, outer: Tree, inner: Tree) -> Tree:
