@@ -39,6 +39,7 @@ def test_masks_mark_the_real_rows(pairs):
     clients = [(rows(train, 1), rows(val, 1)) for train, val in pairs]
     data = fb.ClientData.from_clients(clients, mask="real")
     assert data.equal_sizes()
+    assert (data.train_sizes.tolist(), data.val_sizes.tolist()) == tuple(map(list, zip(*pairs, strict=True)))
     assert data.train["real"].dtype == np.float64
     np.testing.assert_array_equal(data.train["real"].sum(axis=1), [train for train, _ in pairs])
     for mask, (_, count) in zip(data.val["real"], pairs, strict=True):

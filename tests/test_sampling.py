@@ -1,7 +1,5 @@
 """Minibatches: uniform, with replacement, from a client's own rows, a function of its key alone."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbilevel.sampling import Batches, Draws, LocalData, NeedsWholeSet, draw_round, scaled
+from fedbilevel.sampling import Batches, Draws, LocalData, draw_round, scaled
 
 words = st.integers(0, 2**32 - 1)
 
@@ -86,17 +84,24 @@ def test_rows_of_a_shared_and_of_an_own_leaf():
         np.testing.assert_array_equal(merged["a"][numbers], leaf[1][rows])
 
 
-def test_padded_leaves_cannot_be_read_whole():
+def test_padded_leaves_are_read_with_a_mask_only():
     number = jnp.ones((), jnp.int32)
     leaf = jnp.arange(6.0).reshape(2, 3)
-    data = LocalData(leaf, leaf, number, number, number, shared=True, exact=False)
-    for part in ("train", "val"):
-        with pytest.raises(NeedsWholeSet):
-            data.whole(part)
-    data = replace(data, exact_val=True)
+    data = LocalData(leaf, leaf, number, number, 2 * number, shared=True, padded=("train",))
     assert data.whole("val").tolist() == [3, 4, 5]
-    with pytest.raises(NeedsWholeSet):
+    with pytest.raises(RuntimeError, match="A whole train set was read that its tracing did not show"):
         data.whole("train")
+    for part, real in (("train", [True, False, False]), ("val", [True, True, False])):
+        rows, mask = data.whole_with_mask(part)
+        assert (rows.tolist(), mask.tolist()) == ([3, 4, 5], real)
+
+
+def test_who_reads_whole_sets_is_noticed():
+    seen = []
+    leaf = jnp.arange(3.0)
+    data = LocalData(leaf, leaf, jnp.int32(0), jnp.int32(1), jnp.int32(1), padded=("train",), notice=seen.append)
+    assert data.whole("train").tolist() == [0, 1, 2]
+    assert seen == ["train"]
 
 
 def test_batches_pick_their_minibatch():

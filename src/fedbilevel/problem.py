@@ -7,7 +7,7 @@ minimise over x   1/M sum_m f_m(x, y(x))       subject to     y(x) = argmin over
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -82,14 +82,15 @@ class ClientData:
     """Training and validation rows of every client: trees whose leaves are ``[clients, samples, ...]``.
 
     Clients of unequal sizes come from `from_clients`; the leaves are then padded and ``train_sizes`` / ``val_sizes`` say
-    how many rows are real.  Padding is never read: minibatches draw real rows only, and whole sets are cut to size (clients
-    of equal size run together).
+    how many rows are real.  Padding never counts: minibatches draw real rows only, and whole sets are cut to size (clients
+    of equal size run together) or marked by a ``mask``, see `with_mask`.
     """
 
     train: Tree
     val: Tree = None
     train_sizes: Any = None
     val_sizes: Any = None
+    mask: str | None = None
 
     def __post_init__(self) -> None:
         for part in ("train", "val"):
@@ -132,8 +133,7 @@ class ClientData:
     def from_clients(cls, clients: Sequence[Any], mask: str | None = None) -> ClientData:
         """From a list of ``(train, val)`` pairs (or ``train`` alone), one per client, of any sizes.
 
-        With ``mask="name"`` the trees must be dicts; each gets a leaf of that name, 1 for real rows and 0 for padding, and
-        the losses use it.  Whole-set algorithms then run all clients together instead of one group per size.
+        ``mask="name"``: `with_mask` for all parts.
         """
         if not clients:
             raise ValueError("from_clients needs at least one client.")
@@ -142,13 +142,37 @@ class ClientData:
             raise ValueError("Each client must be a pair (train, val), or its training rows alone.")
         if len({pair[1] is None for pair in pairs}) != 1:
             raise ValueError("Either every client has validation rows or none has.")
-        train, train_sizes = _pad([pair[0] for pair in pairs], "train", mask)
+        train, train_sizes = _pad([pair[0] for pair in pairs], "train")
         if pairs[0][1] is None:
-            return cls(train, None, None if mask else train_sizes)
-        val, val_sizes = _pad([pair[1] for pair in pairs], "val", mask)
-        if mask:
-            train_sizes = val_sizes = None
-        return cls(train, val, train_sizes, val_sizes)
+            data = cls(train, None, train_sizes)
+        else:
+            val, val_sizes = _pad([pair[1] for pair in pairs], "val")
+            data = cls(train, val, train_sizes, val_sizes)
+        return data if mask is None else data.with_mask(mask, *data.parts)
+
+    def with_mask(self, name: str, *parts: str) -> ClientData:
+        """With a leaf ``name`` among those of ``parts``, dicts: 1 for real rows and 0 for padding, for losses to use.
+
+        Whole sets are then read with the padding, and all clients run together instead of one group per size.
+        """
+        marked = {}
+        for part in parts:
+            tree, samples = getattr(self, part), self.samples(part)
+            if not isinstance(tree, dict) or name in tree:
+                raise ValueError(f"mask={name!r} needs dicts without that key as the clients' {part} trees.")
+            kind = next((leaf.dtype for leaf in jax.tree.leaves(tree) if leaf.dtype.kind == "f"), np.float32)
+            real = np.arange(samples) < getattr(self, f"{part}_sizes")[:, None]
+            marked[part] = {**tree, name: real.astype(kind)}
+        return replace(self, **marked, mask=name)
+
+    def marked(self, part: str) -> bool:
+        """Whether a leaf says which rows of ``part`` are real."""
+        tree = getattr(self, part)
+        return self.mask is not None and isinstance(tree, dict) and self.mask in tree
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("train",) if self.val is None else ("train", "val")
 
     @property
     def clients(self) -> int:
@@ -158,10 +182,11 @@ class ClientData:
         return int(_first(getattr(self, part)).shape[1])
 
     def equal_sizes(self, part: str | None = None) -> bool:
-        """Whether no leaf (of ``part``) holds padding."""
-        both = ("train", "val") if self.val is not None else ("train",)
-        parts = both if part is None else (part,)
-        return all((getattr(self, f"{part}_sizes") == self.samples(part)).all() for part in parts)
+        """Whether whole sets (of ``part``) can be read as they stand: without padding, or with a mask."""
+        return all(
+            self.marked(one) or (getattr(self, f"{one}_sizes") == self.samples(one)).all()
+            for one in (self.parts if part is None else (part,))
+        )
 
     def only(self, client: int) -> ClientData:
         """One client as a federation of one, without padding."""
@@ -170,7 +195,7 @@ class ClientData:
             size = int(getattr(self, f"{part}_sizes")[client])
             return jax.tree.map(lambda leaf: leaf[client : client + 1, :size], getattr(self, part))
 
-        return ClientData(cut("train"), None if self.val is None else cut("val"))
+        return ClientData(cut("train"), None if self.val is None else cut("val"), mask=self.mask)
 
     def example(self, part: str) -> Tree:
         """Shapes of a batch as the losses see it (all samples of one client)."""
@@ -257,7 +282,7 @@ def _array(leaf: Any, part: str) -> Any:
     return array
 
 
-def _pad(trees: Sequence[Tree], part: str, mask: str | None) -> tuple[Tree, Any]:
+def _pad(trees: Sequence[Tree], part: str) -> tuple[Tree, Any]:
     structures = {jax.tree.structure(tree) for tree in trees}
     if len(structures) != 1:
         raise ValueError(f"The {part} trees of the clients have different structures: {sorted(map(str, structures))}.")
@@ -280,13 +305,4 @@ def _pad(trees: Sequence[Tree], part: str, mask: str | None) -> tuple[Tree, Any]
             row[: len(array)] = array
         return out
 
-    padded = jax.tree.map(stack, *trees)
-    counts = np.asarray(sizes, np.int32)
-    if mask is None:
-        return padded, counts
-    if not isinstance(padded, dict) or mask in padded:
-        raise ValueError(f"mask={mask!r} needs dicts without that key as the clients' {part} trees.")
-    if (counts < 1).any():
-        raise ValueError(f"Client {int(np.argmin(counts))} has no {part} samples: leave it out or give it rows.")
-    kind = next((leaf.dtype for leaf in jax.tree.leaves(padded) if leaf.dtype.kind == "f"), np.dtype(np.float32))
-    return {**padded, mask: (np.arange(longest) < counts[:, None]).astype(kind)}, counts
+    return jax.tree.map(stack, *trees), np.asarray(sizes, np.int32)

@@ -6,6 +6,7 @@ measured to cost more than the arithmetic of a step by three orders of magnitude
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -18,14 +19,10 @@ from fedbilevel.calculus import Tree
 from fedbilevel.kernels import take
 
 
-class NeedsWholeSet(Exception):
-    """Raised while an engine traces a program that reads whole local sets of unequal sizes; the engine then regroups."""
-
-
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("train", "val", "client", "train_size", "val_size", "number"),
-    meta_fields=("shared", "exact", "exact_val"),
+    meta_fields=("shared", "padded", "notice"),
 )
 @dataclass(frozen=True)
 class LocalData:
@@ -33,8 +30,13 @@ class LocalData:
 
     ``shared``: the leaves are ``[clients, samples, ...]`` and this client's rows are picked by ``client``, so that a
     minibatch is one gather and no client's rows are copied; otherwise the leaves are this client's own ``[samples, ...]``.
-    ``exact``: the sample axes hold this client's rows and no padding; ``exact_val``: that of the validation rows does, at
-    least.  ``number`` is the client's own among all clients, wherever its rows lie.
+    ``number`` is the client's own among all clients, wherever its rows lie.
+
+    Clients of unequal sizes: the sizes say which rows are real, and nobody's result depends on the padding behind them.
+    Minibatches draw real rows.  A whole set is cut to size, for which an engine runs clients of equal size together; or it
+    comes with a mask, and clients of any sizes share one program.  `whole` does the first, `whole_with_mask` the second; for
+    losses, which see only their batch, `ClientData.with_mask` puts the mask among the leaves.  ``padded``: the parts whose
+    leaves hold padding that no such leaf marks.  ``notice`` hears of every part that is to be cut.
     """
 
     train: Tree
@@ -43,20 +45,30 @@ class LocalData:
     train_size: jax.Array
     val_size: jax.Array
     shared: bool = False
-    exact: bool = True
     number: jax.Array | None = None
-    exact_val: bool = False
+    padded: tuple[str, ...] = ()
+    notice: Callable[[str], None] | None = None
 
     def rows(self, part: str, indices: jax.Array) -> Tree:
         tree, numbers = self.flat(part, indices)
         return jax.tree.map(lambda leaf: take(leaf, numbers), tree)
 
     def whole(self, part: str) -> Tree:
-        if not (self.exact or (self.exact_val and part == "val")):
-            raise NeedsWholeSet
-        if self.shared:
-            return jax.tree.map(lambda leaf: leaf[self.client], getattr(self, part))
-        return getattr(self, part)
+        if self.notice is not None:
+            self.notice(part)
+        elif part in self.padded:
+            raise RuntimeError(f"A whole {part} set was read that its tracing did not show: padding would count.")
+        return self._own(part)
+
+    def whole_with_mask(self, part: str) -> tuple[Tree, jax.Array]:
+        """A client's rows with the padding behind them, and which of them are real."""
+        rows = self._own(part)
+        size = self.train_size if part == "train" else self.val_size
+        return rows, jnp.arange(jax.tree.leaves(rows)[0].shape[0], dtype=jnp.int32) < size
+
+    def _own(self, part: str) -> Tree:
+        tree = getattr(self, part)
+        return jax.tree.map(lambda leaf: leaf[self.client], tree) if self.shared else tree
 
     def flat(self, part: str, indices: jax.Array) -> tuple[Tree, jax.Array]:
         """All rows reachable from here as ``[rows, ...]`` and the indices into them: for kernels that gather themselves."""

@@ -26,16 +26,14 @@ CHUNK = 16
 
 @dataclass(frozen=True)
 class Layout:
-    """``clients`` are real ones; ``places`` counts the ghosts that fill up the last device.  ``padded``: a sample axis
-    holds padding; ``exact_val``: that of the validation rows does not.  ``groups``: the ``(positions, train rows, val
-    rows)`` of clients that run together when whole sets of unequal sizes are read.  ``cohort``: how many clients a round
-    samples; None for all.
+    """``clients`` are real ones; ``places`` counts the ghosts that fill up the last device.  ``padded``: the parts whose
+    sample axis holds padding that no mask marks.  ``groups``: the ``(positions, train rows, val rows)`` of clients that run
+    together when such a part is read whole.  ``cohort``: how many clients a round samples; None for all.
     """
 
     clients: int
     places: int
-    padded: bool = False
-    exact_val: bool = False
+    padded: tuple[str, ...] = ()
     chunk: int | None = None
     cohort: int | None = None
     dropout: bool = False
@@ -79,18 +77,17 @@ def map_clients(
     """
     if layout.groups is not None:
         return _by_groups(function, fleet, per_client, layout)
-    exact = not layout.padded
     count = fleet.ids.shape[0] if positions is None else positions.shape[0]
     chunk = layout.chunk
     small = chunk is None or count <= 2 * chunk
-    if small and positions is None and exact:
+    if small and positions is None and not layout.padded:
         own = LocalData(fleet.train, fleet.val, fleet.ids, fleet.train_sizes, fleet.val_sizes, number=fleet.ids)
         return jax.vmap(function)(own, per_client)
     numbers = jnp.arange(count, dtype=jnp.int32) if positions is None else positions
 
     def one(item: tuple[Any, Any, Any, Any, Any]) -> Any:
         place, number, train_size, val_size, own = item
-        data = LocalData(fleet.train, fleet.val, place, train_size, val_size, True, exact, number, layout.exact_val)
+        data = LocalData(fleet.train, fleet.val, place, train_size, val_size, True, number, layout.padded)
         return function(data, own)
 
     items = (numbers, fleet.ids[numbers], fleet.train_sizes[numbers], fleet.val_sizes[numbers], per_client)
@@ -119,22 +116,17 @@ def _by_groups(function: Callable[[LocalData, Tree], Any], fleet: Fleet, per_cli
 
 
 def size_groups(data: ClientData) -> tuple[tuple[tuple[int, ...], int, int], ...]:
-    """Clients by (training rows, validation rows)."""
-    groups: dict[tuple[int, int], list[int]] = {}
-    for client, sizes in enumerate(zip(data.train_sizes, val_sizes_of(data), strict=True)):
-        groups.setdefault((int(sizes[0]), int(sizes[1])), []).append(client)
-    return tuple((tuple(members), *sizes) for sizes, members in sorted(groups.items()))
+    """Clients by (training rows, validation rows), padding that a mask marks being rows."""
+    spans = (data.samples(part) if data.marked(part) else getattr(data, f"{part}_sizes") for part in data.parts)
+    columns = [np.broadcast_to(span, data.clients).tolist() for span in spans]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for client, sizes in enumerate(zip(*columns, strict=True)):
+        groups.setdefault(sizes, []).append(client)
+    return tuple((tuple(members), sizes[0], sizes[-1]) for sizes, members in sorted(groups.items()))
 
 
 def host_fleet(data: ClientData, weights: np.ndarray, dropout: float) -> Fleet:
     """The clients of ``data`` as arrays of this process, not yet on a device."""
-    sizes: Any = np.asarray(data.train_sizes)
-    val_sizes: Any = val_sizes_of(data)
-    shares: Any = weights
-    ids: Any = np.arange(data.clients, dtype=np.int32)
-    chance: Any = np.asarray(dropout, np.float32)
-    return Fleet(data.train, data.val, sizes, val_sizes, shares, ids, chance)
-
-
-def val_sizes_of(data: ClientData) -> np.ndarray:
-    return np.zeros(data.clients, np.int32) if data.val is None else np.asarray(data.val_sizes)
+    ids = np.arange(data.clients, dtype=np.int32)
+    val_sizes = np.zeros_like(ids) if data.val is None else data.val_sizes
+    return Fleet(data.train, data.val, data.train_sizes, val_sizes, weights, ids, np.asarray(dropout, np.float32))  # type: ignore[arg-type]

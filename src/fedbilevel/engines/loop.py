@@ -63,6 +63,7 @@ def advance(
 
         def recorded(block: Any, held: tuple[State, Any]) -> tuple[State, Any]:
             state, kept = held
+            row: Any
             if loop.level == STEPS:
                 state, row = run_traced_round(algorithm, loop.layout, fleet, key, state, first + block)
             else:

@@ -142,8 +142,9 @@ def run_traced_round(
     cohort = choose(fleet, layout, client_key(seed_key, number, 0, PARTICIPATION))
     key_of = partial(client_key, seed_key, number, 0)
     keys = jax.vmap(key_of)(fleet.ids), key_of
-    tracing = phase._replace(work=phase.trace)  # type: ignore[union-attr, call-arg]
-    return run_phase(tracing, layout, fleet, state, cohort, keys, watch=False)  # type: ignore[arg-type]
+    assert isinstance(phase, Phase)
+    tracing = phase._replace(work=phase.trace)  # type: ignore[arg-type]
+    return run_phase(tracing, layout, fleet, state, cohort, keys, watch=False)
 
 
 def run_phase(
@@ -221,15 +222,18 @@ class Traffic(NamedTuple):
     phases: tuple[tuple[int, int], ...]
 
 
-def traffic(algorithm: Algorithm, layout: Layout, fleet: Fleet) -> Traffic:
-    """Trace every phase on one client without computing, and weigh its message and its reply."""
+def traffic(algorithm: Algorithm, fleet: Fleet) -> tuple[Traffic, set[str]]:
+    """Trace every phase on one client without computing, and weigh its message and its reply.
+
+    The second result: which parts of a client's data are read whole.
+    """
     key = jax.random.key(0)
     server = jax.eval_shape(algorithm.init, key)
     local = jax.eval_shape(algorithm.enroll, key)
     train, val = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (fleet.train, fleet.val))
     number: Any = jax.ShapeDtypeStruct((), jnp.int32)
-    exact = not layout.padded or layout.groups is not None
-    data = LocalData(train, val, number, number, number, exact=exact, number=number, exact_val=layout.exact_val)
+    whole: set[str] = set()
+    data = LocalData(train, val, number, number, number, number=number, notice=whole.add)
     each: list[tuple[int, int]] = []
     down = up = 0
     for phase, times in phases_of(algorithm.plan):
@@ -237,7 +241,7 @@ def traffic(algorithm: Algorithm, layout: Layout, fleet: Fleet) -> Traffic:
         reply, _ = jax.eval_shape(phase.work, message, local, data, key)
         each.append((bytes_of(message) + _parcel_bytes(phase, reply, key), bytes_of(reply)))
         down, up = down + times * each[-1][0], up + times * each[-1][1]
-    return Traffic(down, up, tuple(each))
+    return Traffic(down, up, tuple(each)), whole
 
 
 def _parcel_bytes(phase: Phase, reply: Tree, key: jax.Array) -> int:

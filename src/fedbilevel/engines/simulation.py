@@ -22,10 +22,9 @@ from fedbilevel.engines.fleet import CHUNK, Fleet, Layout, host_fleet, size_grou
 from fedbilevel.engines.hosts import client_mesh, place_fleet, place_state, seen_from_here
 from fedbilevel.engines.loop import ROWS, CompiledLoop, advance, begin
 from fedbilevel.engines.result import Result
-from fedbilevel.engines.rounds import State, Traffic, counters_at_zero, traffic
+from fedbilevel.engines.rounds import State, counters_at_zero, traffic
 from fedbilevel.plan import Algorithm
 from fedbilevel.problem import ClientData, whole_number
-from fedbilevel.sampling import NeedsWholeSet
 
 COUNTED = ("bytes_up", "bytes_down", "contacts", "replies")
 """Columns of the history that add up from call to call."""
@@ -84,8 +83,7 @@ class Simulation:
         layout = Layout(
             clients,
             clients if mesh is None else -(-clients // mesh.size) * mesh.size,
-            padded=not data.equal_sizes(),
-            exact_val=data.val is not None and data.equal_sizes("val"),
+            padded=tuple(part for part in data.parts if not data.equal_sizes(part)),
             chunk=options.client_chunk,
             cohort=cohort_size(options.participation, clients),
             dropout=chance(options.dropout) > 0,
@@ -94,19 +92,17 @@ class Simulation:
         self._lay_out(layout)
 
     def _lay_out(self, layout: Layout) -> None:
-        """Trace the work once without computing: it tells the bytes per message and whether whole sets are read."""
+        """Trace the work once without computing: it tells the bytes per message and which whole sets are read."""
+        fleet = host_fleet(self.data, self.weights, self.options.dropout)
+        self.traffic, whole = traffic(self.algorithm, fleet)
+        # Sizes are part of a program only where it reads whole sets: other clients of the same shapes then share it.
+        # Clients grouped by size live on one device.
         alone = replace(layout, mesh=None, places=layout.clients)
         grouped = replace(alone, groups=size_groups(self.data)) if layout.padded else layout
-        fleet = host_fleet(self.data, self.weights, self.options.dropout)
-        try:
-            self.traffic: Traffic = traffic(self.algorithm, layout, fleet)
-        except NeedsWholeSet:
+        records = layout.padded and self.level is not None  # which reads whole sets too
+        if whole & set(layout.padded):
             layout = grouped
-            self.traffic = traffic(self.algorithm, layout, fleet)
-        # Sizes are part of a program only where it reads whole sets: other clients of the same shapes then share it.
-        # Recording reads whole sets in groups, and those live on one device.
-        records = layout.padded and self.level is not None
-        if records and layout.groups is None:
+        elif records:
             layout = alone
         self.loop = CompiledLoop(self.algorithm.build, layout, grouped if records else layout, self.level)
         self.fleet: Fleet = place_fleet(fleet, layout)
@@ -206,7 +202,7 @@ class Simulation:
 
 def _shapes(data: ClientData) -> Any:
     described = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), (data.train, data.val))
-    return jax.tree.flatten(described), data.equal_sizes(), data.val is not None and data.equal_sizes("val")
+    return jax.tree.flatten(described), [data.equal_sizes(part) for part in data.parts]
 
 
 def client_weights(weights: Any, data: ClientData) -> np.ndarray:

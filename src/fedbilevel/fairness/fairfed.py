@@ -39,7 +39,6 @@ from fedbilevel.algorithms.fedavg import fedavg
 from fedbilevel.calculus import Calls, Tree, no_calls
 from fedbilevel.fairness.baseline import Scores, check_rows, check_scores, not_negative, plain_loss
 from fedbilevel.fairness.soft import Rates, group_totals, largest_gap
-from fedbilevel.fairness.whole_set import with_padding
 from fedbilevel.plan import Algorithm, Phase, weighted_mean
 from fedbilevel.problem import ClientData, whole_number
 from fedbilevel.sampling import LocalData
@@ -139,7 +138,7 @@ def build(settings: Settings) -> Algorithm:
         return Rates(jnp.zeros(settings.groups, kind), jnp.zeros(settings.groups, bool)), zero, zero
 
     def measure(model: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Counts, Local]:
-        rows, real = with_padding(data)
+        rows, real = data.whole_with_mask("train")
         scores = settings.scores(model, rows["features"])
         size = data.train_size.astype(scores.dtype)
         labels, accepted = rows["labels"].astype(scores.dtype), (scores > 0).astype(scores.dtype)

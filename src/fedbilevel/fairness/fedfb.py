@@ -42,7 +42,6 @@ from fedbilevel.algorithms.local import check_rates
 from fedbilevel.calculus import Calls, Tree, step_along
 from fedbilevel.fairness.baseline import Scores, check_rows, check_scores, not_negative, penalty, plain_loss, row_losses
 from fedbilevel.fairness.soft import group_totals
-from fedbilevel.fairness.whole_set import with_padding
 from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.problem import ClientData
 from fedbilevel.sampling import Batches, LocalData, draw_round
@@ -151,7 +150,7 @@ def build(settings: Settings) -> Algorithm:
 
         draws = draw_round(data, key, settings.local_steps, batch_size=settings.batch_size)
         model, _ = jax.lax.scan(walk, message.model, draws, length=settings.local_steps)
-        rows, real = with_padding(data)
+        rows, real = data.whole_with_mask("train")
         losses = row_losses(settings.scores(message.model, rows["features"]), rows["labels"])
         positive = jnp.where(real, rows["labels"].astype(losses.dtype), 0)
         size = data.train_size.astype(losses.dtype)

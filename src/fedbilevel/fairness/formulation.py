@@ -29,8 +29,8 @@ from fedbilevel.linear import LinearInner, linear_problem
 from fedbilevel.problem import BilevelProblem, whole_number
 
 FORMULATIONS = ("cells", "paper")
-PADDING = -1
-"""The group of a validation row that is no row, where an `OuterLoss` is told that there are such."""
+REAL = "real"
+"""The leaf that tells validation rows from padding, where they are read with it: see `ClientData.with_mask`."""
 
 Deviation = Callable[[jax.Array, jax.Array, jax.Array, int], jax.Array]
 """``(decisions [n, columns], labels [n], groups [n], number of groups) -> scalar``, 0 when the groups are treated alike."""
@@ -124,8 +124,8 @@ class Weights:
 class OuterLoss:
     """f: the mean validation loss, plus ``strength`` times ``deviation`` of the softened decisions (None: no such term).
 
-    ``padded``: rows of group `PADDING` are none.  ``deviation`` must not count them either; `squared_gap` does not, since
-    all its sums are over the rows of a group.
+    Where rows hold a leaf `REAL`, those without it do not count.  They belong to no group; ``deviation`` must not count them
+    either, and `squared_gap` does not, since all its sums are over the rows of a group.
     """
 
     scores: Any
@@ -133,20 +133,21 @@ class OuterLoss:
     strength: float
     temperature: float
     deviation: Deviation | None
-    padded: bool = False
 
     def __call__(self, outer: Tree, inner: Tree, batch: Any) -> jax.Array:
         scores = self.scores(inner, batch["features"])
         losses = row_losses(scores, batch["labels"])
-        if self.padded:
-            real = batch["groups"] != PADDING
+        groups = batch["groups"]
+        if REAL in batch:
+            real = batch[REAL] > 0
+            groups = jnp.where(real, groups, -1)
             loss = jnp.sum(jnp.where(real, losses, 0)) / jnp.sum(real, dtype=losses.dtype)
         else:
             loss = jnp.mean(losses)
         if self.deviation is None:
             return loss
         decisions = soft_decisions(scores, self.temperature)
-        term = self.deviation(decisions, batch["labels"], batch["groups"], self.groups)
+        term = self.deviation(decisions, batch["labels"], groups, self.groups)
         return loss + jnp.asarray(self.strength, loss.dtype) * term
 
 
@@ -226,7 +227,7 @@ class Formulation:
         return METRICS[self.metric] if isinstance(self.metric, str) else self.metric
 
     def skips_padding(self) -> bool:
-        """Whether the outer loss can be trusted to leave rows of group `PADDING` out: not with a metric of the user's."""
+        """Whether the outer loss can be trusted to leave padding out: not with a metric of the user's."""
         return self.deviation() is None or isinstance(self.metric, str)
 
     def weights(self, outer: Any) -> np.ndarray:
@@ -242,19 +243,18 @@ def fair_problem(
     groups: int,
     *,
     row_weights: bool = False,
-    padded: bool = False,
     kernel: str = "auto",
 ) -> BilevelProblem:
     """The bilevel problem; batches hold ``features``, ``labels``, ``groups`` and, for training, ``cells``.
 
     Two-class logistic regression is declared linear and runs on the fused kernels; everything else, and rows with weights
-    of their own (``row_weights``: a leaf ``weights``), on the general path.  ``padded``: see `OuterLoss`.
+    of their own (``row_weights``: a leaf ``weights``), on the general path.
     """
     whole_number("groups", groups)
     cells = formulation.cells(groups, model.classes)
     weights = Weights(cells)
     numbers = float(formulation.strength), float(formulation.temperature)
-    outer_loss = OuterLoss(model.scores, groups, *numbers, formulation.deviation(), padded)
+    outer_loss = OuterLoss(model.scores, groups, *numbers, formulation.deviation())
     start = Start(cells, model.start)
     ridge = float(formulation.ridge)
     if model.kind == "logistic" and model.classes == 2 and not row_weights:

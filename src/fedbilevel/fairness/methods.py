@@ -244,7 +244,7 @@ def _two_stages(
     form = recipe.formulation
     own = "weights" in data.train
     mark = marks_padding(recipe, data)
-    problem = fair_problem(form, model, groups, row_weights=own, padded=mark)
+    problem = fair_problem(form, model, groups, row_weights=own)
     cells = form.cell_of(data.train["groups"], data.train["labels"], model.classes)
     algorithm = bilevel_algorithm(recipe, problem, data)
     bilevel = add_leaves(marked(data) if mark else data, cells=cells)

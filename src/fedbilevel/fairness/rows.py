@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
 from fedbilevel.calculus import Tree
-from fedbilevel.fairness.formulation import PADDING
+from fedbilevel.fairness.formulation import REAL
 from fedbilevel.problem import ClientData
 
 
@@ -41,21 +42,18 @@ def padded(data: ClientData, capacity: int | None, val_capacity: int | None = No
     """The same clients with the sample axis lengthened to ``capacity`` rows; None leaves it."""
     train = _lengthened(data.train, capacity)
     val = None if data.val is None else _lengthened(data.val, val_capacity)
-    return ClientData(train, val, data.train_sizes, data.val_sizes if val is not None else None)
+    return replace(data, train=train, val=val)
 
 
 def marked(data: ClientData) -> ClientData:
-    """``data`` with padding among the validation rows as rows of group ``PADDING``: all clients then have equally many, and
-    a program that reads whole validation sets serves clients of any sizes."""
-    samples = data.samples("val")
-    real = np.arange(samples)[None, :] < np.asarray(data.val_sizes)[:, None]
-    groups = np.where(real, data.val["groups"], PADDING).astype(data.val["groups"].dtype)
-    return ClientData(data.train, {**data.val, "groups": groups}, data.train_sizes)
+    """``data`` with padding among the validation rows marked: a program that reads whole validation sets then serves clients
+    of any sizes."""
+    return data.with_mask(REAL, "val")
 
 
 def add_leaves(data: ClientData, **leaves: Any) -> ClientData:
     """``data`` with further leaves among the training rows."""
-    return ClientData({**data.train, **leaves}, data.val, data.train_sizes, data.val_sizes)
+    return replace(data, train={**data.train, **leaves})
 
 
 def _lengthened(tree: Tree, capacity: int | None) -> Tree:

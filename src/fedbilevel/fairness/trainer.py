@@ -90,7 +90,7 @@ class Trainer:
         if recipe.method in BILEVEL:
             data = example.bilevel(recipe.formulation, model.classes)
             self.marks = marks_padding(recipe, data)
-            problem = fair_problem(recipe.formulation, model, example.groups, padded=self.marks)
+            problem = fair_problem(recipe.formulation, model, example.groups)
             first = bilevel_algorithm(recipe, problem, data)
             self.bilevel = Simulation(first, self._marked(data), Options(recipe.client_weights))
         second, weights = self._second(example)

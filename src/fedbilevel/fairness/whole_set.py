@@ -1,4 +1,4 @@
-"""Whole local sets, which FCFL, FedMinMax, FedFB and FairFed read in every round.
+"""Whole local sets, which FCFL and FedMinMax read in every round.
 
 `group_losses` and `loss_and_gap` are for a two-class logistic model and use the fused kernel.  The general path computes the
 same by automatic differentiation, for any scores; it is the oracle, and serves wherever the kernel does not.
@@ -25,16 +25,6 @@ class LossAndGap(NamedTuple):
     gap: jax.Array
     loss_gradient: jax.Array
     gap_gradient: jax.Array
-
-
-def with_padding(data: LocalData) -> tuple[Tree, jax.Array]:
-    """A client's training rows with the padding behind them, and which of the rows are real.
-
-    For sums over whole sets that leave padding out themselves: clients of any sizes then share one program.
-    """
-    rows = jax.tree.map(lambda leaf: leaf[data.client], data.train) if data.shared else data.train
-    places = jnp.arange(jax.tree.leaves(rows)[0].shape[0], dtype=jnp.int32)
-    return rows, places < data.train_size
 
 
 def applies(scores: Any, params: Tree) -> bool:
