@@ -1,7 +1,11 @@
 """One strict configuration for every test: CPU, float64 where asked for, no silent promotion, no clock."""
 
+import ctypes
+import gc
 import os
+import sys
 from importlib.metadata import version
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # The suite compiles some thousand programs and runs each for milliseconds: the compiler's optimisations would cost more than
@@ -11,6 +15,7 @@ if os.environ.get("FEDBILEVEL_OPTIMISED") != "1" and version("jaxlib").startswit
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FAST}".strip()
 
 import jax
+import pytest
 from hypothesis import HealthCheck, settings
 
 jax.config.update("jax_enable_x64", True)
@@ -21,3 +26,23 @@ settings.register_profile(
     "repeatable", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("repeatable")
+
+MEMORY = 1000 * 2**20
+"""Bytes a process may hold between two tests before it lets go of the programs it compiled: some four thousand in the whole
+suite, few of which are needed again."""
+
+
+def held():
+    """Bytes of this process in memory; 0 where the system does not say."""
+    pages = Path("/proc/self/statm")
+    return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if pages.exists() else 0
+
+
+@pytest.fixture(autouse=True)
+def little_memory():
+    yield
+    if held() > MEMORY:
+        jax.clear_caches()
+        gc.collect()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)  # freed, but the allocator keeps it

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from fedbilevel.hypergradients.conjugate_gradient import conjugate_gradient
     from fedbilevel.hypergradients.exact import exact
     from fedbilevel.hypergradients.neumann import neumann
-    from fedbilevel.linear import LinearInner, linear_problem
+    from fedbilevel.linear import LinearInner
     from fedbilevel.plan import Algorithm, Phase, Relay, Repeat, ServerStep
-    from fedbilevel.problem import BilevelProblem, ClientData
+    from fedbilevel.problem import BilevelProblem, ClientData, linear_problem
 
 # Each name by the module that defines it: several functions are called like their module.
 _HOMES = {
-    "fedbilevel.problem": ("BilevelProblem", "ClientData"),
-    "fedbilevel.linear": ("LinearInner", "linear_problem"),
+    "fedbilevel.problem": ("BilevelProblem", "ClientData", "linear_problem"),
+    "fedbilevel.linear": ("LinearInner",),
     "fedbilevel.plan": ("Algorithm", "Phase", "Relay", "Repeat", "ServerStep"),
     "fedbilevel.hypergradients.conjugate_gradient": ("conjugate_gradient",),
     "fedbilevel.hypergradients.exact": ("exact",),

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.calculus import Loss, Tree
-
-if TYPE_CHECKING:
-    from fedbilevel.problem import BilevelProblem
+from fedbilevel.calculus import Tree
 
 
 @dataclass(frozen=True)
@@ -60,16 +57,3 @@ class LinearInner:
         else:
             losses = 0.5 * (margin - target) ** 2
         return jnp.mean(table[batch[self.cells]] * losses) + 0.5 * self.ridge_at(outer, inner) * jnp.sum(inner**2)
-
-
-def linear_problem(
-    inner: LinearInner,
-    outer_loss: Loss,
-    init: Callable[[jax.Array], tuple[Tree, Tree]],
-    project: Callable[[Tree], Tree] | None = None,
-) -> BilevelProblem:
-    """A `BilevelProblem` whose inner loss is ``inner`` and whose inner variable is one coefficient vector."""
-    from fedbilevel.problem import BilevelProblem
-
-    # The record itself is the loss: equal declarations are equal functions, and share one compiled program.
-    return BilevelProblem(inner, outer_loss, init, project, linear=inner)

@@ -77,6 +77,17 @@ class BilevelProblem:
                 )
 
 
+def linear_problem(
+    inner: LinearInner,
+    outer_loss: Loss,
+    init: Callable[[jax.Array], tuple[Tree, Tree]],
+    project: Callable[[Tree], Tree] | None = None,
+) -> BilevelProblem:
+    """A `BilevelProblem` whose inner loss is ``inner`` and whose inner variable is one coefficient vector."""
+    # The record itself is the loss: equal declarations are equal functions, and share one compiled program.
+    return BilevelProblem(inner, outer_loss, init, project, linear=inner)
+
+
 @dataclass(frozen=True)
 class ClientData:
     """Training and validation rows of every client: trees whose leaves are ``[clients, samples, ...]``.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import re
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -13,35 +11,24 @@ import pytest
 
 from fedbilevel import kernels
 from fedbilevel.kernels import build
+from tests.kernels.references import process, spoken
 
 FOLDER = Path(build.__file__).parent
 
-# Holds the kernels against the references.
 PROGRAM = """
-import jax, jax.numpy as jnp, numpy as np
+import jax, numpy as np
 from fedbilevel import kernels
+from tests.kernels.references import make, naive_neumann
 assert kernels.available(), kernels.why_not()
-rng = np.random.default_rng(0)
 for dtype, bound in ((np.float32, 1e-5), (np.float64, 1e-12)):
     for length, batch, points, link in ((107, 19, 2, "logistic"), (5, 8, 1, "squared")):
-        f = lambda *shape: jnp.asarray(rng.normal(size=shape).astype(dtype))
-        targets, cells = jnp.asarray(rng.integers(0, 2, 12).astype(dtype)), jnp.asarray(rng.integers(0, 3, 12), jnp.int32)
-        indices = jnp.asarray(rng.integers(0, 12, (3, batch)), jnp.int32)
-        point = (f(points, length) / dtype(length**0.5), f(points, length), jnp.exp(f(points, 3)), jnp.exp(f(points)))
-        arguments = (f(12, length), targets, cells, indices, *point, jnp.full(points, 0.1 / length, dtype))
-        got = jax.jit(kernels.neumann, static_argnames="link")(*arguments, link=link)
-        want = jax.jit(kernels.neumann_reference, static_argnames="link")(*arguments, link=link)
-        for a, b in zip(got, want):
-            error = float(abs(a - b).max() / abs(b).max())
+        arguments = make(0, 12, length, batch, 2, points, dtype=dtype)
+        found = jax.jit(kernels.neumann, static_argnames="link")(**arguments, link=link)
+        for got, want in zip(found, naive_neumann(**arguments, link=link)):
+            error = abs(got - want).max() / abs(want).max()
             assert error < bound, (dtype, length, link, error)
 print("same")
 """
-
-
-@pytest.fixture(autouse=True)
-def _kernels_are_available():
-    if kernels.why_not() is not None:
-        pytest.skip(kernels.why_not())
 
 
 @pytest.fixture
@@ -51,29 +38,13 @@ def reason(monkeypatch, tmp_path):
     return lambda: build._load.__wrapped__().reason
 
 
-def start(cache, **environment):
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        env=os.environ | {"XDG_CACHE_HOME": str(cache), "JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"} | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process):
-    output, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
-    return output.strip()
-
-
 def test_two_processes_build_at_once_and_leave_one_library(tmp_path):
     # With vectors of 64 bytes, which this machine may not have: the compiler splits them, the results stay. Not
     # optimised, to be quick: what is tested is how it is built.
     compiler = f"{build._command()[0][0]} -O0 -DFEDBILEVEL_VECTOR_BYTES=64"
     cache = tmp_path / "cache"
-    both = [start(cache, CXX=compiler) for _ in range(2)]
-    assert [finish(process) for process in both] == ["same", "same"]
+    both = [process(PROGRAM, XDG_CACHE_HOME=str(cache), CXX=compiler) for _ in range(2)]
+    assert [spoken(one) for one in both] == ["same", "same"]
     (library,) = [path for path in cache.rglob("*") if path.is_file()]
     assert library.name == "linear.so"
     assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
@@ -83,6 +54,7 @@ def test_two_processes_build_at_once_and_leave_one_library(tmp_path):
 def test_a_damaged_library_is_built_anew_and_programs_are_kept(tmp_path, monkeypatch):
     compiler = f"{build._command()[0][0]} -O0 -DFEDBILEVEL_VECTOR_BYTES=16"
     environment = {
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
@@ -91,11 +63,11 @@ def test_a_damaged_library_is_built_anew_and_programs_are_kept(tmp_path, monkeyp
     folder = tmp_path / "cache" / "fedbilevel" / "kernels" / digest
     folder.mkdir(parents=True, mode=0o700)
     (folder / "linear.so").write_bytes(b"half a library")
-    assert finish(start(tmp_path / "cache", **environment)) == "same"
+    assert spoken(process(PROGRAM, **environment)) == "same"
     built = (folder / "linear.so").stat()
     assert built.st_size > 1000
     # A second process finds the library and the compiled programs that call it.
-    assert finish(start(tmp_path / "cache", **environment)) == "same"
+    assert spoken(process(PROGRAM, **environment)) == "same"
     assert (folder / "linear.so").stat().st_mtime_ns == built.st_mtime_ns
 
 
@@ -123,29 +95,27 @@ def test_no_compiler(monkeypatch, reason):
     assert reason() == "A C++ compiler (c++, g++ or clang++) is not on this machine."
 
 
-def test_a_compiler_that_does_not_run(monkeypatch, reason, tmp_path):
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("exit 3", r"The C\+\+ compiler .*/compiler does not run \(CalledProcessError\)\.$"),
+        (
+            '[ "$1" = --version ] && exit 0\necho "x.cc:1: error: too old" >&2\nexit 1',
+            r"The C\+\+ compiler .*/compiler cannot compile the kernels \(x\.cc:1: error: too old\)\.$",
+        ),
+        (  # the output is the last argument
+            '[ "$1" = --version ] && exit 0\nfor last; do :; done\necho no > "$last"',
+            r"The compiled kernels cannot be loaded \(",
+        ),
+    ],
+    ids=["does not run", "refuses the source", "makes no library"],
+)
+def test_a_compiler_of_no_use(monkeypatch, reason, tmp_path, script, sentence):
     compiler = tmp_path / "compiler"
-    compiler.write_text("#!/bin/sh\nexit 3\n")
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    assert reason() == f"The C++ compiler {compiler} does not run (CalledProcessError)."
-
-
-def test_a_compiler_that_refuses_the_source(monkeypatch, reason, tmp_path):
-    compiler = tmp_path / "compiler"
-    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "x.cc:1: error: too old" >&2\nexit 1\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    assert reason() == f"The C++ compiler {compiler} cannot compile the kernels (x.cc:1: error: too old)."
-
-
-def test_a_compiler_that_makes_no_library(monkeypatch, reason, tmp_path):
-    compiler = tmp_path / "compiler"
-    # The output is the last argument.
-    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\nfor last; do :; done\necho no > "$last"\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    assert reason().startswith("The compiled kernels cannot be loaded (")
+    assert re.match(sentence, reason())
 
 
 def test_no_headers(monkeypatch, reason, tmp_path):

@@ -8,41 +8,25 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 from fedbilevel import kernels
+from tests.kernels import references
 
-NAMES = ("features", "targets", "cells", "indices", "inner", "vectors", "weights", "ridge", "step")
 # Which of them depends on whether JAX waits for the result before it returns.
 RAISED = (ValueError, JaxRuntimeError)
 LINKS = ["logistic", "squared"]
 
 
-@pytest.fixture(autouse=True)
-def _kernels_are_available():
-    if kernels.why_not() is not None:
-        pytest.skip(kernels.why_not())
-
-
-def make(length=11, batch=10, terms=2, dtype=np.float64):
-    rng = np.random.default_rng(7)
-    return {
-        "features": rng.normal(size=(23, length)).astype(dtype),
-        "targets": rng.integers(0, 2, 23).astype(dtype),
-        "cells": rng.integers(0, 3, 23).astype(np.int32),
-        "indices": rng.integers(0, 20, (terms + 1, batch)).astype(np.int32),  # rows 20 to 22 are never used
-        "inner": rng.normal(size=(2, length)).astype(dtype),
-        "vectors": rng.normal(size=(2, length)).astype(dtype),
-        "weights": np.exp(rng.normal(size=(2, 3))).astype(dtype),
-        "ridge": np.full(2, 0.1, dtype),
-        "step": np.full(2, 0.05, dtype),
-    }
+def make(length=11, batch=10, dtype=np.float64):
+    arguments = references.make(7, length=length, batch=batch, dtype=dtype)
+    arguments["indices"] %= 20  # rows 20 to 22 are never used
+    return arguments | {"ridge": np.full(2, 0.1, dtype), "step": np.full(2, 0.05, dtype)}
 
 
 def neumann(arguments, link="logistic", function=kernels.neumann):
-    return function(*(arguments[name] for name in NAMES), link=link)
+    return function(**arguments, link=link)
 
 
 def gradient(arguments, link="logistic", function=kernels.gradient):
-    wanted = dict(arguments, indices=arguments["indices"][0])
-    return function(*(wanted[name] for name in NAMES if name not in ("vectors", "step")), link=link)
+    return function(**references.for_gradient(arguments), link=link)
 
 
 @pytest.mark.parametrize("bad", [-1, 23, 2**31 - 1, -(2**31)])
@@ -115,11 +99,11 @@ def test_infinities_travel_as_in_the_reference(length, batch, link):
         arguments["indices"][:, 0] = 0
         arguments[name][0, -1] = value
         for actual, expected in zip(
-            neumann(arguments, link), neumann(arguments, link, kernels.neumann_reference), strict=True
+            neumann(arguments, link), neumann(arguments, link, references.naive_neumann), strict=True
         ):
             np.testing.assert_allclose(actual, expected, rtol=1e-11)
         np.testing.assert_allclose(
-            gradient(arguments, link), gradient(arguments, link, kernels.gradient_reference), rtol=1e-11
+            gradient(arguments, link), gradient(arguments, link, references.naive_gradient), rtol=1e-11
         )
 
 
@@ -130,8 +114,8 @@ def test_saturated_margins_neither_overflow_nor_lose_the_gradient(scale, dtype):
     arguments["inner"] *= dtype(scale)
     arguments["ridge"] *= 0
     for actual, expected in (
-        (neumann(arguments)[0], neumann(arguments, function=kernels.neumann_reference)[0]),
-        (gradient(arguments), gradient(arguments, function=kernels.gradient_reference)),
+        (neumann(arguments)[0], neumann(arguments, function=references.naive_neumann)[0]),
+        (gradient(arguments), gradient(arguments, function=references.naive_gradient)),
     ):
         assert np.isfinite(actual).all()
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * np.abs(expected).max())

@@ -7,10 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbilevel import kernels
 from fedbilevel.kernels.take import LEAST_BYTES, _suits, take
 
-pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no fused kernels here: {kernels.why_not()}")
 RNG = np.random.default_rng(0)
 
 

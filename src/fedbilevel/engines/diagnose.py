@@ -2,7 +2,7 @@
 
 The exact columns need y_m(x) = argmin g_m(x, .), found by Newton's method on a client's whole training set, with a dense
 solve ("exact") or conjugate gradients ("conjugate_gradient") for the Newton and for the adjoint system.  With a global lower
-level the same is done once for all clients, on their mean loss: see `engines/newton.py`.
+level the same is done once for all clients, on their mean loss.
 """
 
 from __future__ import annotations
@@ -13,20 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.calculus import (
-    Tree,
-    both_gradients,
-    hessian_operator,
-    hessian_vector,
-    inner_gradient,
-    squared_norm,
-    subtract,
-)
+from fedbilevel.calculus import Tree, both_gradients, dot, inner_gradient, squared_norm, step_along, subtract
 from fedbilevel.engines.fleet import Fleet, Layout, map_clients
-from fedbilevel.engines.newton import System, minimise, solve_iteratively
 from fedbilevel.engines.rounds import State, total
 from fedbilevel.hypergradients.base import assemble
-from fedbilevel.hypergradients.exact import dense_hessian, solve_dense, solve_with
+from fedbilevel.hypergradients.conjugate_gradient import solve as solve_by_products
+from fedbilevel.hypergradients.exact import dense_hessian, solve_with
 from fedbilevel.plan import Algorithm, View, weighted_mean
 from fedbilevel.problem import BilevelProblem, ClientData
 from fedbilevel.sampling import LocalData
@@ -34,6 +26,7 @@ from fedbilevel.sampling import LocalData
 LEVELS = ("cheap", "exact", "conjugate_gradient")
 STEPS = "steps"
 """Not a level of diagnostics: records what every client did in every local step, for `trace`."""
+NEWTON_STEPS = 50
 SMALL_INNER = 300
 """Largest inner variable for which "auto" forms dense Hessians, and..."""
 SMALL_WORK = 2e8
@@ -53,32 +46,75 @@ def level_for(asked: str, algorithm: Algorithm, data: ClientData) -> str:
     return "exact" if small else "cheap"
 
 
-def client_system(problem: BilevelProblem, outer: Tree, batch: Tree, level: str) -> System:
-    """One client's inner problem at x."""
+def minimise(
+    value_at: Callable[[Tree], jax.Array],
+    gradient_at: Callable[[Tree], Tree],
+    solve: Callable[[Tree, Tree], Tree],
+    inner: Tree,
+) -> Tree:
+    """The minimiser of a strongly convex function from a warm start, ``solve(y, v)`` being its inverse Hessian at y times v:
+    damped Newton until the gradient is at rounding level or stops shrinking."""
+    start = gradient_at(inner)
+    tiny = jnp.finfo(jax.tree.leaves(inner)[0].dtype).eps
 
-    def solve(inner: Tree, right: Tree) -> Tree:
-        if level == "exact":
-            return solve_dense(problem, (outer, inner), batch, right)
-        return solve_iteratively(hessian_operator(problem.inner_loss, outer, inner, batch), right)
+    def unfinished(state: tuple[Any, ...]) -> jax.Array:
+        _, _, size, improved, count = state
+        unsolved = size > (100 * tiny) ** 2 * (1 + squared_norm(start))
+        return jnp.logical_and((count < NEWTON_STEPS) & improved, unsolved)
 
-    return System(
-        lambda inner: problem.inner_loss(outer, inner, batch),
-        lambda inner: inner_gradient(problem.inner_loss, outer, inner, batch),
-        solve,
-    )
+    def iterate(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        point, gradient, size, _, count = state
+        direction = solve(point, gradient)
+        value = value_at(point)
+        slope = dot(direction, gradient)
+
+        def too_long(length: jax.Array) -> jax.Array:
+            trial = value_at(step_along(point, -length, direction))
+            # Rounding of the loss itself must not stop the last, tiny steps.
+            return (trial > value - 1e-4 * length * slope + 10 * tiny * jnp.abs(value)) & (length > 1e-8)
+
+        length = jax.lax.while_loop(too_long, lambda length: length / 2, jnp.ones((), value.dtype))
+        moved = step_along(point, -length, direction)
+        gradient = gradient_at(moved)
+        renewed = squared_norm(gradient)
+        better = renewed < size
+        point = jax.tree.map(lambda a, b: jnp.where(better, a, b), moved, point)
+        return point, gradient, jnp.where(better, renewed, size), better, count + 1
+
+    state = (inner, start, squared_norm(start), jnp.asarray(True), jnp.zeros((), jnp.int32))
+    return jax.lax.while_loop(unfinished, iterate, state)[0]
 
 
 def true_hypergradient(
-    problem: BilevelProblem, outer: Tree, inner: Tree, data: LocalData, level: str
+    problem: BilevelProblem, outer: Tree, inner: Tree, mean: Callable[[Callable[[Tree, Tree], Tree]], Tree], level: str
 ) -> tuple[Tree, Tree, jax.Array]:
-    """(grad h_m(x), y_m(x), h_m(x)) of one client, the inner problem solved from ``inner``."""
-    train, val = data.whole("train"), data.whole("val")
-    system = client_system(problem, outer, train, level)
-    solved = minimise(system, inner)
-    in_outer, in_inner = both_gradients(problem.outer_loss, outer, solved, val)
-    adjoint = system.solve(solved, in_inner)
-    gradient = assemble(problem, (outer, solved), in_outer, adjoint, train)
-    return gradient, solved, problem.outer_loss(outer, solved, val)
+    """(grad h(x), y(x), h(x)), the inner problem solved from ``inner``.
+
+    ``mean(function)`` is that of ``function(train, val)`` over the clients that share y: with a local lower level, one.
+    """
+
+    def value(y: Tree) -> jax.Array:
+        return mean(lambda train, val: problem.inner_loss(outer, y, train))  # type: ignore[no-any-return]
+
+    def gradient(y: Tree) -> Tree:
+        return mean(lambda train, val: inner_gradient(problem.inner_loss, outer, y, train))
+
+    def solve(y: Tree, right: Tree) -> Tree:
+        if level == "exact":
+            return solve_with(mean(lambda train, val: dense_hessian(problem, (outer, y), train)), right)
+        size = sum(leaf.size for leaf in jax.tree.leaves(right))
+        tolerance = 10 * jnp.finfo(jax.tree.leaves(right)[0].dtype).eps  # about rounding
+        return solve_by_products(jax.linearize(gradient, y)[1], right, min(2 * size, 1000), tolerance)[0]
+
+    solved = minimise(value, gradient, solve, inner)
+    in_outer, in_inner, objective = mean(
+        lambda train, val: (
+            *both_gradients(problem.outer_loss, outer, solved, val), problem.outer_loss(outer, solved, val)
+        )
+    )  # fmt: skip
+    adjoint = solve(solved, in_inner)
+    found = mean(lambda train, val: assemble(problem, (outer, solved), in_outer, adjoint, train))
+    return found, solved, objective
 
 
 def measure(algorithm: Algorithm, layout: Layout, fleet: Fleet, state: State, level: str) -> dict[str, jax.Array]:
@@ -99,12 +135,7 @@ def measure(algorithm: Algorithm, layout: Layout, fleet: Fleet, state: State, le
         "objective": average(everyone(lambda data, view: algorithm.objective(outer, view.inner, data)))
     }
     if level != "cheap":
-        errors = (
-            _global_errors
-            if algorithm.problem is not None and algorithm.problem.lower_level == "global"
-            else _true_errors
-        )
-        row |= errors(algorithm, outer, level, everyone, average)
+        row |= _errors(algorithm, outer, level, everyone, average)
     view = jax.eval_shape(algorithm.view, state.server, jax.tree.map(lambda leaf: leaf[0], state.local))
     if view.inner_momentum is not None:
         row["inner_momentum_error"] = average(everyone(lambda data, view: _inner_momentum_error(algorithm, view, data)))
@@ -114,7 +145,7 @@ def measure(algorithm: Algorithm, layout: Layout, fleet: Fleet, state: State, le
     return row
 
 
-def _true_errors(
+def _errors(
     algorithm: Algorithm, outer: Tree, level: str, everyone: Callable[..., Any], average: Callable[[Tree], Tree]
 ) -> dict[str, jax.Array]:
     problem = algorithm.problem
@@ -124,59 +155,33 @@ def _true_errors(
         )
         return {"hypergradient_squared_norm": squared_norm(average(gradients))}
 
+    def whole(data: LocalData) -> tuple[Tree, Tree]:
+        return data.whole("train"), data.whole("val")
+
     def one(data: LocalData, view: View) -> tuple[Any, ...]:
+        def true(x: Tree, y: Tree) -> tuple[Tree, Tree, jax.Array]:
+            return true_hypergradient(problem, x, y, lambda function: function(*whole(data)), level)
+
         if view.outer_momentum is None:
-            gradient, solved, value = true_hypergradient(problem, outer, view.inner, data, level)
+            gradient, solved, value = true(outer, view.inner)
             return gradient, squared_norm(subtract(view.inner, solved)), value, None
         # Both points through one instance of the solver: half as much to compile.
         places = jax.tree.map(lambda *a: jnp.stack(a), (outer, view.inner), (view.momentum_outer, view.momentum_inner))
-        gradients, solved, values = jax.vmap(lambda x, y: true_hypergradient(problem, x, y, data, level))(*places)
+        gradients, solved, values = jax.vmap(true)(*places)
         gradient, there = (jax.tree.map(lambda leaf, i=i: leaf[i], gradients) for i in (0, 1))
         error = squared_norm(subtract(view.inner, jax.tree.map(lambda leaf: leaf[0], solved)))
         return gradient, error, values[0], subtract(view.outer_momentum, there)
 
-    gradient, inner_error, value, gap = average(everyone(one))
+    if problem.lower_level == "global":
+        held, gap = average(everyone(lambda data, view: view.inner)), None
+        gradient, solved, value = true_hypergradient(
+            problem, outer, held, lambda function: average(everyone(lambda data, view: function(*whole(data)))), level
+        )
+        inner_error = squared_norm(subtract(held, solved))
+    else:
+        gradient, inner_error, value, gap = average(everyone(one))
     row = {"hypergradient_squared_norm": squared_norm(gradient), "inner_error": inner_error, "true_objective": value}
     return row if gap is None else {**row, "outer_momentum_error": squared_norm(gap)}
-
-
-def _global_errors(
-    algorithm: Algorithm, outer: Tree, level: str, everyone: Callable[..., Any], average: Callable[[Tree], Tree]
-) -> dict[str, jax.Array]:
-    """The same columns where all clients share y: every loss, gradient and Hessian is the clients' mean."""
-    problem = algorithm.problem
-
-    def mean(function: Callable[[Tree, Tree], Tree]) -> Tree:
-        return average(everyone(lambda data, view: function(data.whole("train"), data.whole("val"))))
-
-    def solve(inner: Tree, right: Tree) -> Tree:
-        if level == "exact":
-            hessian = mean(lambda train, val: dense_hessian(problem, (outer, inner), train))
-            return solve_with(hessian, right)
-        return solve_iteratively(
-            lambda vector: mean(lambda train, val: hessian_vector(problem.inner_loss, outer, inner, train, vector)),
-            right,
-        )
-
-    system = System(
-        lambda inner: mean(lambda train, val: problem.inner_loss(outer, inner, train)),
-        lambda inner: mean(lambda train, val: inner_gradient(problem.inner_loss, outer, inner, train)),
-        solve,
-    )
-    held = average(everyone(lambda data, view: view.inner))
-    solved = minimise(system, held)
-    in_outer, in_inner, value = mean(
-        lambda train, val: (
-            *both_gradients(problem.outer_loss, outer, solved, val), problem.outer_loss(outer, solved, val)
-        )
-    )  # fmt: skip
-    adjoint = solve(solved, in_inner)
-    gradient = mean(lambda train, val: assemble(problem, (outer, solved), in_outer, adjoint, train))
-    return {
-        "hypergradient_squared_norm": squared_norm(gradient),
-        "inner_error": squared_norm(subtract(held, solved)),
-        "true_objective": value,
-    }
 
 
 def _inner_momentum_error(algorithm: Algorithm, view: View, data: LocalData) -> jax.Array:

@@ -25,8 +25,8 @@ import numpy as np
 from fedbilevel.calculus import Tree, squared_norm
 from fedbilevel.fairness.models import Model, row_losses, soft_decisions
 from fedbilevel.fairness.soft import group_totals
-from fedbilevel.linear import LinearInner, linear_problem
-from fedbilevel.problem import BilevelProblem, whole_number
+from fedbilevel.linear import LinearInner
+from fedbilevel.problem import BilevelProblem, linear_problem, whole_number
 
 FORMULATIONS = ("cells", "paper")
 REAL = "real"

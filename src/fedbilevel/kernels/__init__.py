@@ -4,20 +4,17 @@ Where they cannot be built or used, `available` says so and only speed is lost: 
 """
 
 from fedbilevel.kernels.build import available, why_not
-from fedbilevel.kernels.linear import gradient, gradient_reference, neumann, neumann_reference
+from fedbilevel.kernels.linear import gradient, neumann
 from fedbilevel.kernels.take import take
-from fedbilevel.kernels.whole import WholeSums, group_losses, group_sums, group_sums_reference
+from fedbilevel.kernels.whole import WholeSums, group_losses, group_sums
 
 __all__ = [
     "WholeSums",
     "available",
     "gradient",
-    "gradient_reference",
     "group_losses",
     "group_sums",
-    "group_sums_reference",
     "neumann",
-    "neumann_reference",
     "take",
     "why_not",
 ]

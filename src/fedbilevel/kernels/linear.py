@@ -76,68 +76,6 @@ def gradient(
     return result
 
 
-def neumann_reference(
-    features: jax.Array,
-    targets: jax.Array,
-    cells: jax.Array,
-    indices: jax.Array,
-    inner: jax.Array,
-    vectors: jax.Array,
-    weights: jax.Array,
-    ridge: jax.Array,
-    step: jax.Array,
-    *,
-    link: str,
-) -> tuple[jax.Array, jax.Array]:
-    """What `neumann` computes, written plainly."""
-    _check(features, targets, cells, indices, inner, weights, ridge, link, index_rank=2)
-
-    def one(y: jax.Array, v: jax.Array, w: jax.Array, mu: jax.Array, tau: jax.Array) -> tuple[jax.Array, jax.Array]:
-        total = v
-        for rows in indices[:-1]:
-            z = features[rows]
-            curvature = w[cells[rows]] * _second(z @ y, link)
-            v = v - tau * ((curvature * (z @ v)) @ z / rows.shape[0] + mu * v)
-            total = total + v
-        solution = tau * total
-        rows = indices[-1]
-        slopes = _first(features[rows] @ y, targets[rows], link) * (features[rows] @ solution)
-        return solution, jnp.zeros_like(w).at[cells[rows]].add(slopes / rows.shape[0])
-
-    return jax.vmap(one)(inner, vectors, weights, ridge, step)
-
-
-def gradient_reference(
-    features: jax.Array,
-    targets: jax.Array,
-    cells: jax.Array,
-    indices: jax.Array,
-    inner: jax.Array,
-    weights: jax.Array,
-    ridge: jax.Array,
-    *,
-    link: str,
-) -> jax.Array:
-    """What `gradient` computes, written plainly."""
-    _check(features, targets, cells, indices, inner, weights, ridge, link, index_rank=1)
-
-    def one(y: jax.Array, w: jax.Array, mu: jax.Array) -> jax.Array:
-        z = features[indices]
-        return (w[cells[indices]] * _first(z @ y, targets[indices], link)) @ z / indices.shape[0] + mu * y
-
-    return jax.vmap(one)(inner, weights, ridge)
-
-
-def _first(margin: jax.Array, target: jax.Array, link: str) -> jax.Array:
-    return jax.nn.sigmoid(margin) - target if link == "logistic" else margin - target
-
-
-def _second(margin: jax.Array, link: str) -> jax.Array:
-    if link == "squared":
-        return jnp.ones_like(margin)
-    return jax.nn.sigmoid(margin) * jax.nn.sigmoid(-margin)
-
-
 def _call(operands: Sequence[jax.Array], like: Sequence[int], link: str) -> Sequence[jax.Array]:
     """Call the kernel; its results have the shapes and types of the operands that ``like`` counts off."""
     operands = build.together(*operands)

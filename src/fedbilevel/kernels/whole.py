@@ -70,35 +70,6 @@ def group_sums(
     return WholeSums(*_call((features, labels, groups, start, size, inner, temperature), shapes))
 
 
-def group_sums_reference(
-    features: jax.Array,
-    labels: jax.Array,
-    groups: jax.Array,
-    start: jax.Array,
-    size: jax.Array,
-    inner: jax.Array,
-    temperature: jax.Array,
-    *,
-    count: int,
-) -> WholeSums:
-    """What `group_sums` computes, written plainly."""
-    place = jnp.arange(features.shape[0], dtype=jnp.int32)
-    real = ((place >= start) & (place < start + size)).astype(features.dtype)
-    member = (groups[None] == jnp.arange(count, dtype=groups.dtype)[:, None]).astype(features.dtype) * real[None]
-    score = features @ inner
-    losses = jnp.logaddexp(score, 0.0) - labels * score
-    soft = jax.nn.sigmoid(temperature * score)
-    slope = temperature * soft * jax.nn.sigmoid(-temperature * score)
-    return WholeSums(
-        member @ losses,
-        jnp.sum(member, axis=1),
-        member @ (labels * soft),
-        member @ labels,
-        (real * (jax.nn.sigmoid(score) - labels)) @ features,
-        (member * (labels * slope)[None]) @ features,
-    )
-
-
 def _call(operands: Sequence[jax.Array], shapes: Sequence[tuple[int, ...]]) -> Sequence[jax.Array]:
     operands = build.together(*operands)
     like: Any = jax.typeof(operands[5])
