@@ -19,8 +19,7 @@ from stopwatch import Stopwatch
 from task import Client, Settings
 
 import fedbilevel as fb
-from fedbilevel.engines.loop import advance, begin
-from fedbilevel.engines.simulation import Options, Simulation
+from fedbilevel.engines.simulation import Options, Simulation, advance, begin
 
 
 class Outcome(NamedTuple):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.engines.loop import advance
+from fedbilevel.engines.simulation import advance
 from fedbilevel.fairness import equal_opportunity_difference
 from fedbilevel.fairness.formulation import Formulation, equalized_odds
 from fedbilevel.fairness.methods import METHODS, Recipe, fit, group_counts, marks_padding

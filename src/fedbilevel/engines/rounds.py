@@ -124,7 +124,8 @@ def run_round(
             else:
                 state = run_phase(item, layout, fleet, state, cohort, (jax.vmap(key_of)(ids), key_of), watch)[0]
                 state = state._replace(
-                    messages=state.messages.at[first].add(asked), answers=state.answers.at[first].add(answered)
+                    messages=jnp.asarray(state.messages).at[first].add(asked),
+                    answers=jnp.asarray(state.answers).at[first].add(answered),
                 )
                 first += 1
             ordinal = ordinal + 1

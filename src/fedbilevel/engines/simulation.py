@@ -1,7 +1,8 @@
 """A simulation: checked, laid out and compiled once; then any step sizes, any seed, any number of rounds.
 
 `Simulation.rounds` is the one way through the rounds: `simulate`, `sweep`, `trace`, fair fits and the bench all look at the
-`Moment`s that it yields.
+`Moment`s that it yields.  How many rounds to run is an argument of the compiled loop, not part of it: one compilation serves
+any length, and stopping between two calls (to save, to report, to look for a NaN) cannot change a single bit of the result.
 """
 
 from __future__ import annotations
@@ -10,22 +11,25 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
 from fedbilevel.calculus import Tree, all_finite
-from fedbilevel.engines.diagnose import STEPS, level_for
+from fedbilevel.engines.diagnose import STEPS, level_for, measure
 from fedbilevel.engines.fleet import CHUNK, Fleet, Layout, host_fleet, size_groups
-from fedbilevel.engines.hosts import client_mesh, place_fleet, place_state, seen_from_here
-from fedbilevel.engines.loop import ROWS, CompiledLoop, advance, begin
+from fedbilevel.engines.hosts import client_mesh, place_fleet, place_state, seen_from_here, specs_like
 from fedbilevel.engines.result import Result
-from fedbilevel.engines.rounds import State, counters_at_zero, traffic
+from fedbilevel.engines.rounds import State, counters_at_zero, run_round, run_traced_round, start, traffic
 from fedbilevel.plan import Algorithm
 from fedbilevel.problem import ClientData, whole_number
 
+ROWS = 256
+"""Rows of history one call can return."""
 COUNTED = ("bytes_up", "bytes_down", "contacts", "replies")
 """Columns of the history that add up from call to call."""
 
@@ -41,6 +45,81 @@ class Options:
     diagnostics: str = "auto"
     client_chunk: int | None = CHUNK
     devices: Sequence[Any] | None = None
+
+
+@dataclass(frozen=True)
+class CompiledLoop:
+    """The static part: what is compiled.  ``level`` None records nothing; ``measuring`` is the layout of what records."""
+
+    build: Any
+    layout: Layout
+    measuring: Layout
+    level: str | None
+
+
+@partial(jax.jit, static_argnames=("loop",))
+def begin(loop: CompiledLoop, settings: Any, seed: Any) -> State:
+    return start(loop.build(settings), loop.layout, jax.random.key(seed))
+
+
+@partial(jax.jit, static_argnames=("loop",))
+def advance(
+    loop: CompiledLoop, settings: Any, fleet: Fleet, seed: Any, state: State, first: Any, blocks: Any, every: Any
+) -> tuple[State, Any]:
+    """``blocks`` times: ``every`` rounds, then a row.  ``first`` is the number of rounds done before.
+
+    One block of no rounds measures the state as it is: the row before round 1 comes from the same compiled program.
+    """
+
+    def inside(settings: Any, fleet: Fleet, seed: Any, state: State, first: Any, blocks: Any, every: Any) -> Any:
+        algorithm: Algorithm = loop.build(settings)
+        key = jax.random.key(seed)
+
+        def rounds(block: Any, state: State) -> State:
+            done, watch = first + block * every, loop.level is not None
+            result: State = jax.lax.fori_loop(
+                0, every, lambda i, held: run_round(algorithm, loop.layout, fleet, key, held, done + i, watch), state
+            )
+            return result
+
+        if loop.level is None:
+            return jax.lax.fori_loop(0, blocks, rounds, state), {}
+
+        def recorded(block: Any, held: tuple[State, Any]) -> tuple[State, Any]:
+            state, kept = held
+            row: Any
+            if loop.level == STEPS:
+                state, row = run_traced_round(algorithm, loop.layout, fleet, key, state, first + block)
+            else:
+                state = rounds(block, state)
+                row = _row(algorithm, loop, fleet, state)
+            return state, jax.tree.map(lambda rows, value: rows.at[block].set(value), kept, row)
+
+        shapes = jax.eval_shape(
+            lambda: (
+                run_traced_round(algorithm, loop.layout, fleet, key, state, first)[1]
+                if loop.level == STEPS
+                else _row(algorithm, loop, fleet, state)
+            )
+        )
+        rows = jax.tree.map(lambda shape: jnp.zeros((ROWS, *shape.shape), shape.dtype), shapes)
+        return jax.lax.fori_loop(0, blocks, recorded, (state, rows))
+
+    arguments = (settings, fleet, seed, state, first, blocks, every)
+    if loop.layout.mesh is None:
+        return inside(*arguments)  # type: ignore[no-any-return]
+    # Every device runs its share of the clients.
+    outputs = (specs_like(state), specs_like(None))
+    shared = jax.shard_map(
+        inside, mesh=loop.layout.mesh, in_specs=tuple(map(specs_like, arguments)), out_specs=outputs, check_vma=False
+    )
+    return shared(*arguments)  # type: ignore[no-any-return]
+
+
+def _row(algorithm: Algorithm, loop: CompiledLoop, fleet: Fleet, state: State) -> dict[str, jax.Array]:
+    assert loop.level is not None
+    counted = {name: getattr(state, name) for name in ("contacts", "replies", "messages", "answers")}
+    return {**measure(algorithm, loop.measuring, fleet, state, loop.level), **counted}
 
 
 class Moment(NamedTuple):
@@ -155,7 +234,7 @@ class Simulation:
         history = list(moment.history)
         before = history[-1] if history else dict.fromkeys(COUNTED, 0)
         for number in range(1, blocks + 1):
-            row = {name: column[number - 1].item() for name, column in arrays.items()}
+            row = {name: column[number - 1].tolist() for name, column in arrays.items()}
             # Within one call only its end is on the clock: rounds take equal shares.
             elapsed = moment.seconds + took * number / blocks
             history.append(self._complete(row, before, moment.done + number * every, elapsed))
@@ -172,10 +251,13 @@ class Simulation:
 
         The device counts messages since the call began and the host weighs them: bytes would overflow there.
         """
-        counted = {"bytes_up": 0, "bytes_down": 0, "contacts": row.pop("contacts"), "replies": row.pop("replies")}
-        for number, (down, up) in enumerate(self.traffic.phases):
-            counted["bytes_down"] += down * row.pop(f"messages/{number}")
-            counted["bytes_up"] += up * row.pop(f"answers/{number}")
+        phases = [*zip(self.traffic.phases, row.pop("messages"), row.pop("answers"), strict=True)]
+        counted = {
+            "bytes_up": sum(up * answers for (_, up), _, answers in phases),
+            "bytes_down": sum(down * messages for (down, _), messages, _ in phases),
+            "contacts": row.pop("contacts"),
+            "replies": row.pop("replies"),
+        }
         halves = [name[:-5] for name in row if name.endswith("/high")]
         calls = {name: (row.pop(f"{name}/high") << 15) + row.pop(f"{name}/low") for name in halves}
         travelled = {name: before[name] + counted[name] for name in COUNTED}
