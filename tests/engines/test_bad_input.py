@@ -86,77 +86,57 @@ def test_a_batch_larger_than_a_client():
         fb.simulate(fb.fedavg(lambda m, b: jnp.sum(m), init=np.zeros(1), batch_size=7), data, 1)
 
 
-def start(key):
-    return jnp.zeros(3), jnp.zeros(4)
+def zeros(outer=3, inner=4, kinds=(float, float)):
+    return lambda key: (jnp.zeros(outer, kinds[0]), jnp.zeros(inner, kinds[1]))
+
+
+SCALAR = r"must return one real number \(a scalar\), but it returns"
 
 
 @pytest.mark.parametrize(
-    ("problem", "kind", "sentence"),
+    ("change", "kind", "sentence"),
     [
+        ({"inner_loss": lambda x, y, b: y}, ValueError, rf"inner_loss {SCALAR} float64\[4\]"),
         (
-            fb.BilevelProblem(lambda x, y, b: y, outer_loss, start),
+            {"outer_loss": lambda x, y, b: (jnp.sum(x), jnp.sum(y))},
             ValueError,
-            r"inner_loss must return one real number \(a scalar\), but it returns float64\[4\]",
+            rf"outer_loss {SCALAR} float64\[\], float64\[\]",
+        ),
+        ({"outer_loss": lambda x, y, b: None}, ValueError, f"outer_loss {SCALAR} nothing"),
+        (
+            {"inner_loss": lambda x, y, b: jnp.sum(jnp.round(y)).astype(int)},
+            ValueError,
+            rf"inner_loss {SCALAR} int64\[\]",
         ),
         (
-            fb.BilevelProblem(inner_loss, lambda x, y, b: (jnp.sum(x), jnp.sum(y)), start),
-            ValueError,
-            r"outer_loss must return one real number \(a scalar\), but it returns float64\[\], float64\[\]",
-        ),
-        (
-            fb.BilevelProblem(inner_loss, lambda x, y, b: None, start),
-            ValueError,
-            "outer_loss .* but it returns nothing",
-        ),
-        (
-            fb.BilevelProblem(lambda x, y, b: jnp.sum(jnp.round(y)).astype(int), outer_loss, start),
-            ValueError,
-            r"inner_loss must return one real number \(a scalar\), but it returns int64\[\]",
-        ),
-        (
-            fb.BilevelProblem(inner_loss, outer_loss, lambda key: (jnp.zeros(2), jnp.zeros(4))),
+            {"init": zeros(outer=2)},
             ValueError,
             r"inner_loss cannot be evaluated on arguments of shapes float64\[2\], float64\[4\]",
         ),
         (
-            fb.BilevelProblem(inner_loss, outer_loss, lambda key: ({"x": jnp.zeros(3)}, jnp.zeros(4))),
+            {"init": lambda key: ({"x": jnp.zeros(3)}, jnp.zeros(4))},
             ValueError,
             "inner_loss cannot be evaluated on arguments of shapes",
         ),
+        ({"outer_loss": lambda x, y, b: jnp.sum(b["missing"])}, ValueError, "outer_loss cannot be evaluated .*missing"),
         (
-            fb.BilevelProblem(inner_loss, lambda x, y, b: jnp.sum(b["missing"]), start),
-            ValueError,
-            "outer_loss cannot be evaluated .*missing",
-        ),
-        (
-            fb.BilevelProblem(inner_loss, outer_loss, lambda key: (jnp.zeros(3, int), jnp.zeros(4))),
+            {"init": zeros(kinds=(int, float))},
             TypeError,
             "The outer variable has a leaf of type int64: gradients need floating-point leaves",
         ),
+        ({"init": zeros(kinds=(float, bool))}, TypeError, "The inner variable has a leaf of type bool"),
+        ({"init": lambda key: jnp.zeros(3)}, TypeError, r"init must return a pair \(outer, inner\)"),
+        ({"init": lambda key: ((), jnp.zeros(4))}, ValueError, "init gave an empty tree as the outer variable"),
+        ({"init": lambda: None}, ValueError, "init cannot be evaluated"),
         (
-            fb.BilevelProblem(inner_loss, outer_loss, lambda key: (jnp.zeros(3), jnp.zeros(4, bool))),
-            TypeError,
-            "The inner variable has a leaf of type bool",
-        ),
-        (
-            fb.BilevelProblem(inner_loss, outer_loss, lambda key: jnp.zeros(3)),
-            TypeError,
-            r"init must return a pair \(outer, inner\)",
-        ),
-        (
-            fb.BilevelProblem(inner_loss, outer_loss, lambda key: ((), jnp.zeros(4))),
-            ValueError,
-            "init gave an empty tree as the outer variable",
-        ),
-        (fb.BilevelProblem(inner_loss, outer_loss, lambda: None), ValueError, "init cannot be evaluated"),
-        (
-            fb.BilevelProblem(inner_loss, outer_loss, start, project=lambda x: x[:2]),
+            {"project": lambda x: x[:2]},
             ValueError,
             r"project must return the outer variable's own shapes float64\[3\], not float64\[2\]",
         ),
     ],
 )
-def test_problems_that_do_not_fit(problem, kind, sentence):
+def test_problems_that_do_not_fit(change, kind, sentence):
+    problem = fb.BilevelProblem(**{"inner_loss": inner_loss, "outer_loss": outer_loss, "init": zeros(), **change})
     with pytest.raises(kind, match=sentence):
         fb.simulate(fedbio(problem), data, 1)
 

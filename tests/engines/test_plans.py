@@ -1,4 +1,4 @@
-"""What a plan can say beyond phases: steps of the server alone, repetitions it chooses, parcels from client to client."""
+"""What a plan can say: phases with keys of their own, steps of the server alone, repetitions, parcels from client to client."""
 
 import jax
 import jax.numpy as jnp
@@ -7,21 +7,21 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.calculus import no_calls
-from fedbilevel.plan import View, phases_of
+from fedbilevel.plan import View, client_key, phases_of
 from tests.references.compare import asked, server_key
 
 CLIENTS = 5
 data = fb.ClientData(train=np.arange(CLIENTS, dtype=float)[:, None] ** 2)
 
 
-def toy(plan, start=0.0):
+def toy(plan, held=-1.0):
     """Server state: (a running number, a count); clients hold one number."""
 
     def build(settings):
         return fb.Algorithm(
             name="toy",
-            init=lambda key: (jnp.asarray(start), jnp.zeros((), jnp.int32)),
-            enroll=lambda key: jnp.asarray(-1.0),
+            init=lambda key: (jnp.zeros(()), jnp.zeros((), jnp.int32)),
+            enroll=lambda key: jnp.asarray(held),
             plan=plan,
             outer=lambda server: server[0],
             view=lambda server, local: View(inner=local, calls=no_calls()),
@@ -34,12 +34,60 @@ def toy(plan, start=0.0):
     return build(())
 
 
+def phase(name, work, absorb, **options):
+    """Sends the running number."""
+    return fb.Phase(name, lambda server: server[0], work, absorb, **options)
+
+
+def random_number(message, local, data, key):
+    number = jax.random.uniform(key)
+    return number, local + number
+
+
+add = phase("add", random_number, lambda server, mean: (server[0] + mean, server[1]))
+double = phase("double", lambda message, local, data, key: (2 * message, local), lambda server, mean: (mean, server[1]))
+largest = phase(
+    "largest", random_number, lambda server, best: (best, server[1]), aggregate=lambda all_, _: jnp.max(all_)
+)
+
+
+def numbers(seed, number, ordinal, clients):
+    return [float(jax.random.uniform(client_key(jax.random.key(seed), number, ordinal, c))) for c in range(clients)]
+
+
+def test_every_phase_and_repetition_has_keys_of_its_own():
+    plan = (fb.Repeat((add, double), 2), add)
+    two = fb.ClientData(train=np.zeros((2, 1)))
+    result = fb.simulate(toy(plan, 0.0), two, 2, seed=6, record_every=None, weights=[1.0, 3.0])
+    server, sums = 0.0, np.zeros(2)
+    for number in range(2):
+        for ordinal in (0, 2, 4):
+            drawn = np.array(numbers(6, number, ordinal, 2))
+            server, sums = server + np.average(drawn, weights=[1, 3]), sums + drawn
+            server = 2 * server if ordinal < 4 else server
+    assert float(result.outer) == pytest.approx(server, abs=1e-12)
+    np.testing.assert_allclose(result.inner, sums, atol=1e-12)
+
+
+def test_an_aggregate_of_ones_own():
+    result = fb.simulate(toy((largest,)), data, 1, seed=2, record_every=None)
+    assert float(result.outer) == max(numbers(2, 0, 0, CLIENTS))
+
+
+def test_bytes_of_repeated_phases_add_up():
+    history = fb.simulate(toy((fb.Repeat((add, double), 3), add)), data, 2, diagnostics="cheap").history
+    assert history["bytes_up"].tolist() == [0, CLIENTS * 7 * 8, 2 * CLIENTS * 7 * 8]
+
+
+def test_only_plans_of_one_phase_can_be_traced():
+    for plan in ((add, double), (add,), (fb.Repeat((add,), 1),)):
+        with pytest.raises(ValueError, match="toy cannot be traced: it needs a single phase"):
+            fb.trace(toy(plan), data, 1)
+
+
 draw = fb.ServerStep("draw", lambda server, key: (server[0], jax.random.randint(key, (), 0, 4, jnp.int32)))
-one_more = fb.Phase(
-    "one more",
-    lambda server: server[0],
-    lambda message, local, data, key: (message, local),
-    lambda server, mean: (mean + 1, server[1]),
+one_more = phase(
+    "one more", lambda message, local, data, key: (message, local), lambda server, mean: (mean + 1, server[1])
 )
 drawn_times = fb.Repeat((one_more,), 3, lambda server: server[1])
 

@@ -1,0 +1,66 @@
+"""The one way through the rounds: where one stops to look changes nothing."""
+
+import numpy as np
+import pytest
+
+import fedbilevel as fb
+from fedbilevel.engines.simulation import ROWS, Options, Simulation
+from tests.references.compare import identical
+from tests.references.quadratic import quadratic
+
+reference = quadratic()
+data = reference.data()
+algorithm = fb.fedbio(reference.problem(), fb.neumann(1, 0.5), 0.4, 0.3, local_steps=2, batch_size=3)
+recording = Simulation(algorithm, data, Options(record_every=1, diagnostics="cheap"))
+
+
+def rows(history):
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in history]
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return fb.simulate(algorithm, data, 5, seed=3, diagnostics="cheap")
+
+
+def test_moments_are_those_of_a_run_without_stops(whole):
+    told = rows(whole.history.to_dict("records"))
+    moments = list(recording.rounds(algorithm.settings, 3, [0, 2, 5]))
+    assert [moment.done for moment in moments] == [0, 2, 5]
+    assert rows(moments[-1].history) == [told[0], told[2], told[5]]
+    assert len(moments[0].history) == 1, "a later row is not written into an earlier moment"
+    identical(recording.answer(algorithm.settings, moments[-1].state), (whole.outer, whole.inner))
+    assert int(np.sum(moments[-1].state.messages)) == 3 * data.clients, "counted since the moment before"
+    assert all(moment.finite for moment in moments)
+
+
+def test_a_moment_is_all_that_is_needed_to_go_on(whole):
+    first = next(recording.rounds(algorithm.settings, 3, [2], every=1))
+    (last,) = recording.rounds(algorithm.settings, 3, [5], every=1, since=first)
+    assert rows(last.history) == rows(whole.history.to_dict("records"))[1:]
+    identical(last.state.server, whole.server)
+
+
+def test_stops_are_asked_for_one_at_a_time():
+    seen = []
+
+    def stops():
+        yield 1
+        yield seen[-1].done + 2
+
+    for moment in recording.rounds(algorithm.settings, 0, stops()):
+        seen.append(moment)  # noqa: PERF402  the generator looks at it
+    assert [moment.done for moment in seen] == [1, 3]
+
+
+def test_more_rows_than_one_call_returns_make_moments_in_between():
+    moments = list(recording.rounds(algorithm.settings, 0, [ROWS + 10], every=1))
+    assert [(moment.done, len(moment.history)) for moment in moments] == [(ROWS, ROWS), (ROWS + 10, ROWS + 10)]
+
+
+def test_other_clients_of_the_same_shapes_share_the_program():
+    silent = Simulation(algorithm, data, Options())
+    other = quadratic(seed=5).data()
+    (end,) = silent.on(other).rounds(algorithm.settings, 1, [3])
+    assert silent.on(other).loop is silent.loop
+    identical(end.state.server, fb.simulate(algorithm, other, 3, seed=1, record_every=None).server)
