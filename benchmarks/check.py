@@ -2,17 +2,18 @@
 
 Two kinds of comparison, both algorithms, float64 to 1e-10 and float32 to 1e-4 of the largest number: whole local sets
 (nothing random), and minibatches, where everybody is given the row numbers that `fedbilevel` draws from its seed.
-Run as a program it prints what was compared and fails with exit code 1 at the first disagreement.
+Run as a program it prints what was compared and fails with exit code 1 at the first disagreement. Without PyTorch the
+others are compared with the C program.
 """
 
 import sys
+from importlib.util import find_spec
+from typing import Any
 
 import fused
 import jax
 import numpy as np
 import ours
-import torch_eager
-import torch_processes
 from task import Client, Settings, adult_like, in_double
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
@@ -21,13 +22,22 @@ STEPS = 20
 LIVELY = {"inner_step": 1.0, "outer_step": 1.0, "terms": 4, "delta": 0.5, "c_inner": 0.5, "c_outer": 2.0}
 
 
+def in_torch(clients: list[Client], settings: Settings, indices: Any) -> dict[str, Any]:
+    import torch_eager
+    import torch_processes
+
+    return {
+        "torch eager": torch_eager.run(clients, settings, STEPS, indices),
+        "torch processes": torch_processes.run(clients, settings, STEPS, indices),
+    }
+
+
 def compare(clients: list[Client], settings: Settings) -> dict[str, float]:
-    """Return each implementation's largest distance from eager PyTorch, relative to the largest number there."""
+    """Return each implementation's largest distance from the first, relative to the largest number there."""
     whole = settings.batch_size is None
     indices = None if whole else ours.drawn_indices(clients, settings, STEPS)
-    reference = torch_eager.run(clients, settings, STEPS, indices)
-    outcomes = {
-        "torch processes": torch_processes.run(clients, settings, STEPS, indices),
+    outcomes: dict[str, Any] = {
+        **(in_torch(clients, settings, indices) if find_spec("torch") else {}),
         "C, portable": fused.run(clients, settings, STEPS, indices, target="portable"),
         "C, native": fused.run(clients, settings, STEPS, indices, target="native"),
         "fedbilevel, autodiff": ours.run(clients, settings, STEPS, path="autodiff"),
@@ -35,6 +45,7 @@ def compare(clients: list[Client], settings: Settings) -> dict[str, float]:
     if not whole:  # on whole sets a declared linear problem takes the general path anyway
         outcomes["fedbilevel, fused"] = ours.run(clients, settings, STEPS, path="fused")
     distances = {}
+    reference = outcomes.pop(next(iter(outcomes)))
     for name, outcome in outcomes.items():
         pairs = [(outcome.outer, reference.outer), (outcome.inner, reference.inner)]
         distances[name] = max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
@@ -43,6 +54,8 @@ def compare(clients: list[Client], settings: Settings) -> dict[str, float]:
 
 def main() -> int:
     jax.config.update("jax_enable_x64", True)
+    if not find_spec("torch"):
+        print("PyTorch is not installed: the other implementations are compared with the C program.", flush=True)
     single = adult_like(rows=301, validation=75)  # 301: no multiple of any block size
     for dtype, clients in (("float64", in_double(single)), ("float32", single)):
         for algorithm in ("fedbio", "fedbioacc"):

@@ -5,14 +5,15 @@
     python benchmarks/run.py speed --quick       # a short look: prints the table, writes nothing
     python benchmarks/run.py all --render        # tables from the stored results, nothing is measured
 
-Before anything is timed, check.py makes sure that all implementations compute the same thing. Needs a C compiler and
-the `bench` extra (PyTorch). Keep the machine quiet meanwhile.
+Before anything is timed, check.py makes sure that all implementations compute the same thing. Needs a C compiler; the
+sections that compare with PyTorch (speed, inner) need the `bench` extra as well. Keep the machine quiet meanwhile.
 """
 
 import argparse
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 
 import harness
 from sections import SECTIONS
@@ -51,8 +52,13 @@ def main() -> int:
         if subprocess.run([sys.executable, str(harness.HERE / "check.py")], timeout=3600, check=False).returncode:
             say("they do not: nothing was timed")
             return 1
+    code = 0
     for name in names:
         section = SECTIONS[name]
+        if section.needs_torch and not options.render and find_spec("torch") is None:
+            say(f"{name}: compares with PyTorch, which is not installed; install the `bench` extra to measure it")
+            code = 1
+            continue
         if options.quick:
             print("\n" + section.table(section.collect(1, True, say)) + "\n", flush=True)
             say("a quick look: one short repetition, in which fixed costs weigh too much to judge a target by it")
@@ -67,7 +73,7 @@ def main() -> int:
         table = section.table(record["measured"])
         harness.insert(name, f"{table}\n\n{harness.describe(record)}")
         print(f"\n{table}\n", flush=True)
-    return 0
+    return code
 
 
 if __name__ == "__main__":

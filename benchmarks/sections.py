@@ -27,6 +27,7 @@ Say = Callable[[str], None]
 class Section(NamedTuple):
     collect: Callable[[int, bool, Say], dict[str, Any]]  # (repeats, quick, say)
     table: Callable[[dict[str, Any]], str]
+    needs_torch: bool = False
 
 
 def one_core() -> list[int]:
@@ -276,10 +277,10 @@ def table_startup(measured: Measured) -> str:
 
 
 SECTIONS = {
-    "speed": Section(collect_speed, table_speed),
+    "speed": Section(collect_speed, table_speed, needs_torch=True),
     "seeds": Section(collect_seeds, table_seeds),
     "clients": Section(collect_clients, table_clients),
-    "inner": Section(collect_inner, table_inner),
+    "inner": Section(collect_inner, table_inner, needs_torch=True),
     "startup": Section(collect_startup, table_startup),
     **{name: Section(tables.collector(name), tables.table) for name in tables.SECTIONS},
 }

@@ -17,8 +17,8 @@ LAYERS = [
     {"problem"},
     {"hypergradients"},
     {"algorithms"},
-    {"tasks", "theory"},
     {"engines"},
+    {"tasks", "theory"},  # problems with known answers, and what is true along a run
     {"tables"},
     {"datasets"},
     {"fairness"},

@@ -18,6 +18,13 @@ import jax.numpy as jnp
 from fedbilevel.calculus import Tree
 
 
+def row_losses(link: str, margins: jax.Array, targets: jax.Array) -> jax.Array:
+    """phi of every row."""
+    if link == "logistic":
+        return jnp.logaddexp(margins, 0.0) - targets * margins
+    return 0.5 * (margins - targets) ** 2
+
+
 @dataclass(frozen=True)
 class LinearInner:
     """Names of the batch leaves and the two functions of the outer variable.
@@ -51,9 +58,5 @@ class LinearInner:
         """g itself."""
         table = self.cell_weights(outer).astype(inner.dtype)
         margin = batch[self.features] @ inner
-        target = batch[self.targets].astype(inner.dtype)
-        if self.link == "logistic":
-            losses = jnp.logaddexp(margin, 0.0) - target * margin
-        else:
-            losses = 0.5 * (margin - target) ** 2
+        losses = row_losses(self.link, margin, batch[self.targets].astype(inner.dtype))
         return jnp.mean(table[batch[self.cells]] * losses) + 0.5 * self.ridge_at(outer, inner) * jnp.sum(inner**2)

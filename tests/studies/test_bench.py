@@ -135,7 +135,7 @@ def test_lagging_inner_variables_win_no_search(toys):
     pull = np.stack(
         [
             np.linalg.lstsq(a, t, rcond=None)[0]
-            for a, t in zip(*map(task.data.val.get, ("features", "targets")), strict=True)
+            for a, t in zip(*map(task.data.val.get, ("features", "labels")), strict=True)
         ]
     )
     lagging = solved + 0.5 * (pull.astype(np.float32) - solved)

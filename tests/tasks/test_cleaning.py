@@ -6,17 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fedbilevel as fb
 from fedbilevel.studies.bench.walk import settled_inner
-from fedbilevel.tasks import data_cleaning, digits
+from fedbilevel.tasks import data_cleaning
 from fedbilevel.tasks.cleaning import auc, corrupt
-
-IMAGES = digits()
-
-
-def softmax_losses(logits, labels):
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    return np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]
+from tests.tasks.common import IMAGES, rows_of, settled, softmax_losses, train
 
 
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 30), st.floats(0, 1))
@@ -55,48 +48,41 @@ def test_losses_are_what_the_page_says(weights):
         IMAGES, 3, weights=weights, lower_level="global", clients=3, train=12, validation=5, test=7, ridge=0.1
     )
     generator = np.random.default_rng(0)
-    train, val = ({name: leaf[1] for name, leaf in part.items()} for part in (task.data.train, task.data.val))
+    rows, val = rows_of(task.data.train, 1), rows_of(task.data.val, 1)
     outer = generator.standard_normal(36 if weights == "samples" else (65, 10)).astype(np.float32)
     inner = generator.standard_normal((65, 10)).astype(np.float32)
     if weights == "samples":
         logit = 6 * outer[12:24]  # client 1 of three with 12 rows each; sqrt(36)
     else:
-        logit = np.array([a @ outer[:, b] for a, b in zip(train["features"], train["labels"], strict=True)])
-    losses = softmax_losses(train["features"] @ inner, train["labels"])
+        logit = np.array([a @ outer[:, b] for a, b in zip(rows["features"], rows["labels"], strict=True)])
+    losses = softmax_losses(rows["features"] @ inner, rows["labels"])
     expected = np.mean(2 / (1 + np.exp(-logit)) * losses) + 0.05 * np.sum(inner**2)
-    found = jax.jit(task.problem.inner_loss)(outer, inner, train)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(task.problem.inner_loss)(outer, inner, rows), expected, rtol=1e-5)
     plain = np.mean(softmax_losses(val["features"] @ inner, val["labels"]))
     np.testing.assert_allclose(jax.jit(task.problem.outer_loss)(outer, inner, val), plain, rtol=1e-5)
 
 
 def test_draws_share_one_problem_and_differ_in_their_rows():
-    one, two = (data_cleaning(IMAGES, seed, concentration=0.5, clients=3, train=20) for seed in (0, 1))
-    assert one.problem == two.problem
-    assert hash(one.problem) == hash(two.problem)
-    assert not np.array_equal(one.data.train["labels"], two.data.train["labels"])
+    first, second = (data_cleaning(IMAGES, seed, concentration=0.5, clients=3, train=20) for seed in (0, 1))
+    assert first.problem == second.problem
+    assert hash(first.problem) == hash(second.problem)
+    assert not np.array_equal(first.data.train["labels"], second.data.train["labels"])
     same = data_cleaning(IMAGES, 1, concentration=0.5, clients=3, train=20)
-    assert np.array_equal(two.data.train["features"], same.data.train["features"])
-    assert np.array_equal(two.facts["corrupted"], same.facts["corrupted"])
-    assert (one.facts["weights"], data_cleaning(IMAGES, lower_level="global").facts["weights"]) == ("trust", "samples")
-
-
-def untuned(task):
-    outer, inner = task.problem.init(None)
-    stacked = np.broadcast_to(inner, (task.data.clients, *inner.shape))
-    return task.evaluate(outer, settled_inner(task, outer, stacked))
+    assert np.array_equal(second.data.train["features"], same.data.train["features"])
+    assert np.array_equal(second.facts["corrupted"], same.facts["corrupted"])
+    assert (first.facts["weights"], data_cleaning(IMAGES, lower_level="global").facts["weights"]) == (
+        "trust",
+        "samples",
+    )
 
 
 def test_a_shared_trust_model_finds_wrong_labels_with_local_lower_levels():
     task = data_cleaning(IMAGES, 1, concentration=1.0, noise=0.6)
-    step = 1 / task.curvature
-    algo = fb.fedbio(task.problem, fb.neumann(terms=5, step=step / 2), step / 2, task.outer_step / 2, 5)
-    result = fb.simulate(algo, task.data, rounds=60, record_every=None)
-    before = untuned(task)
-    found = task.evaluate(result.outer, settled_inner(task, result.outer, result.inner))
+    result = train(task, 0.5 / task.curvature, task.outer_step / 2, 60)
+    before, after = settled(task), task.evaluate(result.outer, settled_inner(task, result.outer, result.inner))
     assert before["auc"] == 0.5
-    assert found["auc"] > 0.9  # measured 0.97
-    assert found["accuracy"] > before["accuracy"] + 0.15  # measured 0.52 -> 0.80
+    assert after["auc"] > 0.9  # measured 0.97
+    assert after["accuracy"] > before["accuracy"] + 0.15  # measured 0.52 -> 0.80
     weights = task.problem.inner_loss.weights(np.asarray(result.outer), task.data.train, np)
     corrupted = task.facts["corrupted"]
     assert weights[corrupted].mean() < 0.6 * weights[~corrupted].mean()
@@ -104,21 +90,23 @@ def test_a_shared_trust_model_finds_wrong_labels_with_local_lower_levels():
 
 def test_one_weight_a_row_finds_wrong_labels_with_a_global_lower_level():
     task = data_cleaning(IMAGES, 1, lower_level="global", concentration=1.0, noise=0.6)
-    step = 1 / task.curvature
-    algo = fb.fedbio_global(task.problem, step / 2, task.outer_step, step / 2, local_steps=5)
-    result = fb.simulate(algo, task.data, rounds=100, record_every=None)
-    found, before = task.evaluate(result.outer, settled_inner(task, result.outer, result.inner)), untuned(task)
-    assert found["auc"] > 0.9
-    assert found["accuracy"] > before["accuracy"] + 0.03
+    result = train(task, 0.5 / task.curvature, task.outer_step, 100)
+    before, after = settled(task), task.evaluate(result.outer, settled_inner(task, result.outer, result.inner))
+    assert after["auc"] > 0.9
+    assert after["accuracy"] > before["accuracy"] + 0.03
     # Every row is weighed by its own client alone, and every client weighed its rows.
     moved = np.asarray(result.outer).reshape(8, 100)
     assert (np.abs(moved).max(axis=1) > 0).all()
 
 
-def test_bad_input_gets_a_sentence():
-    with pytest.raises(ValueError, match="lower_level must be 'local' or 'global', not 'both'"):
-        data_cleaning(IMAGES, lower_level="both")
-    with pytest.raises(ValueError, match="weights must be 'samples' or 'trust', not 'rows'"):
-        data_cleaning(IMAGES, weights="rows")
-    with pytest.raises(ValueError, match="need 1500 rows, but there are 1258"):
-        data_cleaning(IMAGES, clients=10)
+BAD = {
+    "lower_level must be 'local' or 'global', not 'both'": {"lower_level": "both"},
+    "weights must be 'samples' or 'trust', not 'rows'": {"weights": "rows"},
+    "need 1500 rows, but there are 1258": {"clients": 10},
+}
+
+
+@pytest.mark.parametrize("sentence", BAD)
+def test_bad_input_gets_a_sentence(sentence):
+    with pytest.raises(ValueError, match=sentence):
+        data_cleaning(IMAGES, **BAD[sentence])

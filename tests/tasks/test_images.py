@@ -66,63 +66,54 @@ def test_archives_are_read_and_test_rows_set_aside_where_there_are_none(tmp_path
     assert np.array_equal(read_mnist(tmp_path, pool=1).test_labels, LABELS[30:])
 
 
-def spoil(folder, case):
-    put(folder, parts=("train",))
-    images, labels = folder / "train-images-idx3-ubyte", folder / "train-labels-idx1-ubyte"
-    if case == "missing":
-        labels.unlink()
-    elif case == "half a test set":
-        (folder / "t10k-images-idx3-ubyte").write_bytes(images.read_bytes())
-    elif case == "swapped":
-        labels.write_bytes(images.read_bytes())
-    elif case == "cut":
-        images.write_bytes(images.read_bytes()[:-1])
-    elif case == "tiny":
-        images.write_bytes(b"\0\0\x08")
-    elif case == "gzip":
-        images.unlink()
-        (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(PIXELS[:30]))[:-9])
-    elif case == "lengths":
-        labels.write_bytes(idx(LABELS[:29]))
-    elif case == "labels":
-        labels.write_bytes(idx(LABELS[:30] + np.uint8(1)))
-    elif case == "empty":
-        images.write_bytes(idx(PIXELS[:0]))
-        labels.write_bytes(idx(LABELS[:0]))
-    elif case == "archive":
-        (folder / "mnist.npz").write_bytes(b"not an archive")
-    elif case == "names":
-        np.savez(folder / "mnist.npz", images=PIXELS)
-    elif case == "floats":
-        np.savez(folder / "mnist.npz", x_train=PIXELS / 255, y_train=LABELS)
-    elif case == "text":
-        np.savez(folder / "mnist.npz", x_train=PIXELS, y_train=LABELS.astype("U1"))
-    elif case == "pickled":
-        np.savez(folder / "mnist.npz", x_train=np.array([object()]), y_train=LABELS)
+def archive(**arrays):
+    """Puts mnist.npz beside the files; it is what is read."""
+    return lambda folder: np.savez(folder / "mnist.npz", **arrays)
 
 
-SENTENCES = {
-    "missing": "has no train-labels-idx1-ubyte",
-    "half a test set": "has no t10k-labels-idx1-ubyte",
-    "swapped": "begins with the number 2051, but an IDX file of labels begins with 2049",
-    "cut": "735 bytes, but its header promises 736",
-    "tiny": "has 3 bytes, too few",
-    "gzip": "is not a whole gzip file",
-    "lengths": r"have 30 images but labels of shape \[29\]",
-    "labels": r"labels from 1 to 10; they must lie in 0..9",
-    "empty": "hold no images",
-    "archive": "cannot be read as a NumPy archive",
-    "names": "must hold x_train and y_train; it holds images",
-    "floats": "must hold images as bytes",
-    "text": "labels of type <U1",
-    "pickled": "cannot be read as a NumPy archive",
+def replaced(kind, content):
+    """Puts ``content``, or what it makes of the file, in the place of the training images or labels."""
+
+    def spoil(folder):
+        file = folder / f"train-{kind}-ubyte"
+        file.write_bytes(content(file.read_bytes()) if callable(content) else content)
+
+    return spoil
+
+
+def broken_gzip(folder):
+    (folder / "train-images-idx3-ubyte").unlink()
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(PIXELS[:30]))[:-9])
+
+
+def no_images(folder):
+    replaced("images-idx3", idx(PIXELS[:0]))(folder)
+    replaced("labels-idx1", idx(LABELS[:0]))(folder)
+
+
+BROKEN = {
+    "has no train-labels-idx1-ubyte": lambda folder: (folder / "train-labels-idx1-ubyte").unlink(),
+    "has no t10k-labels-idx1-ubyte": lambda folder: (folder / "t10k-images-idx3-ubyte").write_bytes(idx(PIXELS)),
+    "begins with the number 2051, but an IDX file of labels begins with 2049": replaced("labels-idx1", idx(PIXELS)),
+    "735 bytes, but its header promises 736": replaced("images-idx3", lambda content: content[:-1]),
+    "has 3 bytes, too few": replaced("images-idx3", b"\0\0\x08"),
+    "is not a whole gzip file": broken_gzip,
+    r"have 30 images but labels of shape \[29\]": replaced("labels-idx1", idx(LABELS[:29])),
+    r"labels from 1 to 10; they must lie in 0..9": replaced("labels-idx1", idx(LABELS[:30] + np.uint8(1))),
+    "hold no images": no_images,
+    "mnist.npz cannot be read as a NumPy archive": lambda folder: (folder / "mnist.npz").write_bytes(b"not one"),
+    "must hold x_train and y_train; it holds images": archive(images=PIXELS),
+    "must hold images as bytes": archive(x_train=PIXELS / 255, y_train=LABELS),
+    "labels of type <U1": archive(x_train=PIXELS, y_train=LABELS.astype("U1")),
+    "cannot be read as a NumPy archive: Object": archive(x_train=np.array([object()]), y_train=LABELS),
 }
 
 
-@pytest.mark.parametrize("case", SENTENCES)
-def test_broken_files_get_a_sentence_that_names_them(tmp_path, case):
-    spoil(tmp_path, case)
-    with pytest.raises(ValueError, match=SENTENCES[case]) as error:
+@pytest.mark.parametrize("sentence", BROKEN)
+def test_broken_files_get_a_sentence_that_names_them(tmp_path, sentence):
+    put(tmp_path, parts=("train",))
+    BROKEN[sentence](tmp_path)
+    with pytest.raises(ValueError, match=sentence) as error:
         read_mnist(tmp_path)
     assert str(tmp_path) in str(error.value)
 

@@ -5,13 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import fedbilevel as fb
-from fedbilevel.studies.bench.walk import settled_inner
-from fedbilevel.tasks import digits, loss_tuning
+from fedbilevel.tasks import loss_tuning
 from fedbilevel.tasks.imbalance import LARGEST, LossParameters, bounded
 from fedbilevel.tasks.task import balanced_accuracy
-
-IMAGES = digits()
+from tests.tasks.common import IMAGES, rows_of, settled, softmax_losses, train
 
 
 def test_training_has_a_long_tail_and_validation_none():
@@ -23,8 +20,8 @@ def test_training_has_a_long_tail_and_validation_none():
     shares = expected / expected.sum()
     np.testing.assert_allclose(counts, 240 * shares, atol=4 * np.sqrt(240 * 0.3 * 0.7))
     assert counts[0] > 8 * max(counts[-1], 1)
-    for own in task.data.val["labels"]:
-        assert np.bincount(own, minlength=10).tolist() == [3] * 10
+    for labels in task.data.val["labels"]:
+        assert np.bincount(labels, minlength=10).tolist() == [3] * 10
 
 
 def test_losses_are_what_the_page_says():
@@ -32,13 +29,11 @@ def test_losses_are_what_the_page_says():
     generator = np.random.default_rng(0)
     outer = LossParameters(*generator.standard_normal((3, 10)).astype(np.float32))
     inner = generator.standard_normal((65, 10)).astype(np.float32)
-    batch = {name: leaf[1] for name, leaf in task.data.train.items()}
+    batch = rows_of(task.data.train, 1)
     logits = (batch["features"] @ inner) * np.exp(outer.log_scales) + outer.offsets
-    top = logits.max(axis=1)
-    losses = top + np.log(np.exp(logits - top[:, None]).sum(axis=1)) - logits[np.arange(20), batch["labels"]]
+    losses = softmax_losses(logits, batch["labels"])
     expected = np.mean(np.exp(outer.log_weights)[batch["labels"]] * losses) + 0.15 * (inner**2).sum()
-    found = jax.jit(task.problem.inner_loss)(outer, inner, batch)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(task.problem.inner_loss)(outer, inner, batch), expected, rtol=1e-5)
 
 
 def test_projection_keeps_scales_and_weights_bounded_and_offsets_free():
@@ -62,23 +57,23 @@ def test_a_tuned_loss_serves_rare_classes_better(lower_level, margin):
         task = loss_tuning(IMAGES, seed, lower_level=lower_level)
         step = 1 / task.curvature
         if lower_level == "local":
-            algo = fb.fedbio(task.problem, fb.neumann(terms=5, step=step / 2), step / 2, 1.5 * task.outer_step, 5)
+            result = train(task, step / 2, 1.5 * task.outer_step, 100)
         else:
-            algo = fb.fedbio_global(task.problem, step, task.outer_step / 2, step, local_steps=5)
-        result = fb.simulate(algo, task.data, rounds=100, record_every=None)
-        outer, inner = task.problem.init(None)
-        start = np.broadcast_to(inner, (5, *inner.shape))
-        plain = task.evaluate(outer, settled_inner(task, outer, start))
-        tuned = task.evaluate(result.outer, settled_inner(task, result.outer, start))
+            result = train(task, step, task.outer_step / 2, 100)
+        plain, tuned = settled(task), settled(task, result.outer)
         gains.append({name: tuned[name] - plain[name] for name in plain})
     assert np.mean([gain["balanced_accuracy"] for gain in gains]) > margin, gains
     assert np.mean([gain["tail_accuracy"] for gain in gains]) > margin, gains
 
 
-def test_bad_input_gets_a_sentence():
-    with pytest.raises(ValueError, match="imbalance=0 must lie in"):
-        loss_tuning(IMAGES, imbalance=0)
-    with pytest.raises(ValueError, match="ask for fewer"):
-        loss_tuning(IMAGES, clients=10, validation_per_class=30)
-    with pytest.raises(ValueError, match="lower_level must be"):
-        loss_tuning(IMAGES, lower_level="none")
+BAD = {
+    "imbalance=0 must lie in": {"imbalance": 0},
+    "ask for fewer": {"clients": 10, "validation_per_class": 30},
+    "lower_level must be": {"lower_level": "none"},
+}
+
+
+@pytest.mark.parametrize("sentence", BAD)
+def test_bad_input_gets_a_sentence(sentence):
+    with pytest.raises(ValueError, match=sentence):
+        loss_tuning(IMAGES, **BAD[sentence])

@@ -7,16 +7,17 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import fedbilevel as fb
-from fedbilevel.tasks import Ridge, Table, penalty_tuning, random_penalties
+from fedbilevel.tasks import ClientRows, Ridge, penalty_tuning, random_penalties
 from fedbilevel.tasks.penalties import LARGEST, SMALLEST
+from tests.tasks.common import train
 
 levels = pytest.mark.parametrize("lower_level", ["local", "global"])
 
 
-def tables(seed, clients=3, columns=4, rows=7):
+def draws(seed, clients=3, columns=4, rows=7):
     generator = np.random.default_rng(seed)
     return [
-        Table(generator.standard_normal((clients, rows, columns)), generator.standard_normal((clients, rows)))
+        ClientRows(generator.standard_normal((clients, rows, columns)), generator.standard_normal((clients, rows)))
         for _ in range(3)
     ]
 
@@ -24,8 +25,8 @@ def tables(seed, clients=3, columns=4, rows=7):
 @given(st.integers(0, 10**6), st.sampled_from(["local", "global"]))
 @hypothesis_settings(max_examples=25)
 def test_the_closed_gradient_is_the_derivative_of_the_closed_objective(seed, lower_level):
-    train, val, _ = tables(seed)
-    ridge, step = Ridge(train, val, lower_level), 1e-5
+    rows, val, _ = draws(seed)
+    ridge, step = Ridge(rows, val, lower_level), 1e-5
     outer = np.random.default_rng(seed).uniform(-3, 1, 4)
     slopes = [(ridge.objective(outer + step * e) - ridge.objective(outer - step * e)) / (2 * step) for e in np.eye(4)]
     np.testing.assert_allclose(ridge.gradient(outer), slopes, rtol=1e-5, atol=1e-8)
@@ -33,22 +34,22 @@ def test_the_closed_gradient_is_the_derivative_of_the_closed_objective(seed, low
 
 @levels
 def test_the_closed_solution_is_the_normal_equations(lower_level):
-    train, val, _ = tables(1)
+    rows, val, _ = draws(1)
     outer = np.array([-1.0, 0.5, -3.0, 0.0])
-    found = Ridge(train, val, lower_level).inner_solution(outer)
-    features, targets = np.asarray(train.features), np.asarray(train.targets)
+    solution = Ridge(rows, val, lower_level).inner_solution(outer)
+    features, labels = np.asarray(rows.features), np.asarray(rows.labels)
     if lower_level == "global":
-        features, targets = features.reshape(1, -1, 4), targets.reshape(1, -1)
-    for client, own in enumerate(found):
-        a, t = (leaf[client if lower_level == "local" else 0] for leaf in (features, targets))
-        np.testing.assert_allclose(own, np.linalg.solve(a.T @ a / len(t) + np.diag(np.exp(outer)), a.T @ t / len(t)))
+        features, labels = features.reshape(1, -1, 4), labels.reshape(1, -1)
+    for client, fitted in enumerate(solution):
+        a, t = (leaf[client if lower_level == "local" else 0] for leaf in (features, labels))
+        np.testing.assert_allclose(fitted, np.linalg.solve(a.T @ a / len(t) + np.diag(np.exp(outer)), a.T @ t / len(t)))
 
 
 @levels
 def test_the_problem_has_the_closed_hypergradient_and_objective(lower_level):
     """The engine solves the problem itself, by Newton's method on automatic derivatives."""
-    train, val, test = tables(2)
-    task = penalty_tuning(train, val, test, lower_level=lower_level)
+    rows, val, test = draws(2)
+    task = penalty_tuning(rows, val, test, lower_level=lower_level)
     step = 1 / task.curvature
     if lower_level == "local":
         algo = fb.fedbio(task.problem, fb.exact(), step, 1.0, local_steps=1)
@@ -57,12 +58,14 @@ def test_the_problem_has_the_closed_hypergradient_and_objective(lower_level):
     result = fb.simulate(algo, task.data, rounds=4, diagnostics="exact", record_every=4)
     ridge = Ridge.of(task)
     for row, outer in ((0, np.full(4, -4.0)), (1, np.asarray(result.outer))):
-        found = result.history.iloc[row]
-        np.testing.assert_allclose(found["hypergradient_squared_norm"], (ridge.gradient(outer) ** 2).sum(), rtol=1e-8)
-        np.testing.assert_allclose(found["true_objective"], ridge.objective(outer), rtol=1e-10)
+        recorded = result.history.iloc[row]
+        np.testing.assert_allclose(
+            recorded["hypergradient_squared_norm"], (ridge.gradient(outer) ** 2).sum(), rtol=1e-8
+        )
+        np.testing.assert_allclose(recorded["true_objective"], ridge.objective(outer), rtol=1e-10)
     solved = task.evaluate(result.outer, ridge.inner_solution(np.asarray(result.outer)))["explained"]
     margin = np.einsum("mnd,md->mn", test.features, ridge.inner_solution(np.asarray(result.outer)))
-    expected = 1 - ((margin - test.targets) ** 2).sum() / ((test.targets - test.targets.mean()) ** 2).sum()
+    expected = 1 - ((margin - test.labels) ** 2).sum() / ((test.labels - test.labels.mean()) ** 2).sum()
     assert solved == pytest.approx(expected)
 
 
@@ -70,11 +73,7 @@ def test_the_problem_has_the_closed_hypergradient_and_objective(lower_level):
 def test_useless_features_are_penalised_and_prediction_gains(link, lower_level):
     task = random_penalties(1, link=link, lower_level=lower_level)
     step = 0.5 / task.curvature
-    if lower_level == "local":
-        algo = fb.fedbio(task.problem, fb.neumann(terms=10, step=step), step, task.outer_step / 2, 5)
-    else:
-        algo = fb.fedbio_global(task.problem, step, task.outer_step / 2, step, local_steps=5)
-    result = fb.simulate(algo, task.data, rounds=200, record_every=None)
+    result = train(task, step, task.outer_step / 2, 200, terms=10)
     outer = np.asarray(result.outer)
     informative = task.facts["informative"]
     assert outer.min() >= SMALLEST
@@ -91,18 +90,18 @@ def test_useless_features_are_penalised_and_prediction_gains(link, lower_level):
 
 
 def test_bad_input_gets_a_sentence():
-    train, val, test = tables(0)
+    rows, val, test = draws(0)
     with pytest.raises(ValueError, match="link must be 'squared' or 'logistic', not 'probit'"):
-        penalty_tuning(train, val, test, link="probit")
+        penalty_tuning(rows, val, test, link="probit")
     with pytest.raises(ValueError, match=r"val must have features \[clients, rows, 4\]"):
-        penalty_tuning(train, Table(val.features[..., :3], val.targets), test)
+        penalty_tuning(rows, ClientRows(val.features[..., :3], val.labels), test)
     with pytest.raises(TypeError, match="test must hold floating-point numbers of one type"):
-        penalty_tuning(train, val, Table(test.features.astype(np.float32), test.targets))
-    with pytest.raises(ValueError, match="train must have targets 0 and 1"):
-        penalty_tuning(train, val, test, link="logistic")
+        penalty_tuning(rows, val, ClientRows(test.features.astype(np.float32), test.labels))
+    with pytest.raises(ValueError, match="train must have labels 0 and 1"):
+        penalty_tuning(rows, val, test, link="logistic")
     with pytest.raises(ValueError, match="informative=9 cannot exceed columns=4"):
         random_penalties(columns=4, informative=9)
     with pytest.raises(ValueError, match=r"noise=-1 and heterogeneity=0.3 must be finite"):
         random_penalties(noise=-1)
     with pytest.raises(ValueError, match="lower_level must be"):
-        Ridge(train, val, "none")
+        Ridge(rows, val, "none")

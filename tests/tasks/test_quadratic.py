@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import fedbilevel as fb
 from fedbilevel import theory
-from fedbilevel.tasks import InnerSample, QuadraticClients, random_quadratic
+from fedbilevel.tasks import InnerSample, QuadraticClients, known_quadratic, random_quadratic
 
 
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 4), st.integers(1, 5))
@@ -119,3 +119,21 @@ def test_bad_input_gets_a_sentence():
     with pytest.raises(ValueError, match="no unique minimiser"):
         QuadraticClients(q.train, bent, q.outer, q.inner).minimiser()
     assert jax.tree.leaves(q.data().train)[0].shape[0] == 3
+
+
+@pytest.mark.parametrize("lower_level", ["local", "global"])
+def test_progress_is_measured_against_the_known_answer(lower_level):
+    task = known_quadratic(3, lower_level=lower_level, clients=3, outer_size=4, inner_size=5)
+    outer, inner = task.problem.init(jax.random.key(0))
+    assert task.evaluate(outer, inner)["progress"] == 0
+    best = task.facts["clients"].minimiser()
+    assert task.evaluate(best, inner)["progress"] == pytest.approx(1)
+    assert task.evaluate(0.5 * best, inner)["progress"] == pytest.approx(0.75)  # quadratic: half way is three quarters
+    assert known_quadratic(4, lower_level=lower_level, clients=3, outer_size=4, inner_size=5).problem == task.problem
+
+
+def test_a_descent_arrives():
+    task = known_quadratic(5, lower_level="global", clients=3, outer_size=4, inner_size=5)
+    algo = fb.fedbio_global(task.problem, 0.5, 0.3, 0.5, local_steps=1)
+    result = fb.simulate(algo, task.data, rounds=300, record_every=None)
+    np.testing.assert_allclose(task.evaluate(result.outer, result.inner)["progress"], 1, atol=1e-3)

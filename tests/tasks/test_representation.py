@@ -4,12 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-import fedbilevel as fb
-from fedbilevel.studies.bench.walk import settled_inner
-from fedbilevel.tasks import digits, hyper_representation
+from fedbilevel.tasks import hyper_representation
 from fedbilevel.tasks.representation import represent
-
-IMAGES = digits()
+from tests.tasks.common import IMAGES, rows_of, settled, softmax_losses, train
 
 
 def test_losses_are_what_the_page_says():
@@ -20,13 +17,13 @@ def test_losses_are_what_the_page_says():
     assert not inner.any()
     assert 0.7 < float(outer[0].std() * 65**0.5) < 1.3
     inner = np.random.default_rng(0).standard_normal(inner.shape).astype(np.float32)
-    batch = {name: leaf[1] for name, leaf in task.data.train.items()}
+    batch = rows_of(task.data.train, 1)
     hidden = np.tanh(np.tanh(batch["features"] @ np.asarray(outer[0])) @ np.asarray(outer[1]))
     logits = np.concatenate([hidden, np.ones((9, 1))], axis=1) @ inner
-    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(9), batch["labels"]]
+    losses = softmax_losses(logits, batch["labels"])
     both = jax.jit(lambda *point: (task.problem.inner_loss(*point), task.problem.outer_loss(*point)))
-    found = both(outer, inner, batch)
-    np.testing.assert_allclose(found, (losses.mean() + 0.1 * (inner**2).sum(), losses.mean()), rtol=1e-5)
+    expected = (losses.mean() + 0.1 * (inner**2).sum(), losses.mean())
+    np.testing.assert_allclose(both(outer, inner, batch), expected, rtol=1e-5)
     np.testing.assert_allclose(
         represent([np.asarray(leaf) for leaf in outer], batch["features"], np)[:, :-1], hidden, atol=1e-6
     )
@@ -36,7 +33,7 @@ def test_curvature_bounds_the_heads_hessian():
     task = hyper_representation(IMAGES, 2, hidden=(4,), clients=2, train=12, validation=6, test=4)
     outer, inner = task.problem.init(jax.random.key(0))
     outer = [10 * leaf for leaf in outer]  # saturated units: the largest representation there can be
-    batch = {name: leaf[0] for name, leaf in task.data.train.items()}
+    batch = rows_of(task.data.train, 0)
     hessian = jax.jit(lambda y: jax.hessian(lambda y: task.problem.inner_loss(outer, y, batch))(y))(inner)
     top = float(np.linalg.eigvalsh(np.asarray(hessian).reshape(50, 50)).max())
     assert 0.05 * task.curvature < top <= task.curvature  # at equal chances of ten classes a fifth at most
@@ -46,15 +43,9 @@ def test_curvature_bounds_the_heads_hessian():
 def test_a_learned_representation_beats_a_random_one(lower_level):
     task = hyper_representation(IMAGES, 1, lower_level=lower_level, concentration=1.0)
     step = 1 / task.curvature
-    if lower_level == "local":
-        algo = fb.fedbio(task.problem, fb.neumann(terms=5, step=step), 2 * step, task.outer_step / 2, 5)
-    else:
-        algo = fb.fedbio_global(task.problem, 2 * step, task.outer_step / 2, 2 * step, local_steps=5)
-    result = fb.simulate(algo, task.data, rounds=100, record_every=None)
-    outer, inner = task.problem.init(jax.random.key(0))
-    start = np.broadcast_to(inner, (8, *inner.shape))
-    fixed = task.evaluate(outer, settled_inner(task, outer, start))["accuracy"]
-    learned = task.evaluate(result.outer, settled_inner(task, result.outer, start))["accuracy"]
+    result = train(task, (step, 2 * step), task.outer_step / 2, 100)
+    key = jax.random.key(0)
+    fixed, learned = settled(task, key=key)["accuracy"], settled(task, result.outer, key)["accuracy"]
     assert learned > fixed + 0.1
     assert learned > 0.85
 

@@ -9,21 +9,18 @@ from hypothesis import strategies as st
 
 from fedbilevel import theory
 from fedbilevel.tasks import random_quadratic
-
-
-def region_of(q, radius=1.0):
-    return theory.Region(q.outer, q.inner, radius, radius)
+from tests.theory.loops import PLAIN, at_start, ball, outer_oracle
 
 
 def points(q, generator, count, radius=1.0):
     """Points of the region, one per client."""
 
-    def ball(centre):
+    def around(centre):
         vectors = generator.standard_normal((count, q.clients, centre.size))
         lengths = radius * generator.uniform(size=(count, q.clients, 1)) ** (1 / centre.size)
         return centre + lengths * vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
-    return ball(q.outer), ball(q.inner)
+    return around(q.outer), around(q.inner)
 
 
 def norm(vectors):
@@ -33,7 +30,7 @@ def norm(vectors):
 @given(st.integers(0, 10**6), st.floats(0.05, 1.0), st.floats(0.05, 2.0))
 def test_proposition_2_and_3_on_random_quadratics(seed, strong_convexity, coupling):
     q = random_quadratic(seed, clients=3, strong_convexity=strong_convexity, coupling=coupling)
-    k = theory.quadratic_constants(q, region_of(q))
+    k = theory.quadratic_constants(q, ball(q))
     generator = np.random.default_rng(seed)
     x, y = points(q, generator, 50)
     other_x, other_y = points(q, generator, 50)
@@ -53,26 +50,27 @@ def test_proposition_2_and_3_on_random_quadratics(seed, strong_convexity, coupli
 @given(st.floats(0.01, 1.0), st.floats(0.0, 1.0), st.floats(0.0, 5.0), st.floats(0.0, 5.0), st.floats(0.0, 5.0))
 def test_gamma_is_c_and_l_bar_is_one_plus_rho_times_gamma(mu, cross, bound, cross_lipschitz, hessian_lipschitz):
     k = theory.Constants(L=1.0, mu=mu, M=bound, C_gxy=cross, L_gxy=cross_lipschitz, L_gyy=hessian_lipschitz)
-    assert pytest.approx(k.Gamma) == k.C
+    # Propositions 2a and 2d, each as it stands.
+    assert pytest.approx(1 + cross / mu + bound * (cross_lipschitz / mu + hessian_lipschitz * cross / mu**2)) == k.C
+    assert k.Gamma == pytest.approx(
+        1 + bound * cross_lipschitz / mu + cross * (1 / mu + bound * hessian_lipschitz / mu**2)
+    )
     assert k.L_bar == pytest.approx((1 + k.rho) * k.Gamma)
     assert k.L_h == pytest.approx(k.L_bar)
 
 
 def test_inner_rates_contract():
-    k = theory.Constants(L=2.0, mu=0.5, M=1.0, C_gxy=1.0)
-    q, q_bar, q_1, q_1_bar = k.inner_rates(0.4)
+    q, q_bar, q_1, q_1_bar = PLAIN.inner_rates(0.4)
     assert (q, q_bar, q_1, q_1_bar) == pytest.approx((0.9, 11.0, 1.05, 21.0))
     assert q * q_1 < 1
 
 
 @pytest.mark.parametrize("terms", [0, 1, 4, 12])
 def test_neumann_bias_and_deviation_stay_within_proposition_1(terms):
-    from tests.theory.loops import outer_oracle
-
     step, draws = 0.6, 3000
     q = random_quadratic(5, clients=2, gradient_noise=0.5, hessian_noise=0.4)
-    k = theory.quadratic_constants(q, region_of(q, 0.0), batch_size=1)
-    x, y = (np.broadcast_to(v, (draws, 2, v.size)) for v in (q.outer, q.inner))
+    k = theory.quadratic_constants(q, ball(q, 0.0), batch_size=1)
+    x, y = at_start(q, draws)
     samples = outer_oracle(q, np.random.default_rng(1), draws, 1, (terms, step))(x, y)
     mean = q.neumann_hypergradient(x[0], y[0], terms, step)
     bias = norm(mean - q.hypergradient(x[0], y[0]))
@@ -83,9 +81,6 @@ def test_neumann_bias_and_deviation_stay_within_proposition_1(terms):
     assert (error <= 5 * deviation / np.sqrt(draws)).all()  # the closed form of the mean is the mean
     changed = k.with_neumann(terms, step)
     assert (changed.G, changed.sigma) == (k.G_1(terms, step), max(k.sigma, k.G_2(terms, step)))
-
-
-GOOD = {"L": 2.0, "mu": 0.5, "M": 1.0, "C_gxy": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -107,20 +102,19 @@ GOOD = {"L": 2.0, "mu": 0.5, "M": 1.0, "C_gxy": 1.0}
 )
 def test_constants_that_break_an_assumption_name_it(change, sentence):
     with pytest.raises(ValueError, match=sentence):
-        theory.Constants(**{**GOOD, **change})
+        dataclasses.replace(PLAIN, **change)
 
 
 @pytest.mark.parametrize("step", [0.0, -0.1, 0.5, 2.0])
 def test_steps_outside_zero_to_one_over_l_are_refused(step):
-    k = theory.Constants(**GOOD)
     with pytest.raises(ValueError, match=r"Theorem 1.*Assumption 3"):
-        k.inner_rates(step)
+        PLAIN.inner_rates(step)
     with pytest.raises(ValueError, match="Proposition 1 needs 0 < step < 1/L"):
-        k.G_1(3, step)
+        PLAIN.G_1(3, step)
 
 
 def test_region_is_kept_in_words():
     q = random_quadratic(0)
-    assert "‖x - x_1‖ <= 1" in theory.quadratic_constants(q, region_of(q)).region
-    assert not theory.quadratic_constants(q, region_of(q)).estimated
-    assert dataclasses.replace(theory.Constants(**GOOD), estimated=True).estimated
+    assert "‖x - x_1‖ <= 1" in theory.quadratic_constants(q, ball(q)).region
+    assert not theory.quadratic_constants(q, ball(q)).estimated
+    assert dataclasses.replace(PLAIN, estimated=True).estimated

@@ -7,25 +7,13 @@ import pytest
 import fedbilevel as fb
 from fedbilevel import theory
 from fedbilevel.tasks import random_quadratic
-from fedbilevel.theory.estimate import power_iteration
-from fedbilevel.theory.oracles import FlatProblem, rows_of
-from tests.theory.test_lemmas import logistic_problem
-
-
-def test_power_iteration_finds_the_largest_eigenvalue():
-    generator = np.random.default_rng(0)
-    for size in (1, 3, 10):
-        root = generator.standard_normal((size, size))
-        matrix = root @ root.T
-        assert power_iteration(lambda v, m=matrix: m @ v, size) == pytest.approx(
-            np.linalg.eigvalsh(matrix)[-1], rel=1e-6
-        )
-    assert power_iteration(np.zeros_like, 3) == 0
+from tests.theory.loops import at_start, ball, inner_oracle, outer_oracle
+from tests.theory.test_lemmas import logistic_constants, logistic_problem
 
 
 def test_quadratic_constants_are_exact_where_no_region_enters():
     q = random_quadratic(0, clients=4, strong_convexity=0.2, coupling=0.7)
-    k = theory.quadratic_constants(q, theory.Region(q.outer, q.inner, 0.5, 0.5))
+    k = theory.quadratic_constants(q, ball(q, 0.5))
     spectra = np.linalg.eigvalsh(q.inner_hessian)
     assert k.mu == pytest.approx(spectra.min())
     assert k.C_gxy == pytest.approx(0.7)
@@ -37,12 +25,10 @@ def test_quadratic_constants_are_exact_where_no_region_enters():
 
 
 def test_quadratic_noise_is_the_deviation_of_minibatches():
-    from tests.theory.loops import inner_oracle, outer_oracle
-
     q = random_quadratic(3, clients=2, gradient_noise=0.7)
     batch, draws = 3, 20000
-    k = theory.quadratic_constants(q, theory.Region(q.outer, q.inner, 1.0, 1.0), batch_size=batch)
-    x, y = (np.broadcast_to(v, (draws, 2, v.size)) for v in (q.outer, q.inner))
+    k = theory.quadratic_constants(q, ball(q), batch_size=batch)
+    x, y = at_start(q, draws)
     deviations = []
     for oracle in (inner_oracle, outer_oracle):
         values = oracle(q, np.random.default_rng(0), draws, batch)(x, y)
@@ -55,17 +41,14 @@ def test_a_path_outside_the_region_is_noticed():
     algorithm = fb.fedbio(q.problem(), fb.exact(), inner_step=0.3, outer_step=0.3, local_steps=2)
     path = theory.path_of(fb.trace(algorithm, q.data(), rounds=3))
     assert theory.covering_region(path, q).contains(path, q)
-    assert not theory.Region(q.outer, q.inner, 1e-3, 1e3).contains(path, q)
-    assert not theory.Region(q.outer, q.inner, 1e3, 1e-3).contains(path, q)
+    assert not ball(q, 1e-3, 1e3).contains(path, q)
+    assert not ball(q, 1e3, 1e-3).contains(path, q)
 
 
 def test_logistic_constants_hold_at_random_points():
     generator = np.random.default_rng(1)
-    ridge = 0.5
-    problem, data, features, groups = logistic_problem(generator, ridge=ridge)
-    k = theory.logistic_constants(
-        list(features), list(groups), list(features), ridge=ridge, weights=theory.softmax_weights(2)
-    )
+    problem, data = logistic_problem(generator)
+    k = logistic_constants(data)
     oracles = theory.ProblemOracles(problem, data)
     x, other_x = (2 * generator.standard_normal((30, 2, 2)) for _ in range(2))
     y, other_y = (2 * generator.standard_normal((30, 2, 3)) for _ in range(2))
@@ -94,11 +77,11 @@ def test_logistic_constants_without_ridge_name_the_assumption():
 
 def test_logistic_noise_covers_single_rows():
     generator = np.random.default_rng(2)
-    problem, data, features, groups = logistic_problem(generator, clients=1)
-    arguments = ([features[0]], [groups[0]], [features[0]])
-    k = theory.logistic_constants(*arguments, ridge=0.5, weights=theory.softmax_weights(2), batch_size=1)
-    flat, own = FlatProblem(problem), rows_of(data)[0]
-    rows = np.array([flat.inner_gradient(jnp.zeros(2), jnp.ones(3), own.single(row)) for row in range(20)])
+    problem, data = logistic_problem(generator, clients=1)
+    k = logistic_constants(data, batch_size=1)
+    single = fb.ClientData(*({name: leaf[0][:, None] for name, leaf in data.train.items()} for _ in range(2)))
+    oracles = theory.ProblemOracles(problem, single)  # every row a client
+    rows = oracles.inner_gradient(np.zeros((20, 2)), np.ones((20, 3)))
     deviation = np.sqrt(((rows - rows.mean(axis=0)) ** 2).sum(axis=1).mean())
     assert 0.1 * k.sigma < deviation <= k.sigma
     assert (k.zeta_f, k.zeta_gyy, k.zeta_gstar) == (0, 0, 0)
@@ -106,7 +89,7 @@ def test_logistic_noise_covers_single_rows():
 
 def test_sampled_constants_approach_the_exact_ones_from_inside():
     q = random_quadratic(4, clients=2, gradient_noise=0.5)
-    exact = theory.quadratic_constants(q, theory.Region(q.outer, q.inner, 1.0, 1.0))
+    exact = theory.quadratic_constants(q, ball(q))
     found = theory.sampled_constants(q.problem(), q.data(), radius=1.0, points=8, batch_size=4, safety=2.0)
     assert found.estimated
     assert "8 sampled points" in found.region

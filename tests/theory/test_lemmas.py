@@ -9,7 +9,10 @@ import pytest
 import fedbilevel as fb
 from fedbilevel import theory
 from fedbilevel.tasks import InnerSample, OuterSample, QuadraticClients, random_quadratic
-from tests.theory.loops import fedbio_loop, fedbioacc_loop
+from tests.theory.loops import ball, fedbio_loop, fedbioacc_loop
+
+VARIANTS = pytest.mark.parametrize("previous", ["paper", "local"])
+RECURSIONS = ("outer momentum", "inner momentum", "inner drift", "dispersion", "descent")
 
 
 def instance(seed, **options):
@@ -31,24 +34,29 @@ def broken(evaluations):
     return {name: e.margin.max() for name, e in evaluations.items() if not e.holds}
 
 
+def covering(q, path, **options):
+    """The constants that hold along a path."""
+    return theory.quadratic_constants(q, theory.covering_region(path, q), **options)
+
+
 def unlimited(q, **options):
     """For quadratics only M and the zetas depend on the region, and step sizes use neither."""
-    return theory.quadratic_constants(q, theory.Region(q.outer, q.inner, 1.0, 1.0), **options)
+    return theory.quadratic_constants(q, ball(q), **options)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_fedbio_lemmas_and_theorem_with_theorem_steps(seed):
     q, local_steps, rounds = instance(seed)
     steps = theory.fedbio_steps(unlimited(q), local_steps, rounds)
-    path = fedbio_loop(q, steps.inner_step, steps.outer_step, local_steps, rounds)
+    path = fedbio_loop(q, steps, rounds)
     region = theory.covering_region(path, q)
     assert region.contains(path, q)
     k = theory.quadratic_constants(q, region)
-    found = theory.fedbio_lemmas(k, steps, path, q, q.minimum())
-    assert set(found) == {
+    lemmas = theory.fedbio_lemmas(k, steps, path, q, q.minimum())
+    assert set(lemmas) == {
         "hypergradient bias", "consensus error", "inner drift", "client drift", "descent", "theorem 1"
     }  # fmt: skip
-    assert not broken(found)
+    assert not broken(lemmas)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -59,11 +67,11 @@ def test_fedbio_lemmas_with_steps_as_large_as_each_lemma_allows(seed):
     eta = 0.99 / k.L_h
     steps = theory.fedbio_steps(k, local_steps, rounds, delta=eta * np.sqrt(rounds * local_steps))
     assert steps.outer_step == pytest.approx(eta)
-    path = fedbio_loop(q, steps.inner_step, steps.outer_step, local_steps, rounds)
-    k = theory.quadratic_constants(q, theory.covering_region(path, q))
-    found = theory.fedbio_lemmas(k, steps, path, q)
-    found.pop("client drift")
-    assert not broken(found)
+    path = fedbio_loop(q, steps, rounds)
+    k = covering(q, path)
+    lemmas = theory.fedbio_lemmas(k, steps, path, q)
+    lemmas.pop("client drift")
+    assert not broken(lemmas)
 
 
 def test_the_lemmas_are_not_vacuous():
@@ -76,11 +84,11 @@ def test_the_lemmas_are_not_vacuous():
     )
     k = unlimited(q)
     steps = theory.fedbio_steps(k, 3, 10, inner_step=0.1, delta=0.1)
-    path = fedbio_loop(q, steps.inner_step, steps.outer_step, 3, 10)
-    k = theory.quadratic_constants(q, theory.covering_region(path, q))
-    found = theory.fedbio_lemmas(k, steps, path, q)
-    assert found["hypergradient bias"].tightness > 0.4
-    assert found["inner drift"].tightness > 0.02
+    path = fedbio_loop(q, steps, 10)
+    k = covering(q, path)
+    lemmas = theory.fedbio_lemmas(k, steps, path, q)
+    assert lemmas["hypergradient bias"].tightness > 0.4
+    assert lemmas["inner drift"].tightness > 0.02
     halved = dataclasses.replace(k, L=k.L / 2, mu=k.mu / 2, C_gxy=k.C_gxy / 2)
     assert not theory.fedbio_lemmas(halved, steps, path, q)["hypergradient bias"].holds
 
@@ -97,33 +105,31 @@ def acc_steps(k, arguments, rounds):
     return theory.fedbioacc_steps(dataclasses.replace(k, sigma=1.0), arguments["local_steps"], rounds, **given)
 
 
-@pytest.mark.parametrize("previous", ["paper", "local"])
+@VARIANTS
 @pytest.mark.parametrize("seed", range(12))
 def test_fedbioacc_recursions_in_expectation_with_practical_steps(seed, previous):
     """Steps far above the theorem's: the one-step lemmas hold for any eta, gamma <= 1/(6 L), c alpha^2 <= 1."""
     q, local_steps, rounds = instance(300 + seed, gradient_noise=0.5)
     arguments = acc_arguments(previous, local_steps)
     path = fedbioacc_loop(q, arguments, rounds, seeds=100, batch=2, seed=seed)
-    k = theory.quadratic_constants(q, theory.covering_region(path, q), batch_size=2)
+    k = covering(q, path, batch_size=2)
     arguments["inner_step"] = min(0.1, 0.99 / (6 * k.L))
     path = fedbioacc_loop(q, arguments, rounds, seeds=100, batch=2, seed=seed)
-    k = theory.quadratic_constants(q, theory.covering_region(path, q), batch_size=2)
-    found = theory.fedbioacc_lemmas(k, acc_steps(k, arguments, rounds), path, q)
-    names = ("outer momentum", "inner momentum", "inner drift", "dispersion", "descent")
-    assert not broken({name: found[name] for name in names})
+    k = covering(q, path, batch_size=2)
+    lemmas = theory.fedbioacc_lemmas(k, acc_steps(k, arguments, rounds), path, q)
+    assert not broken({name: lemmas[name] for name in RECURSIONS})
 
 
-@pytest.mark.parametrize("previous", ["paper", "local"])
+@VARIANTS
 @pytest.mark.parametrize("seed", range(12))
 def test_fedbioacc_without_noise_holds_on_every_run(seed, previous):
     q, local_steps, rounds = instance(400 + seed)
     arguments = acc_arguments(previous, local_steps)
     arguments["inner_step"] = 0.99 / (6 * unlimited(q).L)
     path = fedbioacc_loop(q, arguments, rounds)
-    k = theory.quadratic_constants(q, theory.covering_region(path, q))
-    found = theory.fedbioacc_lemmas(k, acc_steps(k, arguments, rounds), path, q)
-    names = ("outer momentum", "inner momentum", "inner drift", "dispersion", "descent")
-    assert not broken({name: found[name] for name in names})
+    k = covering(q, path)
+    lemmas = theory.fedbioacc_lemmas(k, acc_steps(k, arguments, rounds), path, q)
+    assert not broken({name: lemmas[name] for name in RECURSIONS})
     if previous == "local":  # without noise and without the bias of averaging x_t the momenta are exact
         state = theory.acc_state(acc_steps(k, arguments, rounds), path, q)
         assert state.outer_error.max() < 1e-24
@@ -131,17 +137,17 @@ def test_fedbioacc_without_noise_holds_on_every_run(seed, previous):
 
 
 @pytest.mark.parametrize("conditions", ["printed", "needed"])
-@pytest.mark.parametrize("previous", ["paper", "local"])
+@VARIANTS
 @pytest.mark.parametrize("seed", range(6))
 def test_potential_and_theorem_2_with_theorem_steps(seed, previous, conditions):
     q, local_steps, rounds = instance(500 + seed, gradient_noise=0.5)
     k = unlimited(q, batch_size=2)
     steps = theory.fedbioacc_steps(k, local_steps, rounds, previous=previous, conditions=conditions)
     path = fedbioacc_loop(q, steps.arguments(), rounds, seeds=50, batch=2, seed=seed)
-    k = theory.quadratic_constants(q, theory.covering_region(path, q), batch_size=2)
-    found = theory.fedbioacc_lemmas(k, steps, path, q, q.minimum())
-    assert {"potential", "dispersion sum", "theorem 2"} < set(found)
-    assert not broken(found)
+    k = covering(q, path, batch_size=2)
+    lemmas = theory.fedbioacc_lemmas(k, steps, path, q, q.minimum())
+    assert {"potential", "dispersion sum", "theorem 2"} < set(lemmas)
+    assert not broken(lemmas)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -152,22 +158,22 @@ def test_biased_estimators_are_measured_against_their_mean(seed):
     arguments["inner_step"] = 0.99 / (6 * unlimited(q, batch_size=2).L)
     step = min(step, 0.9 / unlimited(q, batch_size=2).L)
     path = fedbioacc_loop(q, arguments, rounds, seeds=100, batch=2, neumann=(terms, step), seed=seed)
-    k = theory.quadratic_constants(q, theory.covering_region(path, q), batch_size=2).with_neumann(terms, step)
+    k = covering(q, path, batch_size=2).with_neumann(terms, step)
 
     def mean(outer, inner):
         return q.neumann_hypergradient(outer, inner, terms, step)
 
-    found = theory.fedbioacc_lemmas(k, acc_steps(k, arguments, rounds), path, q, mean_estimator=mean)
-    names = ("outer momentum", "inner momentum", "inner drift", "dispersion", "descent")
-    assert not broken({name: found[name] for name in names})
+    lemmas = theory.fedbioacc_lemmas(k, acc_steps(k, arguments, rounds), path, q, mean_estimator=mean)
+    assert not broken({name: lemmas[name] for name in RECURSIONS})
 
 
 @pytest.mark.parametrize("previous", [None, "paper", "local"])
 def test_recorded_runs_are_the_naive_loops(previous):
     q = random_quadratic(7, clients=3)
     if previous is None:
-        algorithm = fb.fedbio(q.problem(), fb.exact(), inner_step=0.3, outer_step=0.05, local_steps=4)
-        naive = fedbio_loop(q, 0.3, 0.05, 4, 3)
+        arguments = {"inner_step": 0.3, "outer_step": 0.05, "local_steps": 4}
+        algorithm = fb.fedbio(q.problem(), fb.exact(), **arguments)
+        naive = fedbio_loop(q, arguments, 3)
     else:
         arguments = acc_arguments(previous, 4)
         algorithm = fb.fedbioacc(q.problem(), fb.exact(), **arguments)
@@ -194,24 +200,28 @@ def logistic_problem(generator, clients=2, rows=20, size=3, ridge=0.5):
         return jnp.mean(logloss(inner, batch))
 
     problem = fb.BilevelProblem(inner_loss, outer_loss, lambda key: (jnp.zeros(2), jnp.zeros(size)))
-    rows_of = {"z": features, "t": labels, "a": groups}
-    return problem, fb.ClientData(train=rows_of, val=rows_of), features, groups
+    rows = {"z": features, "t": labels, "a": groups}
+    return problem, fb.ClientData(train=rows, val=rows)
+
+
+def logistic_constants(data, ridge=0.5, **options):
+    features, groups = list(data.train["z"]), list(data.train["a"])
+    return theory.logistic_constants(
+        features, groups, features, ridge=ridge, weights=theory.softmax_weights(2), **options
+    )
 
 
 def test_lemmas_along_a_logistic_run():
     """Nothing quadratic: L_gxy and L_gyy count, inner solutions come from Newton's method, constants from the data."""
-    ridge = 0.5
-    problem, data, features, groups = logistic_problem(np.random.default_rng(0), ridge=ridge)
-    k = theory.logistic_constants(
-        list(features), list(groups), list(features), ridge=ridge, weights=theory.softmax_weights(2)
-    )
+    problem, data = logistic_problem(np.random.default_rng(0))
+    k = logistic_constants(data)
     steps = theory.fedbio_steps(k, local_steps=3, rounds=5)
     algorithm = fb.fedbio(problem, fb.exact(), **steps.arguments())
     path = theory.path_of(fb.trace(algorithm, data, rounds=5))
     oracles = theory.ProblemOracles(problem, data)
-    found = theory.fedbio_lemmas(k, steps, path, oracles, minimum=0.0)  # the log loss is never negative
-    assert len(found) == 6
-    assert not broken(found)
+    lemmas = theory.fedbio_lemmas(k, steps, path, oracles, minimum=0.0)  # the log loss is never negative
+    assert len(lemmas) == 6
+    assert not broken(lemmas)
 
 
 def test_potential_is_the_sum_it_is_defined_as():

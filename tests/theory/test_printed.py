@@ -13,41 +13,47 @@ import fedbilevel as fb
 from fedbilevel import theory
 from fedbilevel.tasks import InnerSample, OuterSample, QuadraticClients, random_quadratic
 from fedbilevel.theory import bounds, printed
-from tests.theory.loops import fedbio_loop, fedbioacc_loop
+from tests.theory.loops import NOISY, at_start, ball, fedbio_loop, fedbioacc_loop, outer_oracle
 
 
 def scalar_clients(*, hessian, cross, offset, weight, linear, outer=0.0, inner=0.0):
     """Clients with one-dimensional x and y; `weight` are 2 x 2 matrices, `linear` pairs; one sample each."""
-    clients = len(hessian)
-    return QuadraticClients(
-        InnerSample(
-            np.reshape(hessian, (clients, 1, 1, 1)),
-            np.reshape(cross, (clients, 1, 1, 1)),
-            np.reshape(offset, (clients, 1, 1)),
-        ),
-        OuterSample(np.reshape(weight, (clients, 1, 2, 2)), np.reshape(linear, (clients, 1, 2))),
-        np.array([outer], dtype=float),
-        np.array([inner], dtype=float),
+    many = len(hessian)
+    train = InnerSample(
+        np.reshape(hessian, (many, 1, 1, 1)), np.reshape(cross, (many, 1, 1, 1)), np.reshape(offset, (many, 1, 1))
     )
-
-
-def ball(q, outer_radius, inner_radius):
-    return theory.Region(q.outer, q.inner, outer_radius, inner_radius)
+    val = OuterSample(np.reshape(weight, (many, 1, 2, 2)), np.reshape(linear, (many, 1, 2)))
+    return QuadraticClients(train, val, np.array([outer]), np.array([inner]))
 
 
 def opposite_pulls(coupling=0.1, slope=1.0):
     """h = 0, but client 1 pulls x to one side and client 2 to the other: f = +-slope x, y(x) = coupling x."""
+    pulls, linear = {"hessian": [1.0] * 2, "cross": [coupling] * 2, "offset": [0.0] * 2}, [[slope, 0], [-slope, 0]]
+    return scalar_clients(**pulls, weight=np.zeros((2, 2, 2)), linear=linear)
+
+
+def equal_objectives(start):
+    """The same h on both clients, whose inner solutions differ."""
+    pulls = {"hessian": [1.0] * 2, "cross": [1.0] * 2, "offset": [0.0, 1.0]}
+    losses = {"weight": [np.diag([0.0, 1.0])] * 2, "linear": [[0, 0.0], [0, 1.0]]}
+    return scalar_clients(**pulls, **losses, outer=start, inner=start)
+
+
+def steep(**start):
+    """One client whose h curves far more than its losses: h = 12.5 x^2."""
     return scalar_clients(
-        hessian=[1.0, 1.0],
-        cross=[coupling] * 2,
-        offset=[0.0] * 2,
-        weight=np.zeros((2, 2, 2)),
-        linear=[[slope, 0], [-slope, 0]],
+        hessian=[0.1], cross=[0.5], offset=[0.0], weight=[np.diag([0.0, 1.0])], linear=[[0, 0]], **start
     )
 
 
+def deviation_of(q, draws, terms, step):
+    """Deviation of the Neumann estimator at the start of one client, from draws of single rows."""
+    samples = outer_oracle(q, np.random.default_rng(0), draws, 1, (terms, step))(*at_start(q, draws))[:, 0]
+    return float(np.sqrt(((samples - samples.mean(axis=0)) ** 2).sum(axis=1).mean()))
+
+
 def test_smoothness_of_h_needs_divisions_by_mu():
-    q = scalar_clients(hessian=[0.1], cross=[0.5], offset=[0.0], weight=[np.diag([0.0, 1.0])], linear=[[0, 0]])
+    q = steep()
     k = theory.quadratic_constants(q, ball(q, 1.0, 5.0))
     curvature = q.client_curvature[0, 0, 0]
     assert curvature == pytest.approx(25)
@@ -59,7 +65,7 @@ def test_heterogeneity_needs_m_over_mu():
     q = scalar_clients(
         hessian=[0.1, 0.1], cross=[0.02, 0.05], offset=[0.0] * 2, weight=np.zeros((2, 2, 2)), linear=[[0, 10.0]] * 2
     )
-    k = theory.quadratic_constants(q, ball(q, 0.0, 0.0))
+    k = theory.quadratic_constants(q, ball(q, 0.0))
     gap = abs(q.client_gradient(np.zeros((2, 1)))[0, 0] - q.client_gradient(np.zeros((2, 1)))[1, 0])
     assert printed.zeta(k) < 0.01 * gap
     assert gap <= k.zeta * (1 + 1e-12)
@@ -86,9 +92,9 @@ def test_hypergradient_bias_fails_with_the_printed_constants():
 
 def test_inner_drift_loses_the_jumps_at_averaging():
     q = opposite_pulls()
-    k = theory.quadratic_constants(q, ball(q, 1.0, 1.0))
+    k = theory.quadratic_constants(q, ball(q))
     steps = theory.fedbio_steps(k, local_steps=20, rounds=10, inner_step=0.99 / k.L, delta=1e-4)
-    path = fedbio_loop(q, steps.inner_step, steps.outer_step, 20, 10)
+    path = fedbio_loop(q, steps, 10)
     total = theory.fedbio_lemmas(k, steps, path, q)["inner drift"]
     spread = path.proposed - path.proposed.mean(axis=2, keepdims=True)
     everything = float((spread**2).sum(axis=-1).mean(axis=-1).sum())
@@ -120,19 +126,11 @@ def test_printed_theorem_1_does_not_vanish():
 
 def test_consensus_error_holds_on_average_but_not_for_each_client():
     """Same h for both clients (so zeta = 0 in truth), but y starts at the solution of the first only."""
-    q = scalar_clients(
-        hessian=[1.0] * 2,
-        cross=[1.0] * 2,
-        offset=[0.0, 1.0],
-        weight=[np.diag([0.0, 1.0])] * 2,
-        linear=[[0, 0.0], [0, 1.0]],
-        outer=1.0,
-        inner=1.0,
-    )
+    q = equal_objectives(1.0)
     np.testing.assert_allclose(*q.client_gradient(np.array([[0.7], [0.7]])))
     eta = 0.01
-    path = fedbio_loop(q, 0.1, eta, 1, 1)
-    k = dataclasses.replace(theory.quadratic_constants(q, ball(q, 2.0, 2.0)), zeta_f=0.0, zeta_gstar=0.0)
+    path = fedbio_loop(q, {"inner_step": 0.1, "outer_step": eta, "local_steps": 1}, 1)
+    k = dataclasses.replace(theory.quadratic_constants(q, ball(q, 2.0)), zeta_f=0.0, zeta_gstar=0.0)
     first = path.proposed[0, 0, 0] - path.proposed[0, 0].mean(axis=0)
     own_error = path.inner[0, 0, 0] - q.inner_solution(path.outer)[0, 0, 0]
     assert own_error == 0
@@ -143,10 +141,9 @@ def test_consensus_error_holds_on_average_but_not_for_each_client():
 
 @pytest.mark.parametrize("local_steps", [1, 2, 5, 20])
 def test_printed_delta_of_theorem_2_only_works_for_one_local_step(local_steps):
-    k = theory.Constants(L=2.0, mu=0.5, M=1.0, C_gxy=1.0, sigma=1.0)
-    assert (printed.outer_weight(k, local_steps) <= 2) == (local_steps == 1)
-    steps = theory.fedbioacc_steps(k, local_steps, rounds=10)
-    assert steps.c_outer <= 2 * 320 * k.L_h**2
+    assert (printed.outer_weight(NOISY, local_steps) <= 2) == (local_steps == 1)
+    steps = theory.fedbioacc_steps(NOISY, local_steps, rounds=10)
+    assert steps.c_outer <= 2 * 320 * NOISY.L_h**2
     assert steps.holds
 
 
@@ -157,7 +154,7 @@ def fixed_point_of_a_biased_estimator():
     # Psi(x, y(x)) = (x - 1) + step * 0.5 * (x - 3) * (terms + 1 = 1) is zero at:
     rest = (1 + step * 0.5 * 3) / (1 + step * 0.5)
     q = QuadraticClients(q.train, q.val, np.array([rest]), np.array([rest]))
-    k = theory.quadratic_constants(q, ball(q, 1.0, 1.0))
+    k = theory.quadratic_constants(q, ball(q))
     return q, dataclasses.replace(k, sigma=1.0).with_neumann(terms, step), terms, step
 
 
@@ -169,9 +166,7 @@ def test_a_bias_leaves_a_floor_that_printed_theorem_2_denies():
     square = float(q.gradient(q.outer) @ q.gradient(q.outer))
     assert square > 0.1
     gap = float(q.objective(q.outer)) - q.minimum()
-    names = ("inner_step", "outer_step", "delta", "u", "c_inner", "c_outer")
-    arguments = {name: getattr(steps, name) for name in names}
-    assert printed.fedbioacc_bound(k, **arguments, total=1e60, gap=gap, first_inner_error=0.0) < square
+    assert printed.fedbioacc_bound(k, steps, total=1e60, gap=gap, first_inner_error=0.0) < square
     terms_now = bounds.fedbioacc_bound(k, steps, gap, 0.0).terms
     assert terms_now["bias"] > 4 * k.G**2 * (1 - 1e-9) > square
 
@@ -179,10 +174,8 @@ def test_a_bias_leaves_a_floor_that_printed_theorem_2_denies():
 def test_outer_momentum_error_does_not_contract_towards_grad_h():
     """Lemma "hypergradient bias" of FedBiOAcc measures nu against grad h and drops a cross term that is not zero."""
     q, k, terms, step = fixed_point_of_a_biased_estimator()
-    error = float(
-        q.gradient(q.outer) @ q.gradient(q.outer)
-    )  # nu = 0 before and after the step, E = F = D = B = sigma = 0
-    refresh = 0.01
+    # nu = 0 before and after the step, E = F = D = B = sigma = 0
+    error, refresh = float(q.gradient(q.outer) @ q.gradient(q.outer)), 0.01
     assert error > (1 - refresh) ** 2 * error + 8 * refresh**2 * k.G**2
     mean = q.neumann_hypergradient(q.outer[None], q.inner[None], terms, step)
     assert abs(mean[0, 0]) < 1e-15  # measured against the mean of the estimator the error is zero, and stays so
@@ -190,82 +183,45 @@ def test_outer_momentum_error_does_not_contract_towards_grad_h():
 
 def test_inner_momentum_is_biased_by_averaging_x():
     q = opposite_pulls(coupling=10.0)
-    arguments = {
-        "inner_step": 0.05, "outer_step": 1.0, "local_steps": 10, "delta": 0.01, "u": 1.0, "sigma": 0.001,
-        "c_inner": 100.0, "c_outer": 100.0,
-    }  # fmt: skip
-    k = dataclasses.replace(theory.quadratic_constants(q, ball(q, 1.0, 1.0)), sigma=0.001)
+    given = {"inner_step": 0.05, "outer_step": 1.0, "delta": 0.01, "u": 1.0, "c_inner": 100.0, "c_outer": 100.0}
+    k = dataclasses.replace(theory.quadratic_constants(q, ball(q)), sigma=0.001)
     for previous in ("paper", "local"):
-        steps = theory.fedbioacc_steps(
-            k,
-            10,
-            2,
-            previous=previous,
-            inner_step=0.05,
-            outer_step=1.0,
-            delta=0.01,
-            u=1.0,
-            c_inner=100.0,
-            c_outer=100.0,
-        )
-        path = fedbioacc_loop(q, {**arguments, "previous": previous}, 2)
+        steps = theory.fedbioacc_steps(k, 10, 2, previous=previous, **given)
+        path = fedbioacc_loop(q, steps.arguments(), 2)
         state = theory.acc_state(steps, path, q)
-        alpha = steps.alphas(20)
         after = float(state.inner_momentum[0, 10])  # t = 11, the first step after the averaging
         if previous == "local":
             assert after < 1e-25
             continue
-        allowed = printed.inner_momentum_at_averaging(
-            dataclasses.replace(k, sigma=0.0),
-            1 - 100.0 * alpha[10] ** 2,
-            float(state.inner_momentum[0, 9]),
-            alpha[10],
-            0.05 * alpha[10],
-            float(state.dispersion[0, 9] + state.mean_square[0, 9]),
-            float(state.inner_square[0, 9]),
-        )
+        noiseless = dataclasses.replace(k, sigma=0.0)
+        allowed = printed.inner_momentum_at_averaging(noiseless, steps, steps.alphas(20)[1:], state)[0, 9]
         assert after > 2 * allowed
         assert theory.fedbioacc_lemmas(k, steps, path, q)["inner momentum"].holds
 
 
 def test_dispersion_is_not_zero_at_the_start():
     q = opposite_pulls()
-    k = dataclasses.replace(theory.quadratic_constants(q, ball(q, 1.0, 1.0)), sigma=1.0)
+    k = dataclasses.replace(theory.quadratic_constants(q, ball(q)), sigma=1.0)
     steps = theory.fedbioacc_steps(k, 5, 1, u=1e9, outer_step=1e-3)
     path = fedbioacc_loop(q, steps.arguments(), 1)
     state = theory.acc_state(steps, path, q)
     alpha = steps.alphas(5)[1:]
     assert float(alpha[0]) < 1 / (16 * k.L_h * 5)
-    allowed = printed.dispersion_sum(
-        dataclasses.replace(k, sigma=0.0),
-        steps.outer_step,
-        steps.inner_step,
-        steps.c_outer,
-        5,
-        float((alpha * state.mean_square[0]).sum()),
-        float((alpha * state.inner_square[0]).sum()),
-        float((alpha**3).sum()),
-    )
+    allowed = printed.dispersion_sum(dataclasses.replace(k, sigma=0.0), steps, alpha, state)[0]
     assert float((alpha * state.dispersion[0]).sum()) > 2 * allowed
     assert theory.fedbioacc_lemmas(k, steps, path, q)["dispersion sum"].holds
 
 
 def test_dispersion_grows_with_the_inner_error():
     """Same h on both clients and nu just averaged: the printed recursion allows no new dispersion, y_m - y_m(x) makes it."""
-    q = scalar_clients(
-        hessian=[1.0] * 2,
-        cross=[1.0] * 2,
-        offset=[0.0, 1.0],
-        weight=[np.diag([0.0, 1.0])] * 2,
-        linear=[[0, 0.0], [0, 1.0]],
-    )
+    q = equal_objectives(0.0)
     x, y = np.zeros((2, 1)), np.full((2, 1), 0.5)
     alpha, gamma, refresh, local = 0.01, 1e-6, 0.5, 5
     omega = q.inner_gradient(x, y)
     moved = y - gamma * alpha * omega
     nu = q.hypergradient(x, moved) + (1 - refresh) * (0.0 - q.hypergradient(x, y))
     dispersion = float(((nu - nu.mean(axis=0)) ** 2).mean())
-    k = theory.quadratic_constants(q, ball(q, 2.0, 2.0))
+    k = theory.quadratic_constants(q, ball(q, 2.0))
     k = dataclasses.replace(k, zeta_f=0.0, zeta_gstar=0.0)
     printed_right = 4 * local * (k.L_h * alpha * gamma) ** 2 * float((omega**2).mean())  # E = D = G = sigma = zeta = 0
     assert dispersion > 1e6 * printed_right
@@ -280,9 +236,7 @@ def test_dispersion_grows_with_the_inner_error():
 
 
 def test_descent_needs_the_smoothness_of_h():
-    q = scalar_clients(
-        hessian=[0.1], cross=[0.5], offset=[0.0], weight=[np.diag([0.0, 1.0])], linear=[[0, 0]], outer=1.0, inner=5.0
-    )
+    q = steep(outer=1.0, inner=5.0)
     k = dataclasses.replace(theory.quadratic_constants(q, ball(q, 1.0, 5.0)), sigma=1.0)
     gradient = q.gradient(q.outer)
     square, length = float(gradient @ gradient), 0.05
@@ -315,13 +269,8 @@ def test_bias_is_g_1_and_deviation_g_2():
     """Proposition 1 gives the bias first; Assumption 6 takes "sigma = G_1 and G = G_2", the wrong way round."""
     terms, step, draws = 30, 0.5, 4000
     q = random_quadratic(1, clients=1, gradient_noise=0.05, hessian_noise=0.3, samples=64, strong_convexity=0.9)
-    k = theory.quadratic_constants(q, ball(q, 0.0, 0.0), batch_size=1)
-    from tests.theory.loops import outer_oracle
-
-    oracle = outer_oracle(q, np.random.default_rng(0), draws, 1, (terms, step))
-    x, y = np.broadcast_to(q.outer, (draws, 1, 3)), np.broadcast_to(q.inner, (draws, 1, 4))
-    samples = oracle(x, y)[:, 0]
-    deviation = float(np.sqrt(((samples - samples.mean(axis=0)) ** 2).sum(axis=1).mean()))
+    k = theory.quadratic_constants(q, ball(q, 0.0), batch_size=1)
+    deviation = deviation_of(q, draws, terms, step)
     mean = q.neumann_hypergradient(q.outer[None], q.inner[None], terms, step)
     bias = float(np.linalg.norm(mean - q.hypergradient(q.outer[None], q.inner[None])))
     assert bias <= k.G_1(terms, step) < deviation <= k.G_2(terms, step)
@@ -331,13 +280,8 @@ def test_g_2_is_printed_as_its_square():
     terms, step = 5, 0.5
     q = random_quadratic(2, clients=1, gradient_noise=0.01, hessian_noise=0.3, samples=64)
     small = QuadraticClients(q.train, OuterSample(1e-5 * q.val.hessian, 1e-5 * q.val.linear), q.outer, q.inner)
-    k = theory.quadratic_constants(small, ball(small, 0.0, 0.0), batch_size=1)
-    from tests.theory.loops import outer_oracle
-
-    draws = 4000
-    oracle = outer_oracle(small, np.random.default_rng(0), draws, 1, (terms, step))
-    samples = oracle(np.broadcast_to(q.outer, (draws, 1, 3)), np.broadcast_to(q.inner, (draws, 1, 4)))[:, 0]
-    variance = float(((samples - samples.mean(axis=0)) ** 2).sum(axis=1).mean())
+    k = theory.quadratic_constants(small, ball(small, 0.0), batch_size=1)
+    variance = deviation_of(small, 4000, terms, step) ** 2
     number_in_print = k.G_2(terms, step) ** 2
     assert number_in_print**2 < variance <= number_in_print
 

@@ -1,7 +1,5 @@
 """Step sizes of the theorems: self-consistent, complete, and accepted by the algorithms."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +9,7 @@ import fedbilevel as fb
 from fedbilevel import theory
 from fedbilevel.tasks import random_quadratic
 from fedbilevel.theory.accelerated import potential_weights
+from tests.theory.loops import NOISY, PLAIN, ball
 
 CONSTANTS = st.builds(
     lambda L, ratio, cross, M, curved, zeta, sigma, bias, clients: theory.Constants(
@@ -47,37 +46,33 @@ def test_theorem_2_steps_are_self_consistent(k, local_steps, previous, condition
 
 
 def test_needed_conditions_allow_larger_steps():
-    k = theory.Constants(L=2.0, mu=0.5, M=1.0, C_gxy=1.0, sigma=1.0)
-    printed = theory.fedbioacc_steps(k, 5, 100)
-    needed = theory.fedbioacc_steps(k, 5, 100, conditions="needed")
+    printed = theory.fedbioacc_steps(NOISY, 5, 100)
+    needed = theory.fedbioacc_steps(NOISY, 5, 100, conditions="needed")
     assert needed.outer_step > 10 * printed.outer_step
     assert {c.name for c in needed.checks} < {c.name for c in printed.checks}
 
 
 def test_a_step_just_too_large_is_listed_as_failing():
-    k = theory.Constants(L=2.0, mu=0.5, M=1.0, C_gxy=1.0, sigma=1.0)
-    steps = theory.fedbioacc_steps(k, 5, 100, conditions="needed")
-    wider = theory.fedbioacc_steps(k, 5, 100, conditions="needed", outer_step=steps.outer_step / 0.98)
+    steps = theory.fedbioacc_steps(NOISY, 5, 100, conditions="needed")
+    wider = theory.fedbioacc_steps(NOISY, 5, 100, conditions="needed", outer_step=steps.outer_step / 0.98)
     assert steps.holds
     assert [c.name.split(":")[0] for c in wider.checks if not c.holds] == ["inner error B"]
-    small_u = theory.fedbioacc_steps(k, 5, 100, u=1.0)
+    small_u = theory.fedbioacc_steps(NOISY, 5, 100, u=1.0)
     failing = {c.name.split(":")[1].strip() for c in small_u.checks if not c.holds}
     assert {"u >= 2 sigma^2", "alpha_t <= 1/(16 I L_h)", "c_nu alpha_t^2 <= 1"} <= failing
 
 
 def test_weights_of_the_potential():
-    k = theory.Constants(L=2.0, mu=0.5, M=1.0, C_gxy=1.0, sigma=1.0)
-    steps = theory.fedbioacc_steps(k, 5, 100)
-    weights = potential_weights(k, steps)
-    assert weights.outer_momentum == pytest.approx(steps.outer_step / (160 * k.L_h**2))
-    assert (weights.inner_error, weights.inner_momentum) == (1.0, pytest.approx(steps.inner_step / (32 * k.L**2)))
+    steps = theory.fedbioacc_steps(NOISY, 5, 100)
+    weights = potential_weights(NOISY, steps)
+    assert weights.outer_momentum == pytest.approx(steps.outer_step / (160 * NOISY.L_h**2))
+    assert (weights.inner_error, weights.inner_momentum) == (1.0, pytest.approx(steps.inner_step / (32 * NOISY.L**2)))
 
 
 @pytest.mark.parametrize("previous", ["paper", "local"])
 def test_steps_go_straight_into_the_algorithms(previous):
     q = random_quadratic(0, gradient_noise=0.2)
-    region = theory.Region(q.outer, q.inner, 1.0, 1.0)
-    k = theory.quadratic_constants(q, region, batch_size=2)
+    k = theory.quadratic_constants(q, ball(q), batch_size=2)
     first = theory.fedbio_steps(k, 3, 2)
     problem, data = q.problem(), q.data()
     taken = fb.trace(fb.fedbio(problem, hypergradient=fb.exact(), **first.arguments()), data, rounds=2)
@@ -98,20 +93,18 @@ def test_steps_go_straight_into_the_algorithms(previous):
     ],
 )
 def test_bad_arguments(arguments, sentence):
-    k = theory.Constants(L=2.0, mu=0.5, M=1.0, C_gxy=1.0, sigma=1.0)
     for function in (theory.fedbio_steps, theory.fedbioacc_steps):
         with pytest.raises(ValueError, match=sentence):
-            function(k, **arguments)
+            function(NOISY, **arguments)
 
 
 def test_theorem_2_needs_a_noise_level_and_known_names():
-    k = theory.Constants(L=2.0, mu=0.5, M=1.0, C_gxy=1.0)
     with pytest.raises(ValueError, match="sigma of Assumptions 4 and 6, which is 0"):
-        theory.fedbioacc_steps(k, 5, 10)
-    k = dataclasses.replace(k, sigma=1.0)
-    with pytest.raises(ValueError, match="previous must be"):
-        theory.fedbioacc_steps(k, 5, 10, previous="global")
-    with pytest.raises(ValueError, match="conditions must be"):
-        theory.fedbioacc_steps(k, 5, 10, conditions="none")
-    with pytest.raises(ValueError, match="outer_step must be positive"):
-        theory.fedbioacc_steps(k, 5, 10, outer_step=0.0)
+        theory.fedbioacc_steps(PLAIN, 5, 10)
+    for option, sentence in (
+        ({"previous": "global"}, "previous must be"),
+        ({"conditions": "none"}, "conditions must be"),
+        ({"outer_step": 0.0}, "outer_step must be positive"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            theory.fedbioacc_steps(NOISY, 5, 10, **option)

@@ -3,19 +3,18 @@
 from fedbilevel.tasks.cleaning import data_cleaning
 from fedbilevel.tasks.images import Images, digits, read_mnist
 from fedbilevel.tasks.imbalance import loss_tuning
-from fedbilevel.tasks.known import known_quadratic
-from fedbilevel.tasks.penalties import Ridge, Table, penalty_tuning, random_penalties
-from fedbilevel.tasks.quadratic import InnerSample, OuterSample, QuadraticClients, random_quadratic
+from fedbilevel.tasks.penalties import Ridge, penalty_tuning, random_penalties
+from fedbilevel.tasks.quadratic import InnerSample, OuterSample, QuadraticClients, known_quadratic, random_quadratic
 from fedbilevel.tasks.representation import hyper_representation
-from fedbilevel.tasks.task import Task
+from fedbilevel.tasks.task import ClientRows, Task
 
 __all__ = [
+    "ClientRows",
     "Images",
     "InnerSample",
     "OuterSample",
     "QuadraticClients",
     "Ridge",
-    "Table",
     "Task",
     "data_cleaning",
     "digits",

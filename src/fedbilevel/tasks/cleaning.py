@@ -28,54 +28,45 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
 from fedbilevel.calculus import Tree
 from fedbilevel.problem import BilevelProblem, ClientData
 from fedbilevel.tasks.deal import deal_images
 from fedbilevel.tasks.images import CLASSES, Images
-from fedbilevel.tasks.task import Task, accuracy, check_lower_level, cross_entropies, penalty, softmax_curvature
+from fedbilevel.tasks.task import (
+    Start,
+    Task,
+    accuracy,
+    cross_entropies,
+    largest_moment,
+    penalty,
+    shape,
+    softmax_loss,
+)
 
 WEIGHTS = ("samples", "trust")
 
 
 @dataclass(frozen=True)
-class RowWeights:
-    """w_i(x) of a batch; ``rows`` is N."""
+class CleaningInner:
+    """g with weights of ``kind`` "samples" or "trust"; ``rows`` is N."""
 
     kind: str
     rows: int
+    ridge: float
 
-    def __call__(self, outer: Any, batch: Any, library: Any = jnp) -> Any:
-        """``library`` is NumPy for arrays that are not traced."""
+    def weights(self, outer: Any, batch: Any, library: Any = jnp) -> Any:
+        """w_i(x) of a batch; ``library`` is NumPy for arrays that are not traced."""
         if self.kind == "samples":
             logit = outer[batch["row"]] * self.rows**0.5
         else:
             logit = library.take_along_axis(batch["features"] @ outer, batch["labels"][..., None], axis=-1)[..., 0]
         return 1 + library.tanh(logit / 2)  # 2 sigmoid(logit)
 
-
-@dataclass(frozen=True)
-class CleaningInner:
-    weights: RowWeights
-    ridge: float
-
     def __call__(self, outer: jax.Array, inner: jax.Array, batch: Any) -> jax.Array:
         losses = cross_entropies(batch["features"] @ inner, batch["labels"])
         return jnp.mean(self.weights(outer, batch) * losses) + penalty(self.ridge, inner)
-
-
-@dataclass(frozen=True)
-class CleaningStart:
-    outer_shape: tuple[int, ...]
-    inner_shape: tuple[int, ...]
-
-    def __call__(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jnp.zeros(self.outer_shape, jnp.float32), jnp.zeros(self.inner_shape, jnp.float32)
-
-
-def validation_loss(outer: Tree, inner: jax.Array, batch: Any) -> jax.Array:
-    """Mean cross-entropy of a softmax regression."""
-    return jnp.mean(cross_entropies(batch["features"] @ inner, batch["labels"]))
 
 
 def data_cleaning(
@@ -98,35 +89,31 @@ def data_cleaning(
     ``concentration``: None deals alike; a number skews the clients' labels by a Dirichlet draw.  ``evaluate`` gives
     "accuracy" on test rows and "auc", the chance that a clean training row has a larger weight than a corrupted one.
     """
-    check_lower_level(lower_level)
     kind = ("samples" if lower_level == "global" else "trust") if weights is None else weights
     if kind not in WEIGHTS:
         raise ValueError(f"weights must be 'samples' or 'trust', not {weights!r}.")
     generator = np.random.default_rng(seed)
-    dealt = deal_images(
-        images, generator, clients=clients, sizes=(train, validation, test), concentration=concentration
-    )
+    sizes = (train, validation, test)
+    dealt = deal_images(images, generator, clients=clients, sizes=sizes, concentration=concentration)
     observed, corrupted = corrupt(dealt.train.labels, noise, generator)
     rows = np.arange(clients * train, dtype=np.int32).reshape(clients, train)
-    columns = dealt.train.features.shape[-1]
-    weigh = RowWeights(kind, clients * train)
-    start = CleaningStart((clients * train,) if kind == "samples" else (columns, CLASSES), (columns, CLASSES))
-    problem = BilevelProblem(CleaningInner(weigh, ridge), validation_loss, start, lower_level=lower_level)
     batch = {"features": dealt.train.features, "labels": observed, "row": rows}
+    model = shape(dealt.train.features.shape[-1], CLASSES)
+    loss = CleaningInner(kind, rows.size, ridge)
+    start = Start(shape(rows.size) if kind == "samples" else model, model)
 
     def evaluate(outer: Tree, inner: Tree) -> dict[str, float]:
         decisions = np.argmax(dealt.test.features @ np.asarray(inner), axis=-1)
-        found = weigh(np.asarray(outer), batch, np)
-        return {"accuracy": accuracy(decisions, dealt.test.labels), "auc": auc(found.ravel(), ~corrupted.ravel())}
+        learned = loss.weights(np.asarray(outer), batch, np)
+        return {"accuracy": accuracy(decisions, dealt.test.labels), "auc": auc(learned.ravel(), ~corrupted.ravel())}
 
     return Task(
         name="cleaning",
-        lower_level=lower_level,
-        problem=problem,
+        problem=BilevelProblem(loss, softmax_loss, start, lower_level=lower_level),
         data=ClientData(train=batch, val=dealt.val.batch()),
         evaluate=evaluate,
         score="accuracy",
-        curvature=2 * softmax_curvature(dealt.train.features, ridge),
+        curvature=2 * (0.5 * largest_moment(dealt.train.features) + ridge),
         outer_step=1.0 if kind == "samples" else 20.0,
         facts={"corrupted": corrupted, "weights": kind},
     )
@@ -150,7 +137,6 @@ def auc(scores: NDArray[Any], positive: NDArray[np.bool_]) -> float:
     """The chance that a positive row has a larger score than a negative one, ties counting half; NaN without both."""
     if positive.all() or not positive.any():
         return float("nan")
-    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    ranks = rankdata(scores)
     hits = int(positive.sum())
     return float((ranks[positive].sum() - hits * (hits + 1) / 2) / (hits * (positive.size - hits)))

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from fedbilevel.problem import whole_number
 from fedbilevel.tasks.images import CLASSES, Images
+from fedbilevel.tasks.task import ClientRows, whole_numbers
+
+RowNumbers = NDArray[np.int64]
 
 
 def proportions(
@@ -32,7 +35,7 @@ def proportions(
 
 def deal(
     labels: NDArray[np.integer], shares: NDArray[np.float64], size: int, generator: np.random.Generator
-) -> NDArray[np.int64]:
+) -> RowNumbers:
     """``size`` rows for each client, [clients, size]; no row twice; labels drawn by the client's ``shares``.
 
     Clients draw in turn, one row at a time, from the classes that still have rows: where a class runs out, its share goes
@@ -59,20 +62,10 @@ def deal(
     return dealt
 
 
-class Part(NamedTuple):
-    """Rows of all clients: ``features`` [clients, rows, columns] and ``labels`` [clients, rows]."""
-
-    features: NDArray[np.float32]
-    labels: NDArray[np.int32]
-
-    def batch(self) -> dict[str, NDArray[np.generic]]:
-        return {"features": self.features, "labels": self.labels}
-
-
 class Dealt(NamedTuple):
-    train: Part
-    val: Part
-    test: Part
+    train: ClientRows
+    val: ClientRows
+    test: ClientRows
 
 
 def deal_images(
@@ -88,28 +81,21 @@ def deal_images(
     Test rows come from the images set aside for testing, whatever the generator.
     """
     train, val, test = sizes
-    whole_number("clients", clients)
-    for name, size in (("train", train), ("validation", val), ("test", test)):
-        whole_number(name, size)
+    whole_numbers({"clients": clients, "train": train, "validation": val, "test": test})
     shares = proportions(CLASSES, clients, concentration, generator)
-    own = deal(images.labels, shares, train + val, generator)
-    own = generator.permuted(own, axis=1)
-    held = deal(images.test_labels, shares, test, generator)
-    rows = (own[:, :train], own[:, train:], held)
-    pixels = (images.pixels, images.pixels, images.test_pixels)
-    labels = (images.labels, images.labels, images.test_labels)
-    scaled = scale(*(pool[index] for pool, index in zip(pixels, rows, strict=True)))
-    return Dealt(*(Part(a, pool[index]) for a, pool, index in zip(scaled, labels, rows, strict=True)))
+    mixed = generator.permuted(deal(images.labels, shares, train + val, generator), axis=1)
+    return gather(images, mixed[:, :train], mixed[:, train:], deal(images.test_labels, shares, test, generator))
 
 
-def scale(train: NDArray[np.float32], *others: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
-    """Columns centred by their mean over the training rows of all clients, rows of mean squared length 4, and a column of
-    ones.  Clients can agree on these numbers by one averaging of their own means."""
-    middle = train.mean(axis=(0, 1))
-    length = np.sqrt(np.mean(np.sum((train - middle) ** 2, axis=-1)) / 4)
+def gather(images: Images, train: RowNumbers, val: RowNumbers, test: RowNumbers) -> Dealt:
+    """The images with these numbers, scaled: columns centred by their mean over the training rows of all clients, rows of
+    mean squared length 4, and a column of ones.  Clients can agree on these numbers by one averaging of their own means."""
+    middle = images.pixels[train].mean(axis=(0, 1))
+    length = np.sqrt(np.mean(np.sum((images.pixels[train] - middle) ** 2, axis=-1)) / 4)
 
-    def one(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-        shifted = ((pixels - middle) / length).astype(np.float32)
-        return np.concatenate([shifted, np.ones((*pixels.shape[:-1], 1), np.float32)], axis=-1)
+    def part(pixels: NDArray[np.float32], labels: NDArray[np.int32], rows: RowNumbers) -> ClientRows:
+        scaled = ((pixels[rows] - middle) / length).astype(np.float32)
+        return ClientRows(np.concatenate([scaled, np.ones((*rows.shape, 1), np.float32)], axis=-1), labels[rows])
 
-    return tuple(one(pixels) for pixels in (train, *others))
+    known, held = (images.pixels, images.labels), (images.test_pixels, images.test_labels)
+    return Dealt(part(*known, train), part(*known, val), part(*held, test))

@@ -20,17 +20,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.calculus import Tree
-from fedbilevel.problem import BilevelProblem, ClientData, whole_number
-from fedbilevel.tasks.cleaning import validation_loss
-from fedbilevel.tasks.deal import Part, deal, proportions, scale
+from fedbilevel.problem import BilevelProblem, ClientData
+from fedbilevel.tasks.deal import deal, gather, proportions
 from fedbilevel.tasks.images import CLASSES, Images
 from fedbilevel.tasks.task import (
+    Start,
     Task,
     balanced_accuracy,
-    check_lower_level,
     cross_entropies,
+    largest_moment,
     penalty,
-    softmax_curvature,
+    shape,
+    softmax_loss,
+    whole_numbers,
 )
 
 LARGEST = 1.0
@@ -40,9 +42,9 @@ LARGEST = 1.0
 class LossParameters(NamedTuple):
     """One number a class each."""
 
-    offsets: jax.Array
-    log_scales: jax.Array
-    log_weights: jax.Array
+    offsets: Any
+    log_scales: Any
+    log_weights: Any
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,6 @@ class TunedLoss:
         logits = (batch["features"] @ inner) * jnp.exp(outer.log_scales) + outer.offsets
         weights = jnp.exp(outer.log_weights)[batch["labels"]]
         return jnp.mean(weights * cross_entropies(logits, batch["labels"])) + penalty(self.ridge, inner)
-
-
-@dataclass(frozen=True)
-class ImbalanceStart:
-    columns: int
-
-    def __call__(self, key: jax.Array) -> tuple[LossParameters, jax.Array]:
-        zero = jnp.zeros(CLASSES, jnp.float32)
-        return LossParameters(zero, zero, zero), jnp.zeros((self.columns, CLASSES), jnp.float32)
 
 
 def bounded(outer: LossParameters) -> LossParameters:
@@ -91,10 +84,7 @@ def loss_tuning(
     rows of every class.  ``evaluate`` gives "balanced_accuracy" (the score) and "tail_accuracy", the mean over the three
     rarest classes, on equally many test rows of every class, the same for all clients.
     """
-    check_lower_level(lower_level)
-    whole_number("clients", clients)
-    whole_number("train", train)
-    whole_number("validation_per_class", validation_per_class)
+    whole_numbers({"clients": clients, "train": train, "validation_per_class": validation_per_class})
     if not 0 < imbalance <= 1:
         raise ValueError(f"imbalance={imbalance!r} must lie in (0, 1]: the rarest class against the most frequent one.")
     generator = np.random.default_rng(seed)
@@ -104,18 +94,15 @@ def loss_tuning(
     val = _equal_rows(images.labels, clients, validation_per_class, generator)
     free = np.setdiff1d(np.arange(images.labels.size), val)
     shares = proportions(CLASSES, clients, concentration, generator) * frequency
-    own = free[deal(images.labels[free], shares / shares.sum(axis=1, keepdims=True), train, generator)]
+    rare = free[deal(images.labels[free], shares / shares.sum(axis=1, keepdims=True), train, generator)]
     held = _equal_rows(images.test_labels, 1, int(np.bincount(images.test_labels, minlength=CLASSES).min()), generator)
-    features = scale(images.pixels[own], images.pixels[val], images.test_pixels[held])
-    rows, checks = Part(features[0], images.labels[own]), Part(features[1], images.labels[val])
-    test = Part(features[2], images.test_labels[held])
-    problem = BilevelProblem(
-        TunedLoss(ridge), validation_loss, ImbalanceStart(features[0].shape[-1]), bounded, lower_level=lower_level
-    )
+    dealt = gather(images, rare, val, held)
+    one_a_class = shape(CLASSES)
+    start = Start(LossParameters(one_a_class, one_a_class, one_a_class), shape(dealt.train.features.shape[-1], CLASSES))
 
     def evaluate(outer: Tree, inner: Tree) -> dict[str, float]:
-        decisions = np.argmax(test.features[0] @ np.asarray(inner), axis=-1)
-        labels = np.broadcast_to(test.labels[0], decisions.shape)
+        decisions = np.argmax(dealt.test.features[0] @ np.asarray(inner), axis=-1)
+        labels = np.broadcast_to(dealt.test.labels[0], decisions.shape)
         tail = np.isin(labels, order[-3:])
         return {
             "balanced_accuracy": balanced_accuracy(decisions, labels),
@@ -124,12 +111,11 @@ def loss_tuning(
 
     return Task(
         name="imbalance",
-        lower_level=lower_level,
-        problem=problem,
-        data=ClientData(train=rows.batch(), val=checks.batch()),
+        problem=BilevelProblem(TunedLoss(ridge), softmax_loss, start, bounded, lower_level=lower_level),
+        data=ClientData(train=dealt.train.batch(), val=dealt.val.batch()),
         evaluate=evaluate,
         score="balanced_accuracy",
-        curvature=softmax_curvature(rows.features, ridge),
+        curvature=0.5 * largest_moment(dealt.train.features) + ridge,
         outer_step=0.3,
         facts={"order": order, "frequency": frequency},
     )

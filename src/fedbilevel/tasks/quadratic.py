@@ -9,14 +9,16 @@ noise, samples that differ in H give Hessian noise.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbilevel.calculus import Tree
 from fedbilevel.problem import BilevelProblem, ClientData
+from fedbilevel.tasks.task import Start, Task, shape
 
 Array = NDArray[np.float64]
 
@@ -24,16 +26,16 @@ Array = NDArray[np.float64]
 class InnerSample(NamedTuple):
     """Training leaves: H [.., dy, dy], A [.., dy, dx], b [.., dy]."""
 
-    hessian: jax.Array | Array
-    cross: jax.Array | Array
-    offset: jax.Array | Array
+    hessian: Any
+    cross: Any
+    offset: Any
 
 
 class OuterSample(NamedTuple):
     """Validation leaves: W [.., dx+dy, dx+dy], w [.., dx+dy]."""
 
-    hessian: jax.Array | Array
-    linear: jax.Array | Array
+    hessian: Any
+    linear: Any
 
 
 def inner_loss(outer: jax.Array, inner: jax.Array, batch: InnerSample) -> jax.Array:
@@ -62,27 +64,28 @@ class QuadraticClients:
     """Quadratic clients from per-sample arrays with leaves [clients, samples, ...].
 
     Methods named after what they return take x as [..., clients, dx] (one point per client) and y as [..., clients, dy];
-    ``objective`` and ``gradient`` take one common x, [..., dx].
+    ``objective`` and ``gradient`` take one common x, [..., dx].  ``inner_hessian`` (H_m), ``inner_cross`` (A_m),
+    ``inner_offset`` (b_m), ``outer_hessian`` (W_m) and ``outer_linear`` (w_m) are the means over a client's samples.
     """
 
     def __init__(self, train: InnerSample, val: OuterSample, outer: Array, inner: Array) -> None:
         self.train = InnerSample(*(np.asarray(leaf, dtype=np.float64) for leaf in train))
         self.val = OuterSample(*(np.asarray(leaf, dtype=np.float64) for leaf in val))
         self.outer, self.inner = (np.asarray(start, dtype=np.float64) for start in (outer, inner))
-        self.clients = self.train.hessian.shape[0]
-        self.outer_size, self.inner_size = self.outer.size, self.inner.size
-        both = self.outer_size + self.inner_size
-        samples, held = self.train.hessian.shape[1], self.val.hessian.shape[1]
+        self.clients, samples = self.train.hessian.shape[:2]
+        self.outer_size, self.inner_size = dx, dy = self.outer.size, self.inner.size
+        held = self.val.hessian.shape[1]
         expected = {
-            "train.hessian": (self.train.hessian, (self.clients, samples, self.inner_size, self.inner_size)),
-            "train.cross": (self.train.cross, (self.clients, samples, self.inner_size, self.outer_size)),
-            "train.offset": (self.train.offset, (self.clients, samples, self.inner_size)),
-            "val.hessian": (self.val.hessian, (self.clients, held, both, both)),
-            "val.linear": (self.val.linear, (self.clients, held, both)),
+            "train": InnerSample((samples, dy, dy), (samples, dy, dx), (samples, dy)),
+            "val": OuterSample((held, dx + dy, dx + dy), (held, dx + dy)),
         }
-        for name, (leaf, shape) in expected.items():
-            if leaf.shape != shape:
-                raise ValueError(f"{name} has shape {leaf.shape}, expected {shape} from the sizes of outer and inner.")
+        for part, shapes in expected.items():
+            for name, sizes in shapes._asdict().items():
+                leaf, wanted = getattr(getattr(self, part), name), (self.clients, *sizes)
+                if leaf.shape != wanted:
+                    raise ValueError(
+                        f"{part}.{name} has shape {leaf.shape}, expected {wanted} from the sizes of outer and inner."
+                    )
         smallest = float(np.linalg.eigvalsh(self.train.hessian).min())
         if smallest <= 0:
             raise ValueError(
@@ -90,30 +93,10 @@ class QuadraticClients:
                 f"a sample of train.hessian has smallest eigenvalue {smallest:.3g}; it must be positive."
             )
 
-    @cached_property
-    def inner_hessian(self) -> Array:
-        """H_m, [clients, dy, dy]."""
-        return np.asarray(np.asarray(self.train.hessian).mean(axis=1))
-
-    @cached_property
-    def inner_cross(self) -> Array:
-        """A_m, [clients, dy, dx]."""
-        return np.asarray(np.asarray(self.train.cross).mean(axis=1))
-
-    @cached_property
-    def inner_offset(self) -> Array:
-        """b_m, [clients, dy]."""
-        return np.asarray(np.asarray(self.train.offset).mean(axis=1))
-
-    @cached_property
-    def outer_hessian(self) -> Array:
-        """W_m, [clients, dx+dy, dx+dy]."""
-        return np.asarray(np.asarray(self.val.hessian).mean(axis=1))
-
-    @cached_property
-    def outer_linear(self) -> Array:
-        """w_m, [clients, dx+dy]."""
-        return np.asarray(np.asarray(self.val.linear).mean(axis=1))
+        self.means = tuple([leaf.mean(axis=1, keepdims=True) for leaf in part] for part in (self.train, self.val))
+        inner_means, outer_means = ([leaf[:, 0] for leaf in part] for part in self.means)
+        self.inner_hessian, self.inner_cross, self.inner_offset = inner_means
+        self.outer_hessian, self.outer_linear = outer_means
 
     @cached_property
     def response(self) -> Array:
@@ -121,7 +104,7 @@ class QuadraticClients:
         return _solve(self.inner_hessian, self.inner_cross)
 
     @cached_property
-    def _rest(self) -> Array:
+    def rest(self) -> Array:
         """y_m(0) = H_m^-1 b_m, [clients, dy]."""
         return _solve(self.inner_hessian, self.inner_offset[..., None])[..., 0]
 
@@ -134,7 +117,7 @@ class QuadraticClients:
     @cached_property
     def client_slope(self) -> Array:
         """grad h_m at x = 0, [clients, dx]."""
-        at_zero = np.concatenate([np.zeros((self.clients, self.outer_size)), self._rest], axis=1)
+        at_zero = np.concatenate([np.zeros((self.clients, self.outer_size)), self.rest], axis=1)
         return np.asarray(np.einsum("mki,mk->mi", self._lift, _apply(self.outer_hessian, at_zero) - self.outer_linear))
 
     @property
@@ -144,7 +127,7 @@ class QuadraticClients:
 
     def inner_solution(self, outer: Array) -> Array:
         """y_m(x_m)."""
-        return _apply(self.response, outer) + self._rest
+        return _apply(self.response, outer) + self.rest
 
     def inner_gradient(self, outer: Array, inner: Array) -> Array:
         """grad_y g_m(x_m, y_m)."""
@@ -297,4 +280,46 @@ def random_quadratic(
         val=OuterSample(np.broadcast_to(weights, (clients, count, both, both)).copy(), linears),
         outer=np.asarray(generator.standard_normal(outer_size)),
         inner=np.asarray(generator.standard_normal(inner_size)),
+    )
+
+
+def known_quadratic(
+    seed: int = 0,
+    *,
+    lower_level: str = "local",
+    clients: int = 8,
+    outer_size: int = 10,
+    inner_size: int = 10,
+    samples: int = 64,
+    gradient_noise: float = 1.0,
+    hessian_noise: float = 0.3,
+    heterogeneity: float = 1.0,
+) -> Task:
+    """One draw of `random_quadratic` as a task, started from zeros: the answer is known, so there are no held-out rows.
+
+    ``evaluate`` gives "progress", 1 - (h(x) - h*) / (h(0) - h*) of the exact objective: zero at the start, one at the
+    minimiser.
+    """
+    drawn = random_quadratic(
+        seed, clients=clients, outer_size=outer_size, inner_size=inner_size, samples=samples,
+        gradient_noise=gradient_noise, hessian_noise=hessian_noise, heterogeneity=heterogeneity,
+    )  # fmt: skip
+    start = Start(*(shape(size, dtype=jnp.zeros(()).dtype) for size in (outer_size, inner_size)))
+    from_zero = QuadraticClients(drawn.train, drawn.val, np.zeros(outer_size), np.zeros(inner_size))
+    exact = from_zero.pooled() if lower_level == "global" else from_zero
+    first, least = float(exact.objective(exact.outer)), exact.minimum()
+
+    def evaluate(outer: Tree, inner: Tree) -> dict[str, float]:
+        left = float(exact.objective(np.asarray(outer, np.float64))) - least
+        return {"progress": 1 - left / (first - least)}
+
+    return Task(
+        name="quadratic",
+        problem=BilevelProblem(inner_loss, outer_loss, start, lower_level=lower_level),
+        data=from_zero.data(),
+        evaluate=evaluate,
+        score="progress",
+        curvature=float(np.linalg.eigvalsh(drawn.train.hessian).max()),
+        outer_step=0.5,
+        facts={"clients": exact},
     )

@@ -23,7 +23,7 @@ from fedbilevel.calculus import Tree
 from fedbilevel.problem import BilevelProblem, ClientData, whole_number
 from fedbilevel.tasks.deal import deal_images
 from fedbilevel.tasks.images import CLASSES, Images
-from fedbilevel.tasks.task import Task, accuracy, check_lower_level, cross_entropies, penalty
+from fedbilevel.tasks.task import Task, accuracy, penalty, softmax_loss
 
 Layers = list[jax.Array]
 """One weight matrix [in, out] a layer; the input's column of ones serves as the first bias."""
@@ -44,7 +44,7 @@ class HeadLoss:
     ridge: float = 0.0
 
     def __call__(self, outer: Layers, inner: jax.Array, batch: Any) -> jax.Array:
-        loss = jnp.mean(cross_entropies(represent(outer, batch["features"]) @ inner, batch["labels"]))
+        loss = softmax_loss(outer, inner, {**batch, "features": represent(outer, batch["features"])})
         return loss + penalty(self.ridge, inner) if self.ridge else loss
 
 
@@ -81,7 +81,6 @@ def hyper_representation(
     Few training rows against many validation rows are the point: a head fits few rows well only if the representation
     is good.
     """
-    check_lower_level(lower_level)
     if not len(hidden):
         raise ValueError("hidden needs at least one width: without a layer there is no representation to learn.")
     for width in hidden:
@@ -90,7 +89,6 @@ def hyper_representation(
     sizes = (train, validation, test)
     dealt = deal_images(images, generator, clients=clients, sizes=sizes, concentration=concentration)
     start = RepresentationStart((dealt.train.features.shape[-1], *map(int, hidden)))
-    problem = BilevelProblem(HeadLoss(ridge), HeadLoss(), start, lower_level=lower_level)
 
     def evaluate(outer: Tree, inner: Tree) -> dict[str, float]:
         seen = represent([np.asarray(matrix) for matrix in outer], dealt.test.features, np)
@@ -98,8 +96,7 @@ def hyper_representation(
 
     return Task(
         name="representation",
-        lower_level=lower_level,
-        problem=problem,
+        problem=BilevelProblem(HeadLoss(ridge), HeadLoss(), start, lower_level=lower_level),
         data=ClientData(train=dealt.train.batch(), val=dealt.val.batch()),
         evaluate=evaluate,
         score="accuracy",

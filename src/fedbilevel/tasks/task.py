@@ -1,10 +1,13 @@
-"""What a task is: a bilevel problem, the clients' rows, and how to judge an answer on rows nobody trained on."""
+"""What a task is: a bilevel problem, the clients' rows, and how to judge an answer on rows nobody trained on.
+
+And what several tasks are made of: a start, softmax regression, scores, a bound on curvature.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbilevel.calculus import Tree
-from fedbilevel.problem import BilevelProblem, ClientData
+from fedbilevel.problem import BilevelProblem, ClientData, whole_number
 
 LOWER_LEVELS = ("local", "global")
 
@@ -33,7 +36,6 @@ class Task:
     """
 
     name: str
-    lower_level: str
     problem: BilevelProblem
     data: ClientData
     evaluate: Evaluation
@@ -42,21 +44,60 @@ class Task:
     outer_step: float
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def lower_level(self) -> str:
+        return self.problem.lower_level
 
-def check_lower_level(lower_level: str) -> None:
-    if lower_level not in LOWER_LEVELS:
-        raise ValueError(f"lower_level must be 'local' or 'global', not {lower_level!r}.")
+
+class ClientRows(NamedTuple):
+    """Rows of all clients: ``features`` [clients, rows, columns] and ``labels`` [clients, rows]."""
+
+    features: NDArray[Any]
+    labels: NDArray[Any]
+
+    def batch(self) -> dict[str, NDArray[Any]]:
+        return self._asdict()
+
+
+@dataclass(frozen=True)
+class Start:
+    """``init`` of a problem that starts where no key decides: trees of shapes, filled with ``outer_value`` and zeros."""
+
+    outer: Tree
+    inner: Tree
+    outer_value: float = 0.0
+
+    def __call__(self, key: jax.Array) -> tuple[Tree, Tree]:
+        def filled(tree: Tree, value: float) -> Tree:
+            return jax.tree.map(lambda leaf: jnp.full(leaf.shape, value, leaf.dtype), tree)
+
+        return filled(self.outer, self.outer_value), filled(self.inner, 0.0)
+
+
+def shape(*sizes: int, dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, np.dtype(dtype))
+
+
+def whole_numbers(values: Mapping[str, int]) -> None:
+    """Every value is a whole number of at least one, or a sentence names the one that is not."""
+    for name, value in values.items():
+        whole_number(name, value)
 
 
 def cross_entropies(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """-log softmax(logits)[label] of every row."""
-    own = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
-    return jax.nn.logsumexp(logits, axis=1) - own
+    of_label = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+    return jax.nn.logsumexp(logits, axis=1) - of_label
 
 
-def penalty(ridge: float, tree: Tree) -> jax.Array:
+def softmax_loss(outer: Tree, inner: jax.Array, batch: Any) -> jax.Array:
+    """Mean cross-entropy of a softmax regression: the outer loss where x acts through y alone."""
+    return jnp.mean(cross_entropies(batch["features"] @ inner, batch["labels"]))
+
+
+def penalty(ridge: float, inner: jax.Array) -> jax.Array:
     """ridge/2 times the squared norm."""
-    return jnp.asarray(0.5 * ridge * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
+    return jnp.asarray(0.5 * ridge * jnp.sum(inner**2))
 
 
 def accuracy(decisions: NDArray[Any], labels: NDArray[Any]) -> float:
@@ -69,10 +110,15 @@ def balanced_accuracy(decisions: NDArray[Any], labels: NDArray[Any]) -> float:
     return float(np.mean([np.mean(decisions[labels == label] == label) for label in np.unique(labels)]))
 
 
-def softmax_curvature(features: NDArray[Any], ridge: float) -> float:
-    """A bound on the curvature of softmax regression's mean loss: half the largest eigenvalue of the mean a a', plus ridge.
+def second_moments(features: NDArray[Any]) -> NDArray[Any]:
+    """The mean of a a' over every client's rows, [clients, columns, columns], from [clients, rows, columns]."""
+    return np.asarray(np.einsum("mni,mnj->mij", features, features) / features.shape[1])
 
-    ``features``: [clients, rows, columns]; the bound holds for every client.
+
+def largest_moment(features: NDArray[Any]) -> float:
+    """The largest eigenvalue of any client's second moments.
+
+    It bounds the curvature of least squares; half of it bounds that of softmax regression, a quarter that of logistic
+    regression.
     """
-    second = np.einsum("mni,mnj->mij", features, features) / features.shape[1]
-    return float(0.5 * np.linalg.eigvalsh(second.astype(np.float64)).max() + ridge)
+    return float(np.linalg.eigvalsh(second_moments(features).astype(np.float64)).max())

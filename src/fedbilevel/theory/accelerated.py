@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypedDict
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from fedbilevel.theory.constants import Constants, check_step
-from fedbilevel.theory.steps import SAFETY, Check, check, check_counts
+from fedbilevel.theory.constants import Array, Constants, check_step
+from fedbilevel.theory.steps import SAFETY, Check, Steps, check, check_counts, check_positive
 
 Previous = Literal["paper", "local"]
 Conditions = Literal["printed", "needed"]
@@ -23,56 +23,30 @@ Conditions = Literal["printed", "needed"]
 _RATIO = 1.01
 
 
-class FedBiOAccArguments(TypedDict):
-    inner_step: float
-    outer_step: float
-    local_steps: int
-    delta: float
-    u: float
-    sigma: float
-    c_inner: float
-    c_outer: float
-    previous: Previous
-
-
 @dataclass(frozen=True)
-class FedBiOAccSteps:
+class FedBiOAccSteps(Steps):
     """Steps of Theorem 2: ``fb.fedbioacc(problem, **steps.arguments(), ...)``."""
 
-    inner_step: float
-    outer_step: float
-    delta: float
     u: float
     sigma: float
     c_inner: float
     c_outer: float
-    local_steps: int
-    rounds: int
     previous: Previous
-    checks: tuple[Check, ...]
+    fixed: ClassVar[tuple[str, ...]] = (*Steps.fixed, "delta", "u", "sigma", "c_inner", "c_outer", "previous")
 
-    @property
-    def holds(self) -> bool:
-        """Whether every inequality holds."""
-        return all(entry.holds for entry in self.checks)
-
-    def alphas(self, steps: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def alphas(self, steps: int) -> Array:
         """alpha_0, alpha_1, ..., alpha_steps with alpha_t = delta / (u + sigma^2 t)^(1/3)."""
         return np.asarray(self.delta / np.cbrt(self.u + self.sigma**2 * np.arange(steps + 1.0)))
 
-    def arguments(self) -> FedBiOAccArguments:
-        """The keyword arguments of ``fb.fedbioacc`` that the theorem fixes."""
-        return {
-            "inner_step": self.inner_step,
-            "outer_step": self.outer_step,
-            "local_steps": self.local_steps,
-            "delta": self.delta,
-            "u": self.u,
-            "sigma": self.sigma,
-            "c_inner": self.c_inner,
-            "c_outer": self.c_outer,
-            "previous": self.previous,
-        }
+    @property
+    def largest(self) -> float:
+        """alpha_1."""
+        return float(self.delta / (self.u + self.sigma**2) ** (1 / 3))
+
+    @property
+    def dispersal(self) -> float:
+        """12 I^2 with the ratio of neighbouring alphas: what a source at step l adds to sum D_t / alpha_t over its round."""
+        return 12 * _RATIO * self.local_steps**2
 
 
 class Weights(NamedTuple):
@@ -90,67 +64,59 @@ def potential_weights(constants: Constants, steps: FedBiOAccSteps) -> Weights:
     lambda_A is twice the paper's: half of the hypergradient error goes to the inner error, which the paper leaves out.
     """
     eta, gamma = steps.outer_step, steps.inner_step
-    largest = steps.delta / (steps.u + steps.sigma**2) ** (1 / 3)
     outer = 2 * eta / (320 * constants.L_h**2)
     inner = gamma / (32 * constants.L**2)
     lipschitz = outer * constants.L_h**2 / constants.clients + inner * constants.L**2
     pull = 25 * constants.rho**2 / (6 * constants.mu * gamma)
     # Terms that come with alpha_t D_t <= alpha_1^2 (D_t / alpha_t): drift of the mean, moving targets, the jump of y_x.
     slow = eta**3 / 128 + eta**2 * (2 * lipschitz + pull * (1 + _RATIO * steps.local_steps))
+    fast = 0.0
     if steps.previous == "local":
         slow += 2 * _RATIO * eta**2 * steps.local_steps * lipschitz
-        fast = 0.0
     else:
         # Replacing x_t by its mean moves the point at which the momentum was estimated: a bias, paid by Young's inequality.
         ratios = outer * constants.L_h**2 / steps.c_outer + inner * constants.L**2 / steps.c_inner
         fast = _RATIO**3 * eta**2 * steps.local_steps * ratios
-    return Weights(outer, 1.0, inner, slow * largest**2 + fast)
+    return Weights(outer, 1.0, inner, slow * steps.largest**2 + fast)
 
 
-def dispersion_factor(local_steps: int) -> float:
-    """12 I^2 with the ratio of neighbouring alphas: how much a source at step l adds to sum D_t / alpha_t over its round."""
-    return 12 * _RATIO * local_steps**2
+def _growth(constants: Constants, sigma: float, delta: float, local_steps: int) -> float:
+    """1/alpha_t - 1/alpha_{t-1} is at most this times alpha_t."""
+    return sigma**2 / (24 * delta**3 * constants.L_h * local_steps)
 
 
 def _printed_checks(constants: Constants, steps: FedBiOAccSteps) -> list[Check]:
     """The paper's own conditions on gamma and eta."""
-    gamma, eta, local_steps = steps.inner_step, steps.outer_step, steps.local_steps
+    gamma, local_steps = steps.inner_step, steps.local_steps
     L, mu, L_h = constants.L, constants.mu, constants.L_h
     drift = 12 * (1 + constants.rho**2) / local_steps**2 + 97 / 256 + 1 / (120 * L) + 16 * local_steps**2 / mu
-    limits = {
-        "printed: 1/eta > 600 L^3/mu^3 + 1/(15 L) + 1": 1 / (600 * L**3 / mu**3 + 1 / (15 * L) + 1),
-        "printed: 1/eta > 12(1+rho^2)/I^2 + 97/256 + 1/(120 L) + 16 I^2/mu": 1 / drift,
-        "printed: 1/eta > 960 L_h^2/(mu gamma)": mu * gamma / (960 * L_h**2),
-        "printed: 1/eta > 1/gamma": gamma,
-        "printed: 1/eta > 40 L_h^2/(mu^3 gamma)": mu**3 * gamma / (40 * L_h**2),
+    on_gamma = {"inner step gamma < 1/(15 L)": 1 / (15 * L), "inner step gamma < 1": 1.0}
+    on_eta = {
+        "1/eta > 600 L^3/mu^3 + 1/(15 L) + 1": 1 / (600 * L**3 / mu**3 + 1 / (15 * L) + 1),
+        "1/eta > 12(1+rho^2)/I^2 + 97/256 + 1/(120 L) + 16 I^2/mu": 1 / drift,
+        "1/eta > 960 L_h^2/(mu gamma)": mu * gamma / (960 * L_h**2),
+        "1/eta > 1/gamma": gamma,
+        "1/eta > 40 L_h^2/(mu^3 gamma)": mu**3 * gamma / (40 * L_h**2),
     }
-    steps_in = [
-        check("printed: inner step gamma < 1/(15 L)", gamma, 1 / (15 * L)),
-        check("printed: inner step gamma < 1", gamma, 1.0),
+    return [
+        check(f"printed: {name}", step, limit)
+        for step, limits in ((gamma, on_gamma), (steps.outer_step, on_eta))
+        for name, limit in limits.items()
     ]
-    return steps_in + [check(name, eta, limit) for name, limit in limits.items()]
 
 
 def _balance_checks(constants: Constants, steps: FedBiOAccSteps) -> list[Check]:
     """No error may cost more than the descent, or its own decay, pays for: one inequality for each of the six errors."""
-    eta, gamma, local_steps = steps.outer_step, steps.inner_step, steps.local_steps
-    L, L_h, mu, clients = constants.L, constants.L_h, constants.mu, constants.clients
-    largest = steps.delta / (steps.u + steps.sigma**2) ** (1 / 3)
+    eta, gamma, largest = steps.outer_step, steps.inner_step, steps.largest
+    L, L_h, mu = constants.L, constants.L_h, constants.mu
     weights = potential_weights(constants, steps)
-    growth = steps.sigma**2 / (24 * steps.delta**3 * L_h * local_steps)
-    dispersal = 2 * dispersion_factor(local_steps) * weights.dispersion
-    moving = 2 * weights.outer_momentum * L_h**2 / clients + 2 * weights.inner_momentum * L**2 + dispersal * L_h**2
-    feedback = (
-        dispersion_factor(local_steps)
-        * L_h**2
-        * eta**2
-        * largest**2
-        * (
-            1
-            + 4 * local_steps**2 * steps.c_outer**2 * largest**4
-            + (_RATIO * local_steps if steps.previous == "local" else 0.0)
-        )
+    growth = _growth(constants, steps.sigma, steps.delta, steps.local_steps)
+    dispersal = 2 * steps.dispersal * weights.dispersion
+    moving = (
+        2 * weights.outer_momentum * L_h**2 / constants.clients + 2 * weights.inner_momentum * L**2 + dispersal * L_h**2
     )
+    jump = _RATIO * steps.local_steps if steps.previous == "local" else 0.0
+    again = 1 + 4 * steps.local_steps**2 * steps.c_outer**2 * largest**4 + jump
     return [
         check(
             "outer momentum error A: 2 eta <= lambda_A (c_nu - growth of 1/alpha)",
@@ -173,13 +139,17 @@ def _balance_checks(constants: Constants, steps: FedBiOAccSteps) -> list[Check]:
             eta / 2 * (1 - eta * largest * L_h),
         ),
         check("inner momentum F: what moving y costs <= 3/4", moving, 0.75),
-        check("dispersion D: feedback of the dispersion on itself <= 1/2", feedback, 0.5),
+        check(
+            "dispersion D: feedback of the dispersion on itself <= 1/2",
+            steps.dispersal * L_h**2 * eta**2 * largest**2 * again,
+            0.5,
+        ),
     ]
 
 
 def _schedule_checks(constants: Constants, steps: FedBiOAccSteps) -> list[Check]:
     """Conditions on gamma, delta, u and the two c; eta does not enter."""
-    largest, local_steps = steps.delta / (steps.u + steps.sigma**2) ** (1 / 3), steps.local_steps
+    largest, local_steps = steps.largest, steps.local_steps
     return [
         check("noise: sigma of the schedule >= sigma of Assumptions 4 and 6", constants.sigma, steps.sigma),
         check("inner step: gamma <= 1/(6 L)", steps.inner_step, 1 / (6 * constants.L)),
@@ -245,9 +215,8 @@ def fedbioacc_steps(
     gamma = SAFETY * largest_inner if inner_step is None else inner_step
     check_step(gamma, constants.L, "inner_step", "Theorem 2")
     scale = sigma ** (2 / 3) / L_h if delta is None else delta
-    if scale <= 0:
-        raise ValueError(f"delta must be positive, got {scale}.")
-    growth = sigma**2 / (24 * scale**3 * L_h * local_steps)
+    check_positive("delta", scale)
+    growth = _growth(constants, sigma, scale, local_steps)
     outer = 320 * L_h**2 + growth if c_outer is None else c_outer
     inner = 160 * constants.L**2 / constants.mu + growth if c_inner is None else c_inner
     floor = max(
@@ -261,20 +230,18 @@ def fedbioacc_steps(
     start = floor if u is None else u
 
     def build(eta: float, checks: tuple[Check, ...] = ()) -> FedBiOAccSteps:
-        return FedBiOAccSteps(gamma, eta, scale, start, sigma, inner, outer, local_steps, rounds, previous, checks)
+        return FedBiOAccSteps(gamma, eta, local_steps, rounds, scale, checks, start, sigma, inner, outer, previous)
 
-    def eta_checks(steps: FedBiOAccSteps) -> list[Check]:
-        return _balance_checks(constants, steps) + (
-            _printed_checks(constants, steps) if conditions == "printed" else []
-        )
+    def eta_checks(eta: float) -> list[Check]:
+        printed = _printed_checks(constants, build(eta)) if conditions == "printed" else []
+        return _balance_checks(constants, build(eta)) + printed
+
+    # A given gamma, u or c may break an inequality that no eta can mend: judge only those that eta = 0 would meet.
+    mendable = {entry.name for entry in eta_checks(0.0) if entry.holds}
 
     def fits(eta: float) -> bool:
-        # A given gamma, u or c may break an inequality that no eta can mend: judge only those that eta = 0 would meet.
-        mendable = {entry.name for entry in eta_checks(build(0.0)) if entry.holds}
-        return all(entry.holds for entry in eta_checks(build(eta)) if entry.name in mendable)
+        return all(entry.holds for entry in eta_checks(eta) if entry.name in mendable)
 
     eta = SAFETY * _largest(fits, gamma) if outer_step is None else outer_step
-    if eta <= 0:
-        raise ValueError(f"outer_step must be positive, got {eta}.")
-    steps = build(eta)
-    return build(eta, tuple(_schedule_checks(constants, steps) + eta_checks(steps)))
+    check_positive("outer_step", eta)
+    return build(eta, (*_schedule_checks(constants, build(eta)), *eta_checks(eta)))

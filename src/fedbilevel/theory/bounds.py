@@ -9,28 +9,25 @@ Scalars or arrays go in, the same shape comes out.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedbilevel.theory.accelerated import FedBiOAccSteps, dispersion_factor, potential_weights
+from fedbilevel.theory.accelerated import FedBiOAccSteps, potential_weights
 from fedbilevel.theory.constants import Constants
 from fedbilevel.theory.steps import FedBiOSteps
 
-Values = NDArray[np.float64] | float
+Values = Any  # floats or arrays
 
 
 class Bound(NamedTuple):
-    """A theorem's right-hand side: its total and the named terms that add up to it."""
+    """A theorem's right-hand side: the named terms that add up to it."""
 
-    total: float
     terms: dict[str, float]
 
-
-def _bound(terms: dict[str, float]) -> Bound:
-    return Bound(sum(terms.values()), terms)
+    @property
+    def total(self) -> float:
+        return sum(self.terms.values())
 
 
 # --- FedBiO --------------------------------------------------------------------------------------------------------
@@ -50,32 +47,42 @@ def consensus_error(
     return 2 * scale * inner_errors_so_far + 12 * scale * consensus_so_far + heterogeneity
 
 
+def jump_weight(constants: Constants, steps: FedBiOSteps) -> float:
+    """What a unit of Ahat at a synchronisation, where y_x jumps with x, adds to the sum of B_t."""
+    rates = constants.inner_rates(steps.inner_step)
+    return rates.q_1_bar * constants.rho**2 / ((1 - rates.q) * (1 - rates.decay(steps.local_steps)))
+
+
 def inner_drift(constants: Constants, steps: FedBiOSteps, first_inner_error: float, jumps: float) -> float:
     """Lemma "inner drift": bound on the sum of B_t, t = 1..T; ``jumps`` is the sum of Ahat at the synchronisations 1..S-1."""
     rates = constants.inner_rates(steps.inner_step)
-    decay = rates.q_1 * rates.q**steps.local_steps
-    gap, total = 1 - rates.q, steps.rounds * steps.local_steps
+    decay, gap = rates.decay(steps.local_steps), 1 - rates.q
     moved = (constants.rho * steps.outer_step * constants.M_h) ** 2
     return (
         first_inner_error / gap
         + first_inner_error / (gap * (1 - decay))
         + moved * rates.q_1 * rates.q_bar * (steps.rounds - 1) / (gap**2 * (1 - decay))
-        + rates.q_1_bar * constants.rho**2 / (gap * (1 - decay)) * jumps
-        + rates.q_bar * moved * total / gap
+        + jump_weight(constants, steps) * jumps
+        + rates.q_bar * moved * steps.total / gap
     )
 
 
-def client_drift(constants: Constants, steps: FedBiOSteps, first_inner_error: float) -> float:
-    """Lemma "client drift": bound on the sum of Ahat_t = mean ‖xhat_t^(m) - xbar_t‖^2 over t = 2..T+1."""
+def client_drift(
+    constants: Constants, steps: FedBiOSteps, first_inner_error: float, smoothness: float | None = None
+) -> float:
+    """Lemma "client drift": bound on the sum of Ahat_t = mean ‖xhat_t^(m) - xbar_t‖^2 over t = 2..T+1.
+
+    ``smoothness`` is L_h unless given.
+    """
     rates = constants.inner_rates(steps.inner_step)
-    decay = rates.q_1 * rates.q**steps.local_steps
-    local, total, gap = steps.local_steps, steps.rounds * steps.local_steps, 1 - rates.q
-    smooth, moved = (constants.L_h * local) ** 2, (constants.rho * constants.M_h) ** 2
+    decay, gap = rates.decay(steps.local_steps), 1 - rates.q
+    local, L_h = steps.local_steps, constants.L_h if smoothness is None else smoothness
+    smooth, moved = (L_h * local) ** 2, (constants.rho * constants.M_h) ** 2
     return steps.outer_step**2 * (
         6 * steps.rounds * smooth * first_inner_error / gap
         + 18 * (steps.rounds - 1) * smooth * moved / (gap**2 * (1 - decay))
-        + 12 * constants.L_h**2 * total * local * (local - 1) * moved / gap
-        + 18 * total * (local * constants.zeta) ** 2
+        + 12 * L_h**2 * steps.total * local * (local - 1) * moved / gap
+        + 18 * steps.total * (local * constants.zeta) ** 2
     )
 
 
@@ -94,19 +101,13 @@ def descent(
 
 def fedbio_bound(constants: Constants, steps: FedBiOSteps, gap: float, first_inner_error: float) -> Bound:
     """Theorem 1: bound on the mean of ‖grad h(xbar_t)‖^2 over t = 1..T, for ``gap`` = h(xbar_1) - h*."""
-    total = steps.rounds * steps.local_steps
-    rates = constants.inner_rates(steps.inner_step)
-    decay = rates.q_1 * rates.q**steps.local_steps
-    square = constants.L_h**2
-    jump = 2 * rates.q_1_bar * constants.rho**2 / ((1 - rates.q) * (1 - decay))
-    return _bound(
+    total, square = steps.total, constants.L_h**2
+    weight = square * (1 + 2 * constants.rho**2 + 2 * jump_weight(constants, steps))
+    return Bound(
         {
             "start": 2 * gap / (steps.outer_step * total),
             "inner error": 2 * square * inner_drift(constants, steps, first_inner_error, 0.0) / total,
-            "client drift": square
-            * (1 + 2 * constants.rho**2 + jump)
-            * client_drift(constants, steps, first_inner_error)
-            / total,
+            "client drift": weight * client_drift(constants, steps, first_inner_error) / total,
         }
     )
 
@@ -117,71 +118,69 @@ def fedbio_bound(constants: Constants, steps: FedBiOSteps, gap: float, first_inn
 class AccState(NamedTuple):
     """The seven errors of a step, and whether a synchronisation follows it. Fields may be arrays over steps."""
 
-    outer_error: Any
-    inner_error: Any
-    inner_momentum: Any
-    dispersion: Any
-    mean_square: Any
-    inner_square: Any
-    consensus: Any
-    synchronised: Any
+    outer_error: Values
+    inner_error: Values
+    inner_momentum: Values
+    dispersion: Values
+    mean_square: Values
+    inner_square: Values
+    consensus: Values
+    synchronised: Values
 
 
-def _outer_move(steps: FedBiOAccSteps, alpha: Values, state: AccState) -> Any:
-    """mean ‖x_{t+1} - x_t^(m)‖^2 from the *local* x_t: steps of size eta alpha nu, or the jump to the average."""
+def _outer_move(steps: FedBiOAccSteps, alpha: Values, state: AccState, jump: Values) -> Values:
+    """mean ‖x_{t+1} - x_t^(m)‖^2: steps of size eta alpha nu; at a synchronisation the mean's step and the ``jump`` to it."""
     local = steps.outer_step**2 * alpha**2 * (state.dispersion + state.mean_square)
-    averaged = steps.outer_step**2 * alpha**2 * state.mean_square + state.consensus
+    averaged = steps.outer_step**2 * alpha**2 * state.mean_square + jump
     return np.where(state.synchronised, averaged, local)
 
 
-def _oracle_move(steps: FedBiOAccSteps, alpha: Values, state: AccState) -> Any:
-    """The same from the point at which the oracle is asked again: the mean of x_t for previous = "paper"."""
-    outer = _outer_move(steps, alpha, state)
-    if steps.previous == "paper":
-        outer = np.where(state.synchronised, steps.outer_step**2 * alpha**2 * state.mean_square, outer)
+def _oracle_move(steps: FedBiOAccSteps, alpha: Values, state: AccState) -> Values:
+    """How far the oracle's point moves; for previous = "paper" it is asked again at the mean of x_t, so there is no jump."""
+    outer = _outer_move(steps, alpha, state, 0.0 if steps.previous == "paper" else state.consensus)
     return outer + steps.inner_step**2 * alpha**2 * state.inner_square
 
 
-def outer_momentum(constants: Constants, steps: FedBiOAccSteps, alpha: Values, state: AccState) -> Any:
+def _momentum(
+    constants: Constants, steps: FedBiOAccSteps, alpha: Values, state: AccState, error: Values, *, inner: bool
+) -> Values:
+    """Bound on the next error of a momentum: what is kept of this one, fresh noise, and how far the point has moved."""
+    # Outer estimates are averaged over the clients, inner ones are not.
+    c, lipschitz, averaged = (
+        (steps.c_inner, constants.L, 1) if inner else (steps.c_outer, constants.L_h, constants.clients)
+    )
+    keep = 1 - c * alpha**2
+    noise = 2 * (1 - keep) ** 2 * constants.sigma**2 / averaged
+    moved = 2 * keep**2 * lipschitz**2 / averaged * _oracle_move(steps, alpha, state)
+    plain = keep**2 * error + noise + moved
+    if steps.previous == "local":
+        return plain
+    biased = keep**2 * (2 - keep) * error + lipschitz**2 * state.consensus * keep**2 * (2 - keep) / (1 - keep)
+    return np.where(state.synchronised, biased + noise + moved, plain)
+
+
+def outer_momentum(constants: Constants, steps: FedBiOAccSteps, alpha: Values, state: AccState) -> Values:
     """Lemma "outer momentum": bound on A_{t+1}."""
-    keep = 1 - steps.c_outer * alpha**2
-    noise = 2 * (1 - keep) ** 2 * constants.sigma**2 / constants.clients
-    moved = 2 * keep**2 * constants.L_h**2 / constants.clients * _oracle_move(steps, alpha, state)
-    plain = keep**2 * state.outer_error + noise + moved
-    if steps.previous == "local":
-        return plain
-    biased = keep**2 * (2 - keep) * state.outer_error + constants.L_h**2 * state.consensus * keep**2 * (2 - keep) / (
-        1 - keep
-    )
-    return np.where(state.synchronised, biased + noise + moved, plain)
+    return _momentum(constants, steps, alpha, state, state.outer_error, inner=False)
 
 
-def inner_momentum(constants: Constants, steps: FedBiOAccSteps, alpha: Values, state: AccState) -> Any:
+def inner_momentum(constants: Constants, steps: FedBiOAccSteps, alpha: Values, state: AccState) -> Values:
     """Lemma "inner momentum": bound on C_{t+1}."""
-    keep = 1 - steps.c_inner * alpha**2
-    noise = 2 * (1 - keep) ** 2 * constants.sigma**2
-    moved = 2 * keep**2 * constants.L**2 * _oracle_move(steps, alpha, state)
-    plain = keep**2 * state.inner_momentum + noise + moved
-    if steps.previous == "local":
-        return plain
-    biased = keep**2 * (2 - keep) * state.inner_momentum + constants.L**2 * state.consensus * keep**2 * (2 - keep) / (
-        1 - keep
-    )
-    return np.where(state.synchronised, biased + noise + moved, plain)
+    return _momentum(constants, steps, alpha, state, state.inner_momentum, inner=True)
 
 
-def inner_error(constants: Constants, steps: FedBiOAccSteps, alpha: Values, state: AccState) -> Any:
+def inner_error(constants: Constants, steps: FedBiOAccSteps, alpha: Values, state: AccState) -> Values:
     """Lemma "inner drift" of FedBiOAcc: bound on B_{t+1}, for gamma <= 1/(6 L) and alpha_t <= 1."""
     gamma, mu = steps.inner_step, constants.mu
     return (
         (1 - mu * gamma * alpha / 4) * state.inner_error
         - 3 / 4 * gamma**2 * alpha * state.inner_square
         + 25 * gamma * alpha / (6 * mu) * state.inner_momentum
-        + 25 * constants.rho**2 / (6 * mu * gamma * alpha) * _outer_move(steps, alpha, state)
+        + 25 * constants.rho**2 / (6 * mu * gamma * alpha) * _outer_move(steps, alpha, state, state.consensus)
     )
 
 
-def dispersion(constants: Constants, steps: FedBiOAccSteps, alpha: Values, state: AccState) -> Any:
+def dispersion(constants: Constants, steps: FedBiOAccSteps, alpha: Values, state: AccState) -> Values:
     """Lemma "momentum dispersion": bound on D_{t+1}; a synchronisation removes D_t but not what the next step adds."""
     local = steps.local_steps
     spread = constants.sigma**2 + 4 * (
@@ -199,7 +198,7 @@ def acc_descent(
     objective: Values,
     gradient_square: Values,
     state: AccState,
-) -> Any:
+) -> Values:
     """Descent lemma of FedBiOAcc: bound on h(xbar_{t+1}). The bias G and the inner error are missing in print."""
     step = steps.outer_step * alpha
     error = state.outer_error + constants.G**2 + constants.L_h**2 * (state.inner_error + state.consensus)
@@ -209,7 +208,7 @@ def acc_descent(
 
 def potential(
     constants: Constants, steps: FedBiOAccSteps, alpha_before: Values, objective: Values, state: AccState
-) -> Any:
+) -> Values:
     """P_t = h(xbar_t) + lambda_A A_t / alpha_{t-1} + lambda_B B_t + lambda_C C_t / alpha_{t-1}."""
     weights = potential_weights(constants, steps)
     momentum = weights.outer_momentum * state.outer_error + weights.inner_momentum * state.inner_momentum
@@ -224,24 +223,33 @@ class PotentialRise(NamedTuple):
     first_dispersion: float
 
 
-def first_dispersion(constants: Constants, first_inner_error: float) -> float:
-    """D_1: clients start from different stochastic hypergradients, which nobody has averaged yet."""
-    return constants.sigma**2 + 4 * (constants.G**2 + constants.L_h**2 * first_inner_error + constants.zeta**2)
+def spread(constants: Constants) -> float:
+    """What separates the clients' stochastic hypergradients at a common x with y = y_x."""
+    return constants.sigma**2 + 4 * constants.G**2 + 4 * constants.zeta**2
+
+
+def dispersion_sum(constants: Constants, steps: FedBiOAccSteps, alphas: Values, state: AccState) -> Values:
+    """Lemma "dispersion sum": bound on the sum of D_t / alpha_t, t <= T, for every T (where the feedback is <= 1/2)."""
+    largest = float(alphas[0])
+    moving = constants.L_h**2 * (steps.outer_step**2 * state.mean_square + steps.inner_step**2 * state.inner_square)
+    refreshed = 4 * (steps.c_outer * largest * constants.L_h) ** 2 * state.inner_error
+    sources = np.cumsum(alphas * (moving + refreshed) + spread(constants) * steps.c_outer**2 * alphas**3, axis=1)
+    first = 6.06 * steps.local_steps * state.dispersion[:, :1] / largest
+    return first + 2 * steps.dispersal * sources
 
 
 def potential_rise(constants: Constants, steps: FedBiOAccSteps, total: int, initial_dispersion: float) -> PotentialRise:
     """Potential lemma: sum over t <= T of (eta alpha_t / 2)‖grad h‖^2 <= P_1 - P_{T+1} + the sum of these three."""
     weights = potential_weights(constants, steps)
     alphas = steps.alphas(total)[1:]
-    dispersal = 2 * weights.dispersion * dispersion_factor(steps.local_steps)
+    dispersal = 2 * weights.dispersion * steps.dispersal
     variance = constants.sigma**2 * (
         weights.outer_momentum * steps.c_outer**2 / constants.clients + weights.inner_momentum * steps.c_inner**2
     )
-    spread = constants.sigma**2 + 4 * constants.G**2 + 4 * constants.zeta**2
     cubes = float(np.sum(alphas**3))
     return PotentialRise(
         bias=2 * steps.outer_step * constants.G**2 * float(np.sum(alphas)),
-        noise=(2 * variance + dispersal * steps.c_outer**2 * spread) * cubes,
+        noise=(2 * variance + dispersal * steps.c_outer**2 * spread(constants)) * cubes,
         first_dispersion=6.06 * weights.dispersion * steps.local_steps * initial_dispersion / float(alphas[0]),
     )
 
@@ -252,13 +260,14 @@ def fedbioacc_bound(constants: Constants, steps: FedBiOAccSteps, gap: float, fir
     All terms fall like T^(-2/3) (the noise with a logarithm) except the last: a biased hypergradient leaves a floor of
     about 6 G^2, which the printed theorem misses.
     """
-    total = steps.rounds * steps.local_steps
-    alphas = steps.alphas(total)
+    alphas = steps.alphas(steps.total)
     weights = potential_weights(constants, steps)
-    rise = potential_rise(constants, steps, total, first_dispersion(constants, first_inner_error))
-    scale = 2 / (steps.outer_step * float(alphas[-1]) * total)
+    # D_1: clients start from different stochastic hypergradients, which nobody has averaged yet.
+    first = constants.sigma**2 + 4 * (constants.G**2 + constants.L_h**2 * first_inner_error + constants.zeta**2)
+    rise = potential_rise(constants, steps, steps.total, first)
+    scale = 2 / (steps.outer_step * float(alphas[-1]) * steps.total)
     variance = constants.sigma**2 * (weights.outer_momentum / constants.clients + weights.inner_momentum)
-    return _bound(
+    return Bound(
         {
             "start": scale * gap,
             "inner error": scale * weights.inner_error * first_inner_error,
@@ -268,8 +277,3 @@ def fedbioacc_bound(constants: Constants, steps: FedBiOAccSteps, gap: float, fir
             "bias": scale * rise.bias,
         }
     )
-
-
-def sum_of_cubes(steps: FedBiOAccSteps, total: int) -> float:
-    """Closed form above the sum of alpha_t^3, t = 1..T: (delta^3 / sigma^2) ln(1 + T)."""
-    return steps.delta**3 / steps.sigma**2 * math.log1p(total)

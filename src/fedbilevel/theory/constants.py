@@ -8,8 +8,13 @@ is the corrected one; docs/errata.md lists every such place with the test that s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
 
 
 class InnerRates(NamedTuple):
@@ -19,6 +24,10 @@ class InnerRates(NamedTuple):
     q_bar: float
     q_1: float
     q_1_bar: float
+
+    def decay(self, local_steps: int) -> float:
+        """q_1 q^I: what one round leaves of the inner error it began with."""
+        return self.q_1 * self.q**local_steps
 
 
 _ASSUMPTION = {
@@ -69,15 +78,11 @@ class Constants:
     region: str = ""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if field.name not in _ASSUMPTION:
-                continue
-            value = getattr(self, field.name)
-            if not math.isfinite(value) or value < 0 or (value == 0 and field.name in ("L", "mu")):
-                wanted = "a positive number" if field.name in ("L", "mu") else "a number that is not negative"
-                raise ValueError(
-                    f"{_ASSUMPTION[field.name]} does not hold: {field.name} must be {wanted}, got {value}."
-                )
+        for name, assumption in _ASSUMPTION.items():
+            value, positive = getattr(self, name), name in ("L", "mu")
+            if not math.isfinite(value) or value < 0 or (value == 0 and positive):
+                wanted = "a positive number" if positive else "a number that is not negative"
+                raise ValueError(f"{assumption} does not hold: {name} must be {wanted}, got {value}.")
         # A computed L and a computed mu of the same matrix may differ by rounding.
         slack = 1 + 1e-9
         if self.mu > self.L * slack:
@@ -99,20 +104,18 @@ class Constants:
         return self.C_gxy / self.mu
 
     @property
-    def Gamma(self) -> float:
-        """Phi(x, y) is Gamma-Lipschitz in (x, y) (Proposition 2d)."""
-        return (
-            self.L + self.M * self.L_gxy / self.mu + self.C_gxy * (self.L / self.mu + self.M * self.L_gyy / self.mu**2)
-        )
-
-    @property
     def C(self) -> float:
-        """‖Phi(x, y) - grad h(x)‖ <= C ‖y - y_x‖ (Proposition 2a). The formula is that of Gamma, term by term."""
+        """‖Phi(x, y) - grad h(x)‖ <= C ‖y - y_x‖ (Proposition 2a)."""
         return (
             self.L
             + self.L * self.C_gxy / self.mu
             + self.M * (self.L_gxy / self.mu + self.L_gyy * self.C_gxy / self.mu**2)
         )
+
+    @property
+    def Gamma(self) -> float:
+        """Phi(x, y) is Gamma-Lipschitz in (x, y) (Proposition 2d). The formula is that of C, term by term."""
+        return self.C
 
     @property
     def L_bar(self) -> float:
@@ -122,7 +125,7 @@ class Constants:
     @property
     def L_h(self) -> float:
         """max(L_bar, Gamma, C)."""
-        return max(self.L_bar, self.Gamma, self.C)
+        return max(self.L_bar, self.C)
 
     @property
     def M_h(self) -> float:
@@ -132,18 +135,11 @@ class Constants:
     @property
     def zeta(self) -> float:
         """‖grad h_m(x) - grad h_j(x)‖ <= zeta (Proposition 3, with M/mu where mu/M is printed)."""
-        inverse_times_gradient = self.M / self.mu
         return (
             (1 + self.rho) * self.zeta_f
-            + inverse_times_gradient * self.zeta_gxy
+            + self.M / self.mu * self.zeta_gxy
             + self.M * self.C_gxy * self.zeta_gyy / self.mu**2
-            + (
-                self.L
-                + self.L_gxy * inverse_times_gradient
-                + self.C_gxy * self.L / self.mu
-                + self.M * self.C_gxy * self.L_gyy / self.mu**2
-            )
-            * self.zeta_gstar
+            + self.C * self.zeta_gstar
         )
 
     def inner_rates(self, inner_step: float) -> InnerRates:

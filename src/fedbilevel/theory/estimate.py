@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbilevel.theory.constants import Constants
+from fedbilevel.tasks.quadratic import QuadraticClients
+from fedbilevel.theory.constants import Array, Constants
 from fedbilevel.theory.paths import Oracles, Path
-
-Array = NDArray[np.float64]
 
 
 class Region(NamedTuple):
@@ -44,29 +43,13 @@ def covering_region(
     return Region(outer, inner, slack * outer_radius, slack * inner_radius)
 
 
-class Quadratics(Protocol):
-    """Per-sample matrices of quadratic clients; `fedbilevel.tasks.quadratic.QuadraticClients` is one."""
-
-    train: Any
-    val: Any
-    clients: int
-
-    @property
-    def inner_hessian(self) -> Array: ...
-    @property
-    def inner_cross(self) -> Array: ...
-    @property
-    def inner_offset(self) -> Array: ...
-    @property
-    def outer_hessian(self) -> Array: ...
-    @property
-    def outer_linear(self) -> Array: ...
-    @property
-    def response(self) -> Array: ...
-
-
-def _spectral(matrices: Array) -> Array:
+def spectral(matrices: Array) -> Array:
     return np.asarray(np.linalg.norm(matrices, ord=2, axis=(-2, -1)))
+
+
+def _over_ball(matrices: Array, vectors: Array, centre: Array, radius: float) -> Array:
+    """A bound on ‖Az - b‖ over the ball around the centre."""
+    return np.asarray(np.linalg.norm(matrices @ centre - vectors, axis=-1) + spectral(matrices) * radius)
 
 
 def _pairs(values: Array) -> Array:
@@ -74,7 +57,7 @@ def _pairs(values: Array) -> Array:
     return np.asarray((values[:, None] - values[None]).reshape(-1, *values.shape[1:]))
 
 
-def quadratic_constants(clients: Quadratics, region: Region, batch_size: int | None = None) -> Constants:
+def quadratic_constants(clients: QuadraticClients, region: Region, batch_size: int | None = None) -> Constants:
     """Constants of quadratic clients, exact up to the triangle inequality over the ball where a supremum over it is needed.
 
     With a ``batch_size`` the constants also hold for every minibatch, and sigma is the deviation of the inner gradient and
@@ -82,36 +65,26 @@ def quadratic_constants(clients: Quadratics, region: Region, batch_size: int | N
     one Hessian. With Hessian noise use `Constants.with_neumann`.
     """
     size = region.outer.size
-    train_hessian, train_cross = np.asarray(clients.train.hessian), np.asarray(clients.train.cross)
-    weight, linear = np.asarray(clients.val.hessian), np.asarray(clients.val.linear)
-    if batch_size is None:
-        train_hessian, train_cross = clients.inner_hessian[:, None], clients.inner_cross[:, None]
-        weight, linear = clients.outer_hessian[:, None], clients.outer_linear[:, None]
+    (train_hessian, train_cross, _), (weight, linear) = (
+        (clients.train, clients.val) if batch_size is not None else clients.means
+    )
     zero = np.zeros((*train_hessian.shape[:2], size, size))
     joint = np.block([[zero, -np.swapaxes(train_cross, -1, -2)], [-train_cross, train_hessian]])
     centre = np.concatenate([region.outer, region.inner])
     reach = float(np.hypot(region.outer_radius, region.inner_radius))
-    gradients = np.linalg.norm(weight @ centre - linear, axis=-1) + _spectral(weight) * reach
-
     between, shift = _pairs(clients.outer_hessian), _pairs(clients.outer_linear)
-    apart = [
-        np.linalg.norm(between[:, rows] @ centre - shift[:, rows], axis=-1) + _spectral(between[:, rows]) * reach
-        for rows in (slice(None, size), slice(size, None))
-    ]
-    response = _pairs(clients.response)
-    rest = _pairs(
-        np.asarray(np.linalg.solve(clients.inner_hessian, clients.inner_offset[..., None]), np.float64)[..., 0]
-    )
-    solutions = np.linalg.norm(response @ region.outer + rest, axis=-1) + _spectral(response) * region.outer_radius
+    halves = (slice(None, size), slice(size, None))
+    apart = [_over_ball(between[:, half], shift[:, half], centre, reach).max() for half in halves]
+    solutions = _over_ball(_pairs(clients.response), -_pairs(clients.rest), region.outer, region.outer_radius)
     sigma = 0.0 if batch_size is None else _quadratic_noise(clients, region) / np.sqrt(batch_size)
     return Constants(
-        L=float(max(_spectral(joint).max(), _spectral(weight).max())),
+        L=float(max(spectral(joint).max(), spectral(weight).max())),
         mu=float(np.linalg.eigvalsh(train_hessian).min()),
-        M=float(gradients.max()),
-        C_gxy=float(_spectral(train_cross).max()),
-        zeta_f=float(max(values.max() for values in apart)),
-        zeta_gxy=float(_spectral(_pairs(clients.inner_cross)).max()),
-        zeta_gyy=float(_spectral(_pairs(clients.inner_hessian)).max()),
+        M=float(_over_ball(weight, linear, centre, reach).max()),
+        C_gxy=float(spectral(train_cross).max()),
+        zeta_f=float(max(apart)),
+        zeta_gxy=float(spectral(_pairs(clients.inner_cross)).max()),
+        zeta_gyy=float(spectral(_pairs(clients.inner_hessian)).max()),
         zeta_gstar=float(solutions.max()),
         sigma=float(sigma),
         clients=clients.clients,
@@ -119,47 +92,25 @@ def quadratic_constants(clients: Quadratics, region: Region, batch_size: int | N
     )
 
 
-def _quadratic_noise(clients: Quadratics, region: Region) -> float:
+def _quadratic_noise(clients: QuadraticClients, region: Region) -> float:
     """Deviation of one sample's inner gradient and hypergradient, the larger of the two."""
-    hessian = np.asarray(clients.train.hessian) - clients.inner_hessian[:, None]
-    cross = np.asarray(clients.train.cross) - clients.inner_cross[:, None]
-    offset = np.asarray(clients.train.offset) - clients.inner_offset[:, None]
-    at_centre = hessian @ region.inner - cross @ region.outer - offset
-    inner = (
-        np.linalg.norm(at_centre, axis=-1)
-        + _spectral(hessian) * region.inner_radius
-        + _spectral(cross) * region.outer_radius
+    (hessian, cross, offset), (_, linear) = (
+        [leaf - mean for leaf, mean in zip(samples, means, strict=True)]
+        for samples, means in zip((clients.train, clients.val), clients.means, strict=True)
     )
-    linear = np.asarray(clients.val.linear) - clients.outer_linear[:, None]
+    inner = (
+        _over_ball(hessian, cross @ region.outer + offset, region.inner, region.inner_radius)
+        + spectral(cross) * region.outer_radius
+    )
     size = region.outer.size
     outer = linear[..., :size] + np.einsum("mji,msj->msi", clients.response, linear[..., size:])
     squares = ((inner**2).mean(axis=1), (outer**2).sum(axis=-1).mean(axis=1))
     return float(np.sqrt(max(values.max() for values in squares)))
 
 
-def power_iteration(
-    apply: Callable[[Array], Array], size: int, *, iterations: int = 1000, tolerance: float = 1e-12, seed: int = 0
-) -> float:
-    """Largest eigenvalue of a positive semidefinite operator."""
-    vector = np.random.default_rng(seed).standard_normal(size)
-    vector /= np.linalg.norm(vector)
-    value = 0.0
-    for _ in range(iterations):
-        image = apply(vector)
-        renewed = float(vector @ image)
-        length = float(np.linalg.norm(image))
-        if length == 0:
-            return 0.0
-        vector = image / length
-        if abs(renewed - value) <= tolerance * renewed:
-            return renewed
-        value = renewed
-    return value
-
-
 def _mean_square(features: Array, rows: int) -> float:
-    """‖X'X‖ / rows by power iteration, without forming X'X."""
-    return power_iteration(lambda vector: features.T @ (features @ vector), features.shape[1]) / rows
+    """‖X'X‖ / rows, without forming X'X."""
+    return float(np.linalg.norm(features, ord=2)) ** 2 / rows
 
 
 class Reweighting(NamedTuple):

@@ -8,17 +8,21 @@ standard error of their mean.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedbilevel.theory import bounds
-from fedbilevel.theory.accelerated import FedBiOAccSteps, dispersion_factor
-from fedbilevel.theory.constants import Constants
-from fedbilevel.theory.paths import Array, Evaluation, Oracles, Path
-from fedbilevel.theory.steps import FedBiOSteps
+from fedbilevel.theory.accelerated import FedBiOAccSteps
+from fedbilevel.theory.constants import Array, Constants
+from fedbilevel.theory.paths import Evaluation, Oracles, Path
+from fedbilevel.theory.steps import FedBiOSteps, Steps
+
+Sides = tuple[Any, Any, Any]
+"""The values of t (or of T for sums), the left-hand side and the right-hand side of a lemma."""
 
 
 def _square(vectors: Array) -> Array:
@@ -30,20 +34,57 @@ def _norm(vectors: Array) -> Array:
     return np.asarray((vectors**2).sum(axis=-1))
 
 
-def _range(first: int, last: int) -> NDArray[np.int64]:
-    return np.arange(first, last + 1, dtype=np.int64)
+class _Along:
+    """What the lemmas of both algorithms ask about a path, [seeds, steps]; ``horizons``: whole numbers of rounds, in steps."""
+
+    def __init__(self, steps: Steps, path: Path, oracles: Oracles) -> None:
+        self.steps, self.path, self.oracles = steps, path, oracles
+        self.total = path.outer.shape[1]
+        self.times = np.arange(1, self.total + 1)
+        self.horizons = self.times[: self.total // steps.local_steps] * steps.local_steps
+        self.mean, after = path.outer.mean(axis=2), path.proposed.mean(axis=2)
+        everywhere = np.broadcast_to(self.mean[:, :, None], path.outer.shape)
+        self.gradient = oracles.client_gradient(everywhere).mean(axis=-2)
+        self.gradient_square = _norm(self.gradient)
+        self.objective, self.next_objective = oracles.objective(self.mean), oracles.objective(after)
+        self.consensus = _square(path.outer - self.mean[:, :, None])
+        self.proposed = _square(path.proposed - after[:, :, None])
+
+    @cached_property
+    def inner_error(self) -> Array:
+        return _square(self.path.inner - self.oracles.inner_solution(self.path.outer))
+
+    def at_horizons(self, values: Array) -> Array:
+        """Sums from the first step to every horizon."""
+        return np.asarray(np.cumsum(values, axis=1)[:, self.horizons - 1])
+
+    def since_averaging(self, values: Array) -> Array:
+        """Running sums that restart at every round: sum over l from the last averaging up to and including t."""
+        rounds = values.reshape(values.shape[0], -1, self.steps.local_steps)
+        return np.asarray(np.cumsum(rounds, axis=-1).reshape(values.shape))
+
+    def for_horizons(self, bound: Callable[[Any, int, int], float]) -> Array:
+        """``bound(steps for that horizon, seed, its number)``, [seeds, horizons]."""
+        shorter = [replace(self.steps, rounds=number + 1) for number in range(self.horizons.size)]
+        seeds = range(self.objective.shape[0])
+        return np.array([[bound(steps, seed, number) for number, steps in enumerate(shorter)] for seed in seeds])
+
+    def theorem(self, bound: Callable[..., bounds.Bound], constants: Constants, minimum: float) -> Sides:
+        """The mean of ‖grad h‖^2 up to every horizon against a theorem's bound on it."""
+        averages = (np.cumsum(self.gradient_square, axis=1) / self.times)[:, self.horizons - 1]
+
+        def right(steps: Steps, seed: int, number: int) -> float:
+            gap, first = float(self.objective[seed, 0]) - minimum, float(self.inner_error[seed, 0])
+            return bound(constants, steps, gap, first).total
+
+        return self.horizons, averages, self.for_horizons(right)
 
 
-def _mean_gradient(oracles: Oracles, mean: Array, clients: int) -> Array:
-    everywhere = np.broadcast_to(mean[..., None, :], (*mean.shape[:-1], clients, mean.shape[-1]))
-    return np.asarray(oracles.client_gradient(everywhere).mean(axis=-2))
-
-
-def _since_averaging(values: Array, local_steps: int) -> Array:
-    """Running sums that restart at every round: sum over l from the last averaging up to and including t."""
-    seeds, total = values.shape
-    rounds = values.reshape(seeds, total // local_steps, local_steps)
-    return np.asarray(np.cumsum(rounds, axis=-1).reshape(seeds, total))
+def _evaluations(lemmas: dict[str, Sides]) -> dict[str, Evaluation]:
+    return {
+        name: Evaluation(name, steps, np.asarray(left), np.asarray(right))
+        for name, (steps, left, right) in lemmas.items()
+    }
 
 
 def fedbio_lemmas(
@@ -54,79 +95,41 @@ def fedbio_lemmas(
     With the ``minimum`` h* also Theorem 1 for every horizon that is a whole number of rounds (valid for each if the
     conditions of the theorem are: they do not involve T once eta is fixed).
     """
-    local, total, clients = steps.local_steps, path.outer.shape[1], path.outer.shape[2]
-    mean, after = path.outer.mean(axis=2), path.proposed.mean(axis=2)
-    gradient = _mean_gradient(oracles, mean, clients)
-    consensus = _square(path.outer - mean[:, :, None])
-    proposed = _square(path.proposed - after[:, :, None])
-    inner_error = _square(path.inner - oracles.inner_solution(path.outer))
-    objective, next_objective = oracles.objective(mean), oracles.objective(after)
-    times = _range(1, total)
-    bias = _norm(gradient - path.outer_momentum.mean(axis=2))
+    along = _Along(steps, path, oracles)
+    consensus, inner_error, times = along.consensus, along.inner_error, along.times
+    jumps = np.cumsum(along.proposed[:, along.horizons - 1], axis=1)
+    before, first = np.pad(jumps, ((0, 0), (1, 0))), inner_error[:, 0]
 
-    def at(horizon: int) -> FedBiOSteps:
-        return replace(steps, rounds=horizon // local)
+    def inner_drift(steps: FedBiOSteps, seed: int, number: int) -> float:
+        return bounds.inner_drift(constants, steps, float(first[seed]), float(before[seed, number]))
 
-    horizons = _range(1, total // local) * local
-    jumps = np.cumsum(proposed[:, local - 1 :: local], axis=1)
-    before = np.concatenate([np.zeros((jumps.shape[0], 1)), jumps[:, :-1]], axis=1)
-    first = inner_error[:, 0]
+    def client_drift(steps: FedBiOSteps, seed: int, number: int) -> float:
+        return bounds.client_drift(constants, steps, float(first[seed]))
 
-    def per_seed(function: Any) -> Array:
-        return np.array([[function(seed, index) for index in range(horizons.size)] for seed in range(first.size)])
-
-    result = {
-        "hypergradient bias": Evaluation(
-            "hypergradient bias", times, bias, np.asarray(bounds.hypergradient_bias(constants, consensus, inner_error))
-        ),
-        "consensus error": Evaluation(
-            "consensus error",
-            times + 1,
-            proposed,
-            np.asarray(
-                bounds.consensus_error(
-                    constants, steps, _since_averaging(inner_error, local), _since_averaging(consensus, local)
-                )
-            ),
-        ),
-        "inner drift": Evaluation(
-            "inner drift",
-            horizons,
-            np.cumsum(inner_error, axis=1)[:, local - 1 :: local],
-            per_seed(
-                lambda seed, index: bounds.inner_drift(
-                    constants, at(int(horizons[index])), float(first[seed]), float(before[seed, index])
-                )
-            ),
-        ),
-        "client drift": Evaluation(
-            "client drift",
-            horizons,
-            np.cumsum(proposed, axis=1)[:, local - 1 :: local],
-            per_seed(lambda seed, index: bounds.client_drift(constants, at(int(horizons[index])), float(first[seed]))),
-        ),
-        "descent": Evaluation(
-            "descent",
+    lemmas: dict[str, Sides] = {
+        "hypergradient bias": (
             times,
-            next_objective,
-            np.asarray(bounds.descent(constants, steps, objective, _norm(gradient), consensus, inner_error)),
+            _norm(along.gradient - path.outer_momentum.mean(axis=2)),
+            bounds.hypergradient_bias(constants, consensus, inner_error),
+        ),
+        "consensus error": (
+            times + 1,
+            along.proposed,
+            bounds.consensus_error(
+                constants, steps, along.since_averaging(inner_error), along.since_averaging(consensus)
+            ),
+        ),
+        "inner drift": (along.horizons, along.at_horizons(inner_error), along.for_horizons(inner_drift)),
+        "client drift": (along.horizons, along.at_horizons(along.proposed), along.for_horizons(client_drift)),
+        "descent": (
+            times,
+            along.next_objective,
+            bounds.descent(constants, steps, along.objective, along.gradient_square, consensus, inner_error),
         ),
     }
     if minimum is not None:
-        averages = (np.cumsum(_norm(gradient), axis=1) / times)[:, local - 1 :: local]
-        result["theorem 1"] = Evaluation(
-            "theorem 1",
-            horizons,
-            averages,
-            per_seed(
-                lambda seed, index: (
-                    bounds.fedbio_bound(
-                        constants, at(int(horizons[index])), float(objective[seed, 0]) - minimum, float(first[seed])
-                    ).total
-                )
-            ),
-        )
-    return result
+        lemmas["theorem 1"] = along.theorem(bounds.fedbio_bound, constants, minimum)
+    return _evaluations(lemmas)
 
 
 def acc_state(steps: FedBiOAccSteps, path: Path, oracles: Oracles, mean_estimator: Any = None) -> bounds.AccState:
@@ -136,7 +139,6 @@ def acc_state(steps: FedBiOAccSteps, path: Path, oracles: Oracles, mean_estimato
     """
     expected = (mean_estimator or oracles.hypergradient)(path.outer, path.inner)
     mean, momentum = path.outer.mean(axis=2), path.outer_momentum.mean(axis=2)
-    total = path.outer.shape[1]
     return bounds.AccState(
         outer_error=_norm(momentum - expected.mean(axis=2)),
         inner_error=_square(path.inner - oracles.inner_solution(path.outer)),
@@ -145,7 +147,7 @@ def acc_state(steps: FedBiOAccSteps, path: Path, oracles: Oracles, mean_estimato
         mean_square=_norm(momentum),
         inner_square=_square(path.inner_momentum),
         consensus=_square(path.outer - mean[:, :, None]),
-        synchronised=np.arange(1, total + 1) % steps.local_steps == 0,
+        synchronised=np.arange(1, path.outer.shape[1] + 1) % steps.local_steps == 0,
     )
 
 
@@ -170,62 +172,31 @@ def fedbioacc_lemmas(
 
     With the ``minimum`` h* also Theorem 2, for every horizon that is a whole number of rounds.
     """
-    local, total, clients = steps.local_steps, path.outer.shape[1], path.outer.shape[2]
+    along = _Along(steps, path, oracles)
     state = acc_state(steps, path, oracles, mean_estimator)
-    mean, after = path.outer.mean(axis=2), path.proposed.mean(axis=2)
-    square = _norm(_mean_gradient(oracles, mean, clients))
-    objective, next_objective = oracles.objective(mean), oracles.objective(after)
-    alphas = steps.alphas(total)
-    alpha, times = alphas[1:], _range(1, total)
-    result = {}
-    for name, function, values in (
-        ("outer momentum", bounds.outer_momentum, state.outer_error),
-        ("inner momentum", bounds.inner_momentum, state.inner_momentum),
-        ("inner drift", bounds.inner_error, state.inner_error),
-        ("dispersion", bounds.dispersion, state.dispersion),
-    ):
-        right = function(constants, steps, alpha, state)
-        result[name] = Evaluation(name, times[1:], values[:, 1:], right[:, :-1])
-    result["descent"] = Evaluation(
-        "descent", times, next_objective, bounds.acc_descent(constants, steps, alpha, objective, square, state)
-    )
-    result["dispersion sum"] = _dispersion_sum(constants, steps, alpha, state)
+    alpha, times, horizons = steps.alphas(along.total)[1:], along.times, along.horizons
+    lemmas: dict[str, Sides] = {
+        name: (times[1:], error[:, 1:], recursion(constants, steps, alpha, state)[:, :-1])
+        for name, recursion, error in (
+            ("outer momentum", bounds.outer_momentum, state.outer_error),
+            ("inner momentum", bounds.inner_momentum, state.inner_momentum),
+            ("inner drift", bounds.inner_error, state.inner_error),
+            ("dispersion", bounds.dispersion, state.dispersion),
+        )
+    }
+    descent = bounds.acc_descent(constants, steps, alpha, along.objective, along.gradient_square, state)
+    lemmas["descent"] = (times, along.next_objective, descent)
+    sources = bounds.dispersion_sum(constants, steps, alpha, state)[:, horizons - 1]
+    lemmas["dispersion sum"] = (horizons, along.at_horizons(state.dispersion / alpha), sources)
 
     levels = potential_along(constants, steps, path, oracles, mean_estimator)
-    spent = np.cumsum(steps.outer_step / 2 * alpha * square, axis=1)
-    ends = _range(1, (total - 1) // local) * local
-    rises = np.array(
-        [
-            [sum(bounds.potential_rise(constants, steps, int(end), float(first))) for end in ends]
-            for first in state.dispersion[:, 0]
-        ]
-    ).reshape(levels.shape[0], ends.size)
-    result["potential"] = Evaluation("potential", ends, levels[:, ends] + spent[:, ends - 1], levels[:, :1] + rises)
+    spent = np.cumsum(steps.outer_step / 2 * alpha * along.gradient_square, axis=1)
+    ends = horizons[horizons < along.total]  # P_{T+1} must be on the path
+    rises = [
+        [sum(bounds.potential_rise(constants, steps, int(end), float(first))) for end in ends]
+        for first in state.dispersion[:, 0]
+    ]
+    lemmas["potential"] = (ends, levels[:, ends] + spent[:, ends - 1], levels[:, :1] + np.array(rises))
     if minimum is not None:
-        horizons = _range(1, total // local) * local
-        averages = (np.cumsum(square, axis=1) / times)[:, horizons - 1]
-        start, first = objective[:, 0] - minimum, state.inner_error[:, 0]
-
-        def bound(horizon: int, seed: int) -> float:
-            at = replace(steps, rounds=horizon // local)
-            return bounds.fedbioacc_bound(constants, at, float(start[seed]), float(first[seed])).total
-
-        rights = np.array([[bound(int(horizon), seed) for horizon in horizons] for seed in range(first.size)])
-        result["theorem 2"] = Evaluation("theorem 2", horizons, averages, rights)
-    return result
-
-
-def _dispersion_sum(constants: Constants, steps: FedBiOAccSteps, alpha: Array, state: bounds.AccState) -> Evaluation:
-    """Sum of D_t / alpha_t against twice its sources, for every whole number of rounds (needs feedback <= 1/2)."""
-    total = alpha.size
-    times = _range(1, total)
-    ends = _range(1, total // steps.local_steps) * steps.local_steps
-    largest = float(alpha[0])
-    spread = constants.sigma**2 + 4 * constants.G**2 + 4 * constants.zeta**2
-    moving = constants.L_h**2 * (steps.outer_step**2 * state.mean_square + steps.inner_step**2 * state.inner_square)
-    refreshed = 4 * (steps.c_outer * largest * constants.L_h) ** 2 * state.inner_error
-    sources = np.cumsum(alpha * (moving + refreshed) + spread * steps.c_outer**2 * alpha**3, axis=1)
-    first = 6.06 * steps.local_steps * state.dispersion[:, :1] / largest
-    left = np.cumsum(state.dispersion / alpha, axis=1)
-    right = first + 2 * dispersion_factor(steps.local_steps) * sources
-    return Evaluation("dispersion sum", times[ends - 1], left[:, ends - 1], right[:, ends - 1])
+        lemmas["theorem 2"] = along.theorem(bounds.fedbioacc_bound, constants, minimum)
+    return _evaluations(lemmas)

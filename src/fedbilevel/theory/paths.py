@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from fedbilevel.theory.constants import Array
 
 
 class Oracles(Protocol):

@@ -6,57 +6,50 @@ every upper constant (and divides mu). Hessians are formed densely: meant for pr
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import combinations
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
+from fedbilevel.calculus import both_gradients, inner_gradient
 from fedbilevel.problem import BilevelProblem, ClientData
-from fedbilevel.theory.constants import Constants
-from fedbilevel.theory.oracles import FlatProblem, Rows, rows_of
-
-Array = NDArray[np.float64]
-
-
-@partial(jax.jit, static_argnums=(0,))
-def _derivatives(flat: FlatProblem, outers: jax.Array, inners: jax.Array, rows: Rows) -> dict[str, jax.Array]:
-    """At every point: the Hessians of g and f in (x, y), the gradient of f, and y(x)."""
-    size = flat.outer.size
-
-    def at(outer: jax.Array, inner: jax.Array) -> dict[str, jax.Array]:
-        both = jnp.concatenate([outer, inner])
-        return {
-            "inner": jax.hessian(lambda z: flat.inner_loss(z[:size], z[size:], rows))(both),
-            "outer": jax.hessian(lambda z: flat.outer_loss(z[:size], z[size:], rows))(both),
-            "gradient": jnp.concatenate(flat.outer_gradients(outer, inner, rows)),
-            "solution": flat.inner_solution(outer, rows),
-        }
-
-    return jax.vmap(at)(outers, inners)
+from fedbilevel.sampling import LocalData
+from fedbilevel.theory.constants import Array, Constants
+from fedbilevel.theory.estimate import spectral
+from fedbilevel.theory.oracles import everywhere, flat_problem, local_data, truth
 
 
-@partial(jax.jit, static_argnums=(0,))
-def _noise(flat: FlatProblem, outers: jax.Array, inners: jax.Array, rows: Rows) -> jax.Array:
-    """Deviation of one row's grad_y g and of one row's grad f, the larger, at the worst point."""
+def _derivatives(problem: BilevelProblem, outer: jax.Array, inner: jax.Array, data: LocalData) -> dict[str, jax.Array]:
+    """The Hessians of g and f in (x, y), the gradient of f, y(x), and how far single rows' gradients spread."""
+    size, both = outer.size, jnp.concatenate([outer, inner])
 
-    def spread(gradient: Any, part: Any) -> jax.Array:
-        values = jax.vmap(gradient)(jnp.arange(jax.tree.leaves(part)[0].shape[0]))
+    def in_inner(batch: Any) -> jax.Array:
+        return jnp.asarray(inner_gradient(problem.inner_loss, outer, inner, batch))
+
+    def in_both(batch: Any) -> jax.Array:
+        return jnp.concatenate(both_gradients(problem.outer_loss, outer, inner, batch))
+
+    def variance(gradient: Any, rows: Any) -> jax.Array:
+        values = jax.vmap(lambda row: gradient(jax.tree.map(lambda leaf: leaf[None], row)))(rows)
         return jnp.mean(jnp.sum((values - values.mean(axis=0)) ** 2, axis=1))
 
-    def at(outer: jax.Array, inner: jax.Array) -> jax.Array:
-        in_inner = spread(lambda row: flat.inner_gradient(outer, inner, rows.single(row)), rows.train)
-        in_both = spread(lambda row: jnp.concatenate(flat.outer_gradients(outer, inner, rows.single(row))), rows.val)
-        return jnp.maximum(in_inner, in_both)
-
-    return jnp.sqrt(jnp.max(jax.vmap(at)(outers, inners)))
+    return {
+        "inner": jax.hessian(lambda z: problem.inner_loss(z[:size], z[size:], data.train))(both),
+        "outer": jax.hessian(lambda z: problem.outer_loss(z[:size], z[size:], data.val))(both),
+        "gradient": in_both(data.val),
+        "solution": truth(problem, outer, data)[1],
+        "variance": jnp.maximum(variance(in_inner, data.train), variance(in_both, data.val)),
+    }
 
 
 def _spectral(matrices: Array) -> float:
-    return float(np.linalg.norm(matrices, ord=2, axis=(-2, -1)).max())
+    return float(spectral(matrices).max())
+
+
+def _longest(vectors: Array) -> float:
+    return float(np.linalg.norm(vectors, axis=-1).max())
 
 
 def sampled_constants(
@@ -79,44 +72,41 @@ def sampled_constants(
         raise ValueError(f"points must be at least 2, since Lipschitz constants compare two points; got {points}.")
     if not radius > 0 or not safety >= 1:
         raise ValueError(f"radius must be positive and safety at least 1, got {radius} and {safety}.")
-    flat, clients = FlatProblem(problem), rows_of(data)
-    size = flat.outer.size
-    keys = jax.random.split(jax.random.key(seed), 2)
-    outers, inners = (
-        start + radius * jax.random.ball(key, start.size, shape=(points,), dtype=start.dtype)
-        for key, start in zip(keys, (flat.outer, flat.inner), strict=True)
+    flat, clients = flat_problem(problem), local_data(data)
+    start = flat.init(jax.random.key(0))
+    places = tuple(
+        centre + radius * jax.random.ball(key, centre.size, shape=(points,), dtype=centre.dtype)
+        for key, centre in zip(jax.random.split(jax.random.key(seed), 2), start, strict=True)
     )
-    found = [jax.tree.map(np.asarray, _derivatives(flat, outers, inners, rows)) for rows in clients]
-    hessians = np.stack([client["inner"] for client in found])
-    blocks, crosses = hessians[..., size:, size:], hessians[..., :size, size:]
+    answers = [everywhere(_derivatives, flat, places, client) for client in clients]
+    derivatives = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
+    gradients, solutions, size = derivatives["gradient"], derivatives["solution"], start[0].size
+    blocks, crosses = derivatives["inner"][..., size:, size:], derivatives["inner"][..., :size, size:]
     smallest = np.linalg.eigvalsh(blocks).min(axis=(1, 2))
     if smallest.min() <= 0:
         raise ValueError(
             f"Assumption 1 (g is strongly convex in y) does not hold: the inner loss of client {smallest.argmin()} has "
             f"curvature {smallest.min():.3g} at a sampled point; add a ridge term to inner_loss or sample a smaller radius."
         )
-    both = np.concatenate([outers, inners], axis=1)
-    distances = np.linalg.norm(np.diff(both, axis=0), axis=1)[:, None, None]
-    gradients = np.stack([client["gradient"] for client in found])
-    solutions = np.stack([client["solution"] for client in found])
+    distances = np.linalg.norm(np.diff(np.concatenate(places, axis=1), axis=0), axis=1)[:, None, None]
     upper = {
-        "L": max(_spectral(hessians), _spectral(np.stack([client["outer"] for client in found]))),
-        "M": float(np.linalg.norm(gradients, axis=-1).max()),
+        "L": max(_spectral(derivatives["inner"]), _spectral(derivatives["outer"])),
+        "M": _longest(gradients),
         "C_gxy": _spectral(crosses),
         "L_gxy": _spectral(np.diff(crosses, axis=1) / distances),
         "L_gyy": _spectral(np.diff(blocks, axis=1) / distances),
     }
-    for one, two in combinations(range(len(clients)), 2):
-        apart = np.abs(gradients[one] - gradients[two])
+    for a, b in combinations(range(len(clients)), 2):
+        apart = gradients[a] - gradients[b]
         pair = {
-            "zeta_f": max(float(np.linalg.norm(part, axis=-1).max()) for part in (apart[:, :size], apart[:, size:])),
-            "zeta_gxy": _spectral(crosses[one] - crosses[two]),
-            "zeta_gyy": _spectral(blocks[one] - blocks[two]),
-            "zeta_gstar": float(np.linalg.norm(solutions[one] - solutions[two], axis=-1).max()),
+            "zeta_f": max(_longest(apart[:, :size]), _longest(apart[:, size:])),
+            "zeta_gxy": _spectral(crosses[a] - crosses[b]),
+            "zeta_gyy": _spectral(blocks[a] - blocks[b]),
+            "zeta_gstar": _longest(solutions[a] - solutions[b]),
         }
         upper |= {name: max(value, upper.get(name, 0.0)) for name, value in pair.items()}
     if batch_size is not None:
-        upper["sigma"] = max(float(_noise(flat, outers, inners, rows)) for rows in clients) / batch_size**0.5
+        upper["sigma"] = float(np.sqrt(derivatives["variance"].max())) / batch_size**0.5
     return Constants(
         mu=float(smallest.min()) / safety,
         clients=len(clients),

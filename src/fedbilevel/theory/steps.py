@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from typing import Any, ClassVar, NamedTuple
 
 from fedbilevel.theory.constants import Constants, check_step
 
@@ -27,31 +27,36 @@ def check(name: str, left: float, right: float) -> Check:
     return Check(name, float(left), float(right), bool(left <= right * (1 + 1e-12)))
 
 
-class FedBiOArguments(TypedDict):
-    inner_step: float
-    outer_step: float
-    local_steps: int
-
-
 @dataclass(frozen=True)
-class FedBiOSteps:
-    """Steps of Theorem 1: ``fb.fedbio(problem, **steps.arguments(), ...)``."""
+class Steps:
+    """Step sizes of a theorem for ``rounds`` rounds, and the inequalities its proof needs of them."""
 
     inner_step: float
     outer_step: float
-    delta: float
     local_steps: int
     rounds: int
+    delta: float
     checks: tuple[Check, ...]
+    fixed: ClassVar[tuple[str, ...]] = ("inner_step", "outer_step", "local_steps")
 
     @property
     def holds(self) -> bool:
         """Whether every inequality holds."""
         return all(entry.holds for entry in self.checks)
 
-    def arguments(self) -> FedBiOArguments:
-        """The keyword arguments of ``fb.fedbio`` that the theorem fixes."""
-        return {"inner_step": self.inner_step, "outer_step": self.outer_step, "local_steps": self.local_steps}
+    @property
+    def total(self) -> int:
+        """T, the number of local steps."""
+        return self.rounds * self.local_steps
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of the algorithm that the theorem fixes."""
+        return {name: getattr(self, name) for name in self.fixed}
+
+
+@dataclass(frozen=True)
+class FedBiOSteps(Steps):
+    """Steps of Theorem 1: ``fb.fedbio(problem, **steps.arguments(), ...)``."""
 
 
 def check_counts(local_steps: int, rounds: int) -> None:
@@ -59,16 +64,16 @@ def check_counts(local_steps: int, rounds: int) -> None:
         raise ValueError(f"local_steps and rounds must be at least 1, got {local_steps} and {rounds}.")
 
 
+def check_positive(name: str, value: float) -> None:
+    if value <= 0:
+        raise ValueError(f"{name} must be positive, got {value}.")
+
+
 def fedbio_limits(constants: Constants, inner_step: float, local_steps: int) -> dict[str, float]:
     """The four upper limits on delta in Theorem 1, corrected: L_h for Gamma, and no factor q_1 q^I under the root."""
     rates = constants.inner_rates(inner_step)
-    decay = rates.q_1 * rates.q**local_steps
-    if constants.rho == 0:
-        jump = math.inf
-    else:
-        jump = math.sqrt((1 - rates.q) * (1 - decay) / rates.q_1_bar) / (
-            2 * constants.L_h * constants.rho * local_steps
-        )
+    left = (1 - rates.q) * (1 - rates.decay(local_steps)) / rates.q_1_bar
+    jump = math.inf if constants.rho == 0 else math.sqrt(left) / (2 * constants.L_h * constants.rho * local_steps)
     return {
         "averaging jump: delta < sqrt((1-q)(1-q_1 q^I)/q_1_bar) / (2 L_h rho I)": jump,
         "client drift: delta < 1 / (12 L_h I)": 1 / (12 * constants.L_h * local_steps),
@@ -93,10 +98,11 @@ def fedbio_steps(
     check_step(gamma, constants.L, "inner_step", "Theorem 1")
     limits = fedbio_limits(constants, gamma, local_steps)
     chosen = SAFETY * min(limits.values()) if delta is None else delta
-    if chosen <= 0:
-        raise ValueError(f"delta must be positive, got {chosen}.")
+    check_positive("delta", chosen)
     eta = chosen / math.sqrt(rounds * local_steps)
-    checks = [check("inner step: gamma < 1 / L", gamma, 1 / constants.L)]
-    checks += [check(name, chosen, limit) for name, limit in limits.items()]
-    checks.append(check("descent: eta < 1 / L_h", eta, 1 / constants.L_h))
-    return FedBiOSteps(gamma, eta, chosen, local_steps, rounds, tuple(checks))
+    checks = (
+        check("inner step: gamma < 1 / L", gamma, 1 / constants.L),
+        *(check(name, chosen, limit) for name, limit in limits.items()),
+        check("descent: eta < 1 / L_h", eta, 1 / constants.L_h),
+    )
+    return FedBiOSteps(gamma, eta, local_steps, rounds, chosen, checks)
