@@ -75,7 +75,7 @@ class QuadraticClients:
         self.clients, samples = self.train.hessian.shape[:2]
         self.outer_size, self.inner_size = dx, dy = self.outer.size, self.inner.size
         held = self.val.hessian.shape[1]
-        expected = {
+        expected: dict[str, Any] = {
             "train": InnerSample((samples, dy, dy), (samples, dy, dx), (samples, dy)),
             "val": OuterSample((held, dx + dy, dx + dy), (held, dx + dy)),
         }
@@ -131,7 +131,7 @@ class QuadraticClients:
 
     def inner_gradient(self, outer: Array, inner: Array) -> Array:
         """grad_y g_m(x_m, y_m)."""
-        return _apply(self.inner_hessian, inner) - _apply(self.inner_cross, outer) - self.inner_offset
+        return np.asarray(_apply(self.inner_hessian, inner) - _apply(self.inner_cross, outer) - self.inner_offset)
 
     def outer_gradients(self, outer: Array, inner: Array) -> tuple[Array, Array]:
         """grad_x f_m and grad_y f_m at (x_m, y_m)."""
@@ -304,7 +304,8 @@ def known_quadratic(
         seed, clients=clients, outer_size=outer_size, inner_size=inner_size, samples=samples,
         gradient_noise=gradient_noise, hessian_noise=hessian_noise, heterogeneity=heterogeneity,
     )  # fmt: skip
-    start = Start(*(shape(size, dtype=jnp.zeros(()).dtype) for size in (outer_size, inner_size)))
+    precision = jnp.zeros(()).dtype
+    start = Start(shape(outer_size, dtype=precision), shape(inner_size, dtype=precision))
     from_zero = QuadraticClients(drawn.train, drawn.val, np.zeros(outer_size), np.zeros(inner_size))
     exact = from_zero.pooled() if lower_level == "global" else from_zero
     first, least = float(exact.objective(exact.outer)), exact.minimum()
