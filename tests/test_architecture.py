@@ -18,7 +18,8 @@ LAYERS = [
     {"hypergradients"},
     {"algorithms"},
     {"engines"},
-    {"tasks", "theory"},  # problems with known answers, and what is true along a run
+    {"tasks"},  # problems with known answers...
+    {"theory"},  # ...and what is true along a run
     {"tables"},
     {"datasets"},
     {"fairness"},

@@ -65,7 +65,8 @@ def _hypergradient(problem: BilevelProblem, outer: jax.Array, inner: jax.Array, 
 
 def truth(problem: BilevelProblem, outer: jax.Array, data: LocalData) -> tuple[Any, Any, Any]:
     """grad h(x), y(x) and h(x), the inner problem solved from the start of the problem."""
-    return true_hypergradient(problem, outer, problem.init(jax.random.key(0))[1], data, "exact")
+    start = problem.init(jax.random.key(0))[1]
+    return true_hypergradient(problem, outer, start, lambda question: question(data.train, data.val), "exact")
 
 
 class ProblemOracles:
