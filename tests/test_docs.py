@@ -31,3 +31,20 @@ def test_links_point_to_files():
     for page in ALL:
         for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def test_the_glossary_names_modules_that_exist_and_every_word_once():
+    rows = [
+        line.strip("|").split("|")
+        for line in (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| **")
+    ]
+    assert len(rows) > 50
+    words = [word for row in rows for word in re.findall(r"\*\*(.+?)\*\*", row[0])]
+    assert len(set(words)) == len(words)
+    for row in rows:
+        (name,) = re.findall(r"`(.+?)`", row[2])
+        module = ROOT.joinpath("src", "fedbilevel", *name.split("."))
+        assert module.is_dir() or module.with_suffix(".py").exists(), (
+            f"{row[0].strip()} lives in {name}, which is not there"
+        )
