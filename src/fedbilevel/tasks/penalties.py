@@ -16,13 +16,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from fedbilevel.calculus import Tree
 from fedbilevel.linear import row_losses
 from fedbilevel.problem import BilevelProblem, ClientData
 from fedbilevel.tasks.task import (
     LOWER_LEVELS,
+    Array,
     ClientRows,
     Start,
     Task,
@@ -33,7 +33,6 @@ from fedbilevel.tasks.task import (
     whole_numbers,
 )
 
-Array = NDArray[np.float64]
 LINKS = ("squared", "logistic")
 SMALLEST, LARGEST, FIRST = -7.0, 1.5, -4.0
 """Bounds of the log penalties, and where they start: too weak for the features that say nothing."""

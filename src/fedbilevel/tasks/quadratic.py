@@ -14,13 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from fedbilevel.calculus import Tree
 from fedbilevel.problem import BilevelProblem, ClientData
-from fedbilevel.tasks.task import Start, Task, shape
-
-Array = NDArray[np.float64]
+from fedbilevel.tasks.task import Array, Start, Task, shape
 
 
 class InnerSample(NamedTuple):

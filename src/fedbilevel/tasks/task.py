@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from fedbilevel.calculus import Tree
 from fedbilevel.problem import BilevelProblem, ClientData, whole_number
 
+Array = NDArray[np.float64]
 LOWER_LEVELS = ("local", "global")
 
-Evaluation = Callable[[Tree, Tree], dict[str, float]]
+Evaluate = Callable[[Tree, Tree], dict[str, float]]
 """(outer, inner with leaves [clients, ...]) -> named numbers on held-out rows."""
 
 
@@ -38,7 +39,7 @@ class Task:
     name: str
     problem: BilevelProblem
     data: ClientData
-    evaluate: Evaluation
+    evaluate: Evaluate
     score: str
     curvature: float
     outer_step: float

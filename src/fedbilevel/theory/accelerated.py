@@ -14,8 +14,9 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from fedbilevel.theory.constants import Array, Constants, check_step
-from fedbilevel.theory.steps import SAFETY, Check, Steps, check, check_counts, check_positive
+from fedbilevel.tasks.task import Array
+from fedbilevel.theory.constants import Constants, check_step
+from fedbilevel.theory.steps import SAFETY, Check, TheoremSteps, check, check_counts, check_positive
 
 Previous = Literal["paper", "local"]
 Conditions = Literal["printed", "needed"]
@@ -24,7 +25,7 @@ _RATIO = 1.01
 
 
 @dataclass(frozen=True)
-class FedBiOAccSteps(Steps):
+class FedBiOAccSteps(TheoremSteps):
     """Steps of Theorem 2: ``fb.fedbioacc(problem, **steps.arguments(), ...)``."""
 
     u: float
@@ -32,7 +33,7 @@ class FedBiOAccSteps(Steps):
     c_inner: float
     c_outer: float
     previous: Previous
-    fixed: ClassVar[tuple[str, ...]] = (*Steps.fixed, "delta", "u", "sigma", "c_inner", "c_outer", "previous")
+    fixed: ClassVar[tuple[str, ...]] = (*TheoremSteps.fixed, "delta", "u", "sigma", "c_inner", "c_outer", "previous")
 
     def alphas(self, steps: int) -> Array:
         """alpha_0, alpha_1, ..., alpha_steps with alpha_t = delta / (u + sigma^2 t)^(1/3)."""
@@ -49,7 +50,7 @@ class FedBiOAccSteps(Steps):
         return 12 * _RATIO * self.local_steps**2
 
 
-class Weights(NamedTuple):
+class PotentialWeights(NamedTuple):
     """Weights of the potential P_t = h + (a/alpha_{t-1}) A_t + b B_t + (c/alpha_{t-1}) C_t and of the dispersion sum."""
 
     outer_momentum: float
@@ -58,7 +59,7 @@ class Weights(NamedTuple):
     dispersion: float
 
 
-def potential_weights(constants: Constants, steps: FedBiOAccSteps) -> Weights:
+def potential_weights(constants: Constants, steps: FedBiOAccSteps) -> PotentialWeights:
     """lambda_A = 2 eta/(320 L_h^2), lambda_B = 1, lambda_C = gamma/(32 L^2), and K, the price of a unit of sum D_t/alpha_t.
 
     lambda_A is twice the paper's: half of the hypergradient error goes to the inner error, which the paper leaves out.
@@ -77,7 +78,7 @@ def potential_weights(constants: Constants, steps: FedBiOAccSteps) -> Weights:
         # Replacing x_t by its mean moves the point at which the momentum was estimated: a bias, paid by Young's inequality.
         ratios = outer * constants.L_h**2 / steps.c_outer + inner * constants.L**2 / steps.c_inner
         fast = _RATIO**3 * eta**2 * steps.local_steps * ratios
-    return Weights(outer, 1.0, inner, slow * steps.largest**2 + fast)
+    return PotentialWeights(outer, 1.0, inner, slow * steps.largest**2 + fast)
 
 
 def _growth(constants: Constants, sigma: float, delta: float, local_steps: int) -> float:

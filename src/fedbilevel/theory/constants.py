@@ -11,11 +11,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-Array = NDArray[np.float64]
-
 
 class InnerRates(NamedTuple):
     """The contraction factors of the inner descent at one inner step gamma (Lemma "inner drift")."""

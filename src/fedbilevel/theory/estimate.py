@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbilevel.tasks.quadratic import QuadraticClients
-from fedbilevel.theory.constants import Array, Constants
+from fedbilevel.tasks.task import Array
+from fedbilevel.theory.constants import Constants
 from fedbilevel.theory.paths import Oracles, Path
 
 

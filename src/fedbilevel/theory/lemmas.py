@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from fedbilevel.tasks.task import Array
 from fedbilevel.theory import bounds
 from fedbilevel.theory.accelerated import FedBiOAccSteps
-from fedbilevel.theory.constants import Array, Constants
+from fedbilevel.theory.constants import Constants
 from fedbilevel.theory.paths import Evaluation, Oracles, Path
-from fedbilevel.theory.steps import FedBiOSteps, Steps
+from fedbilevel.theory.steps import FedBiOSteps, TheoremSteps
 
 Sides = tuple[Any, Any, Any]
 """The values of t (or of T for sums), the left-hand side and the right-hand side of a lemma."""
@@ -37,7 +38,7 @@ def _norm(vectors: Array) -> Array:
 class _Along:
     """What the lemmas of both algorithms ask about a path, [seeds, steps]; ``horizons``: whole numbers of rounds, in steps."""
 
-    def __init__(self, steps: Steps, path: Path, oracles: Oracles) -> None:
+    def __init__(self, steps: TheoremSteps, path: Path, oracles: Oracles) -> None:
         self.steps, self.path, self.oracles = steps, path, oracles
         self.total = path.outer.shape[1]
         self.times = np.arange(1, self.total + 1)
@@ -73,7 +74,7 @@ class _Along:
         """The mean of ‖grad h‖^2 up to every horizon against a theorem's bound on it."""
         averages = (np.cumsum(self.gradient_square, axis=1) / self.times)[:, self.horizons - 1]
 
-        def right(steps: Steps, seed: int, number: int) -> float:
+        def right(steps: TheoremSteps, seed: int, number: int) -> float:
             gap, first = float(self.objective[seed, 0]) - minimum, float(self.inner_error[seed, 0])
             return bound(constants, steps, gap, first).total
 

@@ -20,7 +20,7 @@ from fedbilevel.engines.diagnose import true_hypergradient
 from fedbilevel.hypergradients.exact import exact
 from fedbilevel.problem import BilevelProblem, ClientData
 from fedbilevel.sampling import Batches, Draws, LocalData
-from fedbilevel.theory.constants import Array
+from fedbilevel.tasks.task import Array
 
 
 def flat_problem(problem: BilevelProblem) -> BilevelProblem:

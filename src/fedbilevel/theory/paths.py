@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbilevel.theory.constants import Array
+from fedbilevel.tasks.task import Array
 
 
 class Oracles(Protocol):

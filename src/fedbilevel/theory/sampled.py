@@ -16,7 +16,8 @@ import numpy as np
 from fedbilevel.calculus import both_gradients, inner_gradient
 from fedbilevel.problem import BilevelProblem, ClientData
 from fedbilevel.sampling import LocalData
-from fedbilevel.theory.constants import Array, Constants
+from fedbilevel.tasks.task import Array
+from fedbilevel.theory.constants import Constants
 from fedbilevel.theory.estimate import spectral
 from fedbilevel.theory.oracles import everywhere, flat_problem, local_data, truth
 

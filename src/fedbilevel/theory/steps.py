@@ -28,7 +28,7 @@ def check(name: str, left: float, right: float) -> Check:
 
 
 @dataclass(frozen=True)
-class Steps:
+class TheoremSteps:
     """Step sizes of a theorem for ``rounds`` rounds, and the inequalities its proof needs of them."""
 
     inner_step: float
@@ -55,7 +55,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class FedBiOSteps(Steps):
+class FedBiOSteps(TheoremSteps):
     """Steps of Theorem 1: ``fb.fedbio(problem, **steps.arguments(), ...)``."""
 
 
