@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import fedbilevel as fb
 from fedbilevel import theory
 from fedbilevel.tasks import random_quadratic
-from fedbilevel.theory.accelerated import potential_weights
+from fedbilevel.theory.steps import potential_weights
 from tests.theory.loops import NOISY, PLAIN, ball
 
 CONSTANTS = st.builds(

@@ -6,7 +6,6 @@
 True
 """
 
-from fedbilevel.theory.accelerated import FedBiOAccSteps, fedbioacc_steps
 from fedbilevel.theory.bounds import Bound, fedbio_bound, fedbioacc_bound
 from fedbilevel.theory.constants import Constants, InnerRates
 from fedbilevel.theory.estimate import (
@@ -15,13 +14,21 @@ from fedbilevel.theory.estimate import (
     covering_region,
     logistic_constants,
     quadratic_constants,
+    sampled_constants,
     softmax_weights,
 )
-from fedbilevel.theory.lemmas import acc_state, fedbio_lemmas, fedbioacc_lemmas, potential_along
+from fedbilevel.theory.lemmas import (
+    Evaluation,
+    Oracles,
+    Path,
+    acc_state,
+    fedbio_lemmas,
+    fedbioacc_lemmas,
+    path_of,
+    potential_along,
+)
 from fedbilevel.theory.oracles import ProblemOracles
-from fedbilevel.theory.paths import Evaluation, Oracles, Path, path_of
-from fedbilevel.theory.sampled import sampled_constants
-from fedbilevel.theory.steps import Check, FedBiOSteps, fedbio_steps
+from fedbilevel.theory.steps import Check, FedBiOAccSteps, FedBiOSteps, fedbio_steps, fedbioacc_steps
 
 __all__ = [
     "Bound",

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbilevel.theory.accelerated import FedBiOAccSteps, potential_weights
 from fedbilevel.theory.constants import Constants
-from fedbilevel.theory.steps import FedBiOSteps
+from fedbilevel.theory.steps import FedBiOAccSteps, FedBiOSteps, potential_weights
 
 Values = Any  # floats or arrays
 

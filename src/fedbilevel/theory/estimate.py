@@ -1,17 +1,29 @@
-"""Constants of a concrete problem: exact for quadratics, rigorous bounds from the data for logistic problems."""
+"""Constants of a concrete problem: exact for quadratics, rigorous bounds from the data for logistic problems, and estimates
+at sampled points for any other.
+
+A sampled maximum never exceeds the true constant, so step sizes derived from it may be too large; ``safety`` multiplies
+every upper constant (and divides mu). Hessians are formed densely there: meant for at most a few hundred variables.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import combinations
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbilevel.calculus import both_gradients, inner_gradient
+from fedbilevel.problem import BilevelProblem, ClientData
+from fedbilevel.sampling import LocalData
 from fedbilevel.tasks.quadratic import QuadraticClients
 from fedbilevel.tasks.task import Array
 from fedbilevel.theory.constants import Constants
-from fedbilevel.theory.paths import Oracles, Path
+from fedbilevel.theory.lemmas import Oracles, Path
+from fedbilevel.theory.oracles import everywhere, flat_problem, local_data, truth
 
 
 class Region(NamedTuple):
@@ -44,13 +56,17 @@ def covering_region(
     return Region(outer, inner, slack * outer_radius, slack * inner_radius)
 
 
-def spectral(matrices: Array) -> Array:
+def _spectral(matrices: Array) -> Array:
     return np.asarray(np.linalg.norm(matrices, ord=2, axis=(-2, -1)))
+
+
+def _steepest(matrices: Array) -> float:
+    return float(_spectral(matrices).max())
 
 
 def _over_ball(matrices: Array, vectors: Array, centre: Array, radius: float) -> Array:
     """A bound on ‖Az - b‖ over the ball around the centre."""
-    return np.asarray(np.linalg.norm(matrices @ centre - vectors, axis=-1) + spectral(matrices) * radius)
+    return np.asarray(np.linalg.norm(matrices @ centre - vectors, axis=-1) + _spectral(matrices) * radius)
 
 
 def _pairs(values: Array) -> Array:
@@ -79,13 +95,13 @@ def quadratic_constants(clients: QuadraticClients, region: Region, batch_size: i
     solutions = _over_ball(_pairs(clients.response), -_pairs(clients.rest), region.outer, region.outer_radius)
     sigma = 0.0 if batch_size is None else _quadratic_noise(clients, region) / np.sqrt(batch_size)
     return Constants(
-        L=float(max(spectral(joint).max(), spectral(weight).max())),
+        L=max(_steepest(joint), _steepest(weight)),
         mu=float(np.linalg.eigvalsh(train_hessian).min()),
         M=float(_over_ball(weight, linear, centre, reach).max()),
-        C_gxy=float(spectral(train_cross).max()),
+        C_gxy=_steepest(train_cross),
         zeta_f=float(max(apart)),
-        zeta_gxy=float(spectral(_pairs(clients.inner_cross)).max()),
-        zeta_gyy=float(spectral(_pairs(clients.inner_hessian)).max()),
+        zeta_gxy=_steepest(_pairs(clients.inner_cross)),
+        zeta_gyy=_steepest(_pairs(clients.inner_hessian)),
         zeta_gstar=float(solutions.max()),
         sigma=float(sigma),
         clients=clients.clients,
@@ -101,7 +117,7 @@ def _quadratic_noise(clients: QuadraticClients, region: Region) -> float:
     )
     inner = (
         _over_ball(hessian, cross @ region.outer + offset, region.inner, region.inner_radius)
-        + spectral(cross) * region.outer_radius
+        + _spectral(cross) * region.outer_radius
     )
     size = region.outer.size
     outer = linear[..., :size] + np.einsum("mji,msj->msi", clients.response, linear[..., size:])
@@ -196,4 +212,95 @@ def logistic_constants(
         sigma=table["noise"][0] / float(np.sqrt(batch_size)) if batch_size else 0.0,
         clients=len(rows),
         region="everywhere",
+    )
+
+
+def _derivatives(problem: BilevelProblem, outer: jax.Array, inner: jax.Array, data: LocalData) -> dict[str, jax.Array]:
+    """The Hessians of g and f in (x, y), the gradient of f, y(x), and how far single rows' gradients spread."""
+    size, both = outer.size, jnp.concatenate([outer, inner])
+
+    def in_inner(batch: Any) -> jax.Array:
+        return jnp.asarray(inner_gradient(problem.inner_loss, outer, inner, batch))
+
+    def in_both(batch: Any) -> jax.Array:
+        return jnp.concatenate(both_gradients(problem.outer_loss, outer, inner, batch))
+
+    def variance(gradient: Any, rows: Any) -> jax.Array:
+        values = jax.vmap(lambda row: gradient(jax.tree.map(lambda leaf: leaf[None], row)))(rows)
+        return jnp.mean(jnp.sum((values - values.mean(axis=0)) ** 2, axis=1))
+
+    return {
+        "inner": jax.hessian(lambda z: problem.inner_loss(z[:size], z[size:], data.train))(both),
+        "outer": jax.hessian(lambda z: problem.outer_loss(z[:size], z[size:], data.val))(both),
+        "gradient": in_both(data.val),
+        "solution": truth(problem, outer, data)[1],
+        "variance": jnp.maximum(variance(in_inner, data.train), variance(in_both, data.val)),
+    }
+
+
+def _longest(vectors: Array) -> float:
+    return float(np.linalg.norm(vectors, axis=-1).max())
+
+
+def sampled_constants(
+    problem: BilevelProblem,
+    data: ClientData,
+    *,
+    radius: float = 1.0,
+    points: int = 16,
+    batch_size: int | None = None,
+    safety: float = 1.0,
+    seed: int = 0,
+) -> Constants:
+    """Estimate every constant from ``points`` points, uniform in balls of ``radius`` around the start of the problem.
+
+    sigma is the deviation with minibatches of ``batch_size`` rows (0 for whole sets) of the gradients; the hypergradient's
+    own deviation and bias follow from `Constants.with_neumann`. Raises if an inner loss is not strongly convex at a
+    sampled point.
+    """
+    if points < 2:
+        raise ValueError(f"points must be at least 2, since Lipschitz constants compare two points; got {points}.")
+    if not radius > 0 or not safety >= 1:
+        raise ValueError(f"radius must be positive and safety at least 1, got {radius} and {safety}.")
+    flat, clients = flat_problem(problem), local_data(data)
+    start = flat.init(jax.random.key(0))
+    places = tuple(
+        centre + radius * jax.random.ball(key, centre.size, shape=(points,), dtype=centre.dtype)
+        for key, centre in zip(jax.random.split(jax.random.key(seed), 2), start, strict=True)
+    )
+    answers = [everywhere(_derivatives, flat, places, client) for client in clients]
+    derivatives = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
+    gradients, solutions, size = derivatives["gradient"], derivatives["solution"], start[0].size
+    blocks, crosses = derivatives["inner"][..., size:, size:], derivatives["inner"][..., :size, size:]
+    smallest = np.linalg.eigvalsh(blocks).min(axis=(1, 2))
+    if smallest.min() <= 0:
+        raise ValueError(
+            f"Assumption 1 (g is strongly convex in y) does not hold: the inner loss of client {smallest.argmin()} has "
+            f"curvature {smallest.min():.3g} at a sampled point; add a ridge term to inner_loss or sample a smaller radius."
+        )
+    distances = np.linalg.norm(np.diff(np.concatenate(places, axis=1), axis=0), axis=1)[:, None, None]
+    upper = {
+        "L": max(_steepest(derivatives["inner"]), _steepest(derivatives["outer"])),
+        "M": _longest(gradients),
+        "C_gxy": _steepest(crosses),
+        "L_gxy": _steepest(np.diff(crosses, axis=1) / distances),
+        "L_gyy": _steepest(np.diff(blocks, axis=1) / distances),
+    }
+    for a, b in combinations(range(len(clients)), 2):
+        apart = gradients[a] - gradients[b]
+        pair = {
+            "zeta_f": max(_longest(apart[:, :size]), _longest(apart[:, size:])),
+            "zeta_gxy": _steepest(crosses[a] - crosses[b]),
+            "zeta_gyy": _steepest(blocks[a] - blocks[b]),
+            "zeta_gstar": _longest(solutions[a] - solutions[b]),
+        }
+        upper |= {name: max(value, upper.get(name, 0.0)) for name, value in pair.items()}
+    if batch_size is not None:
+        upper["sigma"] = float(np.sqrt(derivatives["variance"].max())) / batch_size**0.5
+    return Constants(
+        mu=float(smallest.min()) / safety,
+        clients=len(clients),
+        estimated=True,
+        region=f"{points} sampled points within {radius:g} of the start",
+        **{name: safety * value for name, value in upper.items()},
     )

@@ -70,7 +70,7 @@ def truth(problem: BilevelProblem, outer: jax.Array, data: LocalData) -> tuple[A
 
 
 class ProblemOracles:
-    """`fedbilevel.theory.paths.Oracles` of any `BilevelProblem` and its `ClientData`."""
+    """`fedbilevel.theory.lemmas.Oracles` of any `BilevelProblem` and its `ClientData`."""
 
     def __init__(self, problem: BilevelProblem, data: ClientData) -> None:
         self._problem, self._clients = flat_problem(problem), local_data(data)

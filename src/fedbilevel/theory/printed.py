@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 
 from fedbilevel.theory import bounds
-from fedbilevel.theory.accelerated import FedBiOAccSteps
 from fedbilevel.theory.bounds import AccState, Values
 from fedbilevel.theory.constants import Constants
-from fedbilevel.theory.steps import FedBiOSteps
+from fedbilevel.theory.steps import FedBiOAccSteps, FedBiOSteps
 
 
 def L_bar(constants: Constants) -> float:

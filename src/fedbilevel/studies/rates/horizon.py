@@ -13,7 +13,7 @@ import fedbilevel as fb
 from fedbilevel import theory
 from fedbilevel.studies.rates.design import BATCH, CLIENTS, DELTA, GAMMA, LOCAL_STEPS, PRESETS, WORKERS, Design
 from fedbilevel.tasks.quadratic import QuadraticClients, random_quadratic
-from fedbilevel.theory.accelerated import Conditions, Previous
+from fedbilevel.theory.steps import Conditions, Previous
 
 Rows = list[dict[str, Any]]
 _VARIANTS: tuple[Previous, ...] = ("paper", "local")
