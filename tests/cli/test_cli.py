@@ -95,7 +95,7 @@ def test_an_interrupt_says_what_to_do_and_exits_with_130(monkeypatch, capsys, wo
     def stopped(*_, **__):
         raise KeyboardInterrupt(words)
 
-    monkeypatch.setattr(sys.modules["fedbilevel.cli.rates"], "check_folder", stopped)
+    monkeypatch.setattr(sys.modules["fedbilevel.cli.rates"], "prepare", stopped)
     monkeypatch.setattr(sys, "argv", ["fedbilevel", "rates"])
     with pytest.raises(SystemExit) as end:
         cli.main()
@@ -125,7 +125,7 @@ def test_every_command_that_computes_speaks_to_machines_and_can_be_silent():
 def test_tables_for_machines(monkeypatch, capsys):
     frame = pd.DataFrame({"slope": [-0.5, float("nan")], "algorithm": ["fedbio", "fedbioacc"]})
     result = SimpleNamespace(slopes=frame, bounds=frame[:0], estimator=frame, checks=frame)
-    monkeypatch.setattr("fedbilevel.studies.rates.study.run", lambda *_, **__: result)
+    monkeypatch.setattr("fedbilevel.studies.rates.design.run", lambda *_, **__: result)
     monkeypatch.setattr(sys, "argv", ["fedbilevel", "rates", "--json", "--quiet"])
     with pytest.raises(SystemExit) as end:
         cli.main()

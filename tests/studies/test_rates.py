@@ -1,18 +1,18 @@
 """The rates experiment: slopes and intervals on known curves, every part on a small design, files written whole."""
 
 import json
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pandas as pd
 import pytest
 
-from fedbilevel.studies import files
-from fedbilevel.studies.rates import study as rates
-from fedbilevel.studies.rates.costs import communication, estimator_errors, speedup
+from fedbilevel.runs import read
+from fedbilevel.studies.rates import design as rates
+from fedbilevel.studies.rates import measure
 from fedbilevel.studies.rates.design import Design
-from fedbilevel.studies.rates.horizon import Tables, fedbio_rates, fedbioacc_rates
-from fedbilevel.studies.rates.slopes import bootstrap_slope, fit
+from fedbilevel.studies.rates.measure import bootstrap_slope, fit, fit_slopes
 
 TINY = Design(
     horizons=(20, 200),
@@ -56,11 +56,15 @@ def test_slopes_need_positive_runs():
         bootstrap_slope(np.array([1.0]), np.array([[1.0]]))
 
 
+def together(parts):
+    return (pd.concat([part[name] for part in parts], ignore_index=True) for name in ("points", "bounds", "checks"))
+
+
 def test_fedbio_falls_with_the_horizon_and_stays_below_the_bound():
-    points, bounds, checks = (pd.DataFrame(rows) for rows in fedbio_rates(TINY, 0))
+    points, bounds, checks = together([measure.fedbio_rates(horizon, TINY) for horizon in TINY.horizons])
     means = points.groupby("horizon")["mean_square"].mean()
     assert (np.diff(means.loc[list(TINY.horizons)]) < 0).all()
-    overall = rates.fit_slopes(points).iloc[0]
+    overall = fit_slopes(points).iloc[0]
     assert -0.8 < overall["slope"] < -0.4
     assert overall["low"] <= overall["slope"] <= overall["high"]
     assert len(bounds) == len(points) == len(TINY.horizons) * TINY.instances
@@ -71,7 +75,7 @@ def test_fedbio_falls_with_the_horizon_and_stays_below_the_bound():
 
 
 def test_fedbioacc_stays_below_the_bound_for_both_variants():
-    points, bounds, checks = (pd.DataFrame(rows) for rows in fedbioacc_rates(TINY, 0))
+    points, bounds, checks = together([measure.fedbioacc_rates(previous, TINY) for previous in measure.VARIANTS])
     assert points["variant"].nunique() == 4
     assert set(points["horizon"]) == set(bounds["horizon"]) == set(TINY.horizons)
     assert (bounds["measured"] <= bounds["bound"]).all()
@@ -82,20 +86,22 @@ def test_fedbioacc_stays_below_the_bound_for_both_variants():
 
 
 def test_variance_of_an_estimate_shrinks_with_clients_and_its_bias_does_not():
-    table = estimator_errors(TINY, 0).set_index("clients")
+    table = measure.estimator_errors(TINY)["estimator"].set_index("clients")
     assert fit(table.index.to_numpy(dtype=float), table["variance"].to_numpy()) == pytest.approx(-1, abs=0.3)
     assert table["bias_square"].nunique() == 1
     assert table["bias_square"].iloc[0] > 0.05
 
 
 def test_only_unbiased_runs_profit_from_more_clients():
-    ends = speedup(TINY, 0).groupby(["estimator", "clients"])["mean_square"].mean()
+    ends = pd.concat([measure.speedup(name, TINY)["speedup"] for name in ("unbiased", "truncated")])
+    ends = ends.groupby(["estimator", "clients"])["mean_square"].mean()
     assert ends["unbiased"][8] < 0.5 * ends["unbiased"][1]
     assert ends["truncated"][8] > 0.5 * ends["truncated"][1]
 
 
 def test_bytes_are_counted():
-    last = communication(TINY, 0).groupby(["algorithm", "run"]).tail(1).set_index("algorithm")
+    paths = [measure.communication(name, 2, TINY)["communication"] for name in ("fedbio", "fedbioacc")]
+    last = pd.concat(paths).groupby(["algorithm", "run"]).tail(1).set_index("algorithm")
     outer, clients, rounds = 3 * 8, 4, 30
     assert last.loc["fedbio", "bytes"] == 2 * outer * clients * rounds
     # Two vectors each way, and the step number down.
@@ -103,73 +109,88 @@ def test_bytes_are_counted():
 
 
 @pytest.fixture
-def result():
-    """Invented numbers in the shape of the real ones: what is written and drawn does not care."""
-    generator = np.random.default_rng(0)
-    horizons = (20, 60, 200)
-    points = pd.DataFrame(
-        [
-            {"algorithm": algorithm, "variant": variant, "horizon": horizon, "run": run}
-            | {"mean_square": float(horizon**-0.5 * generator.uniform(0.5, 1.5))}
-            for algorithm, variant in (
-                ("fedbio", "eta = delta/sqrt(T)"),
-                ("fedbioacc", "tuned"),
-                ("fedbioacc", "paper"),
-            )
-            for horizon in horizons
-            for run in range(3)
-        ]
-    )
-    bounds = points.rename(columns={"mean_square": "measured"})
-    bounds = bounds.assign(bound=100 * bounds["measured"], holds=True, inside=True)
-    counts = np.array([1.0, 2.0, 4.0])
-    paths = [
-        {"algorithm": name, "local_steps": local, "run": 0, "step": local * k, "bytes": 100 * k, "mean_square": 0.5**k}
-        for name in ("fedbio", "fedbioacc")
-        for local in (1, 5)
-        for k in range(4)
-    ]
-    ends = [
-        {"estimator": name, "clients": count, "run": 0, "mean_square": 1 / count, "inner_error": 0.5}
-        for name in ("unbiased", "truncated")
-        for count in (1, 2, 4)
-    ]
-    return rates.RatesResult(
-        points=points,
-        slopes=rates.fit_slopes(points),
-        bounds=bounds,
-        checks=pd.DataFrame({"name": ["a"], "left": [0.0], "right": [1.0], "holds": [True]}),
-        communication=pd.DataFrame(paths),
-        estimator=pd.DataFrame({"clients": counts, "variance": 1 / counts, "bias_square": 0.2}),
-        speedup=pd.DataFrame(ends),
-        settings={"design": TINY._asdict()},
-    )
+def invented(monkeypatch):
+    """The design with invented numbers in the shape of the real ones: what is kept and drawn does not care.  Gives the keys
+    of the parts that were computed."""
+    computed = []
+
+    def compute(self, part):
+        assert jax.config.values["jax_enable_x64"]
+        name, *rest = part.keys[0].split()
+        computed.append(part.keys[0])
+        generator = np.random.default_rng(len(computed))
+        if name in ("fedbio_rates", "fedbioacc_rates"):
+            algorithm = name.removesuffix("_rates")
+            horizons = [int(rest[0])] if algorithm == "fedbio" else self.horizons
+            variants = ["eta = delta/sqrt(T)"] if algorithm == "fedbio" else [f"tuned, {rest[0]}", f"paper, {rest[0]}"]
+            points = pd.DataFrame(
+                [
+                    {"algorithm": algorithm, "variant": variant, "horizon": horizon, "run": run}
+                    | {"mean_square": float(horizon**-0.5 * generator.uniform(0.5, 1.5))}
+                    for variant in variants for horizon in horizons for run in range(3)
+                ]
+            )  # fmt: skip
+            bounds = points.rename(columns={"mean_square": "measured"})
+            bounds = bounds.assign(bound=100 * bounds["measured"], holds=True, inside=True)
+            checks = pd.DataFrame({"name": ["a"], "left": [0.0], "right": [1.0], "holds": [True]})
+            tables = {"points": points, "bounds": bounds, "checks": checks}
+        elif name == "communication":
+            moments = np.arange(4)
+            path = {"run": 0, "step": int(rest[1]) * moments, "bytes": 100 * moments, "mean_square": 0.5**moments}
+            tables = {name: pd.DataFrame({**path, "algorithm": rest[0], "local_steps": int(rest[1])})}
+        elif name == "estimator_errors":
+            counts = np.array([1.0, 2.0, 4.0])
+            tables = {"estimator": pd.DataFrame({"clients": counts, "variance": 1 / counts, "bias_square": 0.2})}
+        else:
+            counts = np.array([1, 2, 4])
+            ends = {"run": 0, "mean_square": 1 / counts, "inner_error": 0.5, "estimator": rest[0], "clients": counts}
+            tables = {name: pd.DataFrame(ends)}
+        return usual(self, replace(part, what=lambda design: tables))
+
+    usual = Design.compute
+    monkeypatch.setattr(Design, "compute", compute)
+    return computed
 
 
-def test_files_are_whole_and_repeatable(result, tmp_path):
-    files = rates.write(result, tmp_path / "one", formats=("png", "svg"))
-    assert {path.name for path in files} == {path.name for path in (tmp_path / "one").iterdir()}
-    assert len(files) == 7 + 1 + 4 * 2
+def test_a_folder_with_tables_and_figures_that_goes_on(invented, tmp_path, monkeypatch):
+    monkeypatch.setattr(rates, "QUICK", replace(TINY, horizons=(20, 60, 200)))
+    told = []
+    jax.config.update("jax_enable_x64", False)
+
+    def stop(standing):
+        told.append(standing.done)
+        if standing.done == 4:
+            raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            rates.run(tmp_path / "one", quick=True, report=stop)
+        assert read(tmp_path / "one").status == "running"
+        result = rates.run(tmp_path / "one", quick=True, report=lambda standing: told.append(standing.done))
+        assert not jax.config.values["jax_enable_x64"]
+    finally:
+        jax.config.update("jax_enable_x64", True)
+    assert len(invented) == len(set(invented)) == 10
+    assert max(told) == 10
+    again = rates.run(tmp_path / "one", quick=True)
+    assert len(invented) == 10
+    pd.testing.assert_frame_equal(again.points, result.points)
+    kept = read(tmp_path / "one")
+    assert kept.status == "complete"
+    assert kept.rows.groupby("split")["mean_square"].size().to_dict() == {"fedbio": 18, "fedbioacc": 72}
+    assert kept.rows["dataset"].unique().tolist() == ["T = 20", "T = 60", "T = 200"]
+    names = {path.name for path in (tmp_path / "one").iterdir() if path.name.startswith("rates-")}
+    assert len(names) == 7 + 1 + 4 * 2
     summary = json.loads((tmp_path / "one" / "rates-summary.json").read_text())
     assert summary["points_below_bound"] == summary["points_with_bound"] == len(result.bounds)
-    again = pd.read_csv(tmp_path / "one" / "rates-slopes.csv")
-    np.testing.assert_allclose(again["slope"], result.slopes["slope"])
-    for path in rates.write(result, tmp_path / "two", formats=("svg",)):
-        assert path.read_bytes() == (tmp_path / "one" / path.name).read_bytes(), path.name
-
-
-def test_a_failed_write_leaves_nothing_half_done(tmp_path):
-    target = tmp_path / "table.csv"
-    target.write_text("old")
-
-    def fail(path):
-        path.write_text("half")
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        files.write_whole(target, fail)
-    assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
-    assert target.read_text() == "old"
+    assert (summary["settings"]["quick"], summary["settings"]["seed"]) == (True, 0)
+    written = pd.read_csv(tmp_path / "one" / "rates-slopes.csv")
+    np.testing.assert_allclose(written["slope"], result.slopes["slope"])
+    before = {name: (tmp_path / "one" / name).read_bytes() for name in names}
+    rates.QUICK.write(kept)
+    assert {name: (tmp_path / "one" / name).read_bytes() for name in names} == before, "figures are repeatable"
+    with pytest.raises(ValueError, match="was begun with seed = 0, and now seed is 3"):
+        rates.run(tmp_path / "one", quick=True, seed=3)
 
 
 def test_missing_matplotlib_gets_a_sentence(monkeypatch):
@@ -180,28 +201,3 @@ def test_missing_matplotlib_gets_a_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r'pip install "fedbilevel\[report\]"'):
         figures._figure(1)
-
-
-def test_run_restores_precision_and_reports_progress(monkeypatch):
-    seen = []
-    table = pd.DataFrame({"algorithm": ["fedbio"] * 4, "variant": ["v"] * 4, "horizon": [10, 10, 100, 100]})
-    table = table.assign(run=[0, 1, 0, 1], mean_square=[1.0, 2.0, 0.1, 0.2])
-
-    def horizon(design, seed):
-        assert jax.config.values["jax_enable_x64"]
-        return Tables(table.to_dict(orient="records"), [{"holds": True, "inside": True}], [{"holds": True}])
-
-    empty = Tables([], [], [])
-    monkeypatch.setattr(rates, "fedbio_rates", horizon)
-    monkeypatch.setattr(rates, "fedbioacc_rates", lambda design, seed: empty)
-    for name in ("communication", "estimator_errors", "speedup"):
-        monkeypatch.setattr(rates, name, lambda design, seed: pd.DataFrame())
-    jax.config.update("jax_enable_x64", False)
-    try:
-        found = rates.run(None, quick=True, seed=3, progress=lambda *step: seen.append(step))
-        assert not jax.config.values["jax_enable_x64"]
-    finally:
-        jax.config.update("jax_enable_x64", True)
-    assert [step[1] for step in seen] == [0, 1, 2, 3, 4, 5]
-    assert found.settings["seed"] == 3
-    assert found.slopes["slope"].to_numpy() == pytest.approx([-1.0, -1.0])

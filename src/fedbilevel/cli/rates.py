@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax, progress_lines, records, show
+from fedbilevel.cli.studies import conducted, console, prepare
+from fedbilevel.cli.terminal import AsJson, Quiet, records, show
 
 if TYPE_CHECKING:
-    from fedbilevel.studies.rates.study import RatesResult
+    from fedbilevel.studies.rates.design import RatesResult
 
 
 def rates(
-    out: Annotated[Path | None, typer.Option(help="Folder for tables and figures.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder, with figures; a stopped run in it goes on.")] = None,
     quick: Annotated[bool, typer.Option(help="Fewer seeds and shorter runs: a look, not a measurement.")] = False,
     seed: Annotated[int, typer.Option(help="Where all randomness starts.", min=0)] = 0,
     as_json: AsJson = False,
@@ -28,12 +26,10 @@ def rates(
 
     Slopes with confidence intervals, and the bounds beside the measurements.
     """
-    check_folder(out)
-    prepare_jax()
-    from fedbilevel.studies.rates import study as experiment
+    prepare(out)
+    from fedbilevel.studies.rates import design
 
-    with nullcontext() if quiet else progress_lines() as report:
-        result = experiment.run(out, quick=quick, seed=seed, progress=report)
+    result = conducted(lambda report, line: design.run(out, quick, seed, report, line), out, quiet)
     if as_json:
         tables = {name: records(getattr(result, name)) for name in ("slopes", "bounds", "estimator", "checks")}
         print(json.dumps({"folder": None if out is None else str(out), **tables}, allow_nan=False))
@@ -42,18 +38,18 @@ def rates(
 
 
 def _print(result: RatesResult, out: Path | None) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=110)
+    paper = console(110)
     interval = [
         f"[{low:.3f}, {high:.3f}]" for low, high in zip(result.slopes["low"], result.slopes["high"], strict=True)
     ]
     slopes = result.slopes.assign(interval=interval)[["algorithm", "variant", "range", "slope", "interval", "theory"]]
-    show(console, "Slope of log mean |grad h|^2 against log T, with 95 % intervals", slopes)
+    show(paper, "Slope of log mean |grad h|^2 against log T, with 95 % intervals", slopes)
     below = result.bounds.groupby(["algorithm", "variant"], sort=False).agg(
         points=("holds", "size"), below_bound=("holds", "sum"), inside_region=("inside", "sum")
     )
-    show(console, "Measurements with the theorems' step sizes, beside the theorems' bounds", below.reset_index())
-    show(console, "One hypergradient estimate averaged over clients: variance shrinks, bias stays", result.estimator)
+    show(paper, "Measurements with the theorems' step sizes, beside the theorems' bounds", below.reset_index())
+    show(paper, "One hypergradient estimate averaged over clients: variance shrinks, bias stays", result.estimator)
     failing = result.checks[~result.checks["holds"]]
-    console.print(f"{len(result.checks) - len(failing)} of {len(result.checks)} step-size conditions hold.")
+    paper.print(f"{len(result.checks) - len(failing)} of {len(result.checks)} step-size conditions hold.")
     if out is not None:
-        console.print(f"Tables and figures are in {out}", highlight=False, soft_wrap=True)
+        paper.print(f"Tables and figures are in {out}", highlight=False, soft_wrap=True)

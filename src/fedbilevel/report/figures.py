@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedbilevel import storage
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fedbilevel.studies.rates.study import RatesResult
+    from fedbilevel.studies.rates.design import RatesResult
 
 _SIZE = (10.0, 5.2)
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # told apart by colour-blind readers
@@ -29,12 +31,12 @@ def _figure(columns: int) -> tuple[Figure, list[Axes]]:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """PNG or SVG by suffix, without time stamps and random names, so that equal results give equal files."""
+    """PNG or SVG by suffix, whole or not at all, without time stamps and random names: equal results give equal files."""
     from matplotlib import rc_context
 
     metadata = {"Date": None} if path.suffix == ".svg" else None
-    with rc_context({"svg.hashsalt": "fedbilevel"}):
-        figure.savefig(path, dpi=150, metadata=metadata)
+    with rc_context({"svg.hashsalt": "fedbilevel"}), storage.draft(path) as draft:
+        figure.savefig(draft, dpi=150, metadata=metadata, format=path.suffix[1:])
 
 
 def _log_axes(axes: Axes, title: str, across: str, up: str) -> None:

@@ -1,0 +1,207 @@
+"""One driver for all studies: parts of a design are computed by threads, kept in a run folder, merged, and shown.
+
+A study says what it compares (`Study.configuration`), into which parts that falls, how one of them is computed and which
+tables come of all.  Everything else is here: what the folder holds is not computed again, a call that was stopped goes on,
+the first failure (or Ctrl-C) ends all threads after the part they are at, and somebody is told how far it is.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from fedbilevel.runs import Run, RunFolder
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one computation gives.
+
+    ``keys``: what the folder keeps it under, several where one computation serves several runs.  ``what``: how the study
+    describes it; ``title``: how people read it.  Parts of one ``program`` share what `Study.prepare` makes.  ``cost``:
+    seconds, roughly, for guessing the time that is left.  Of the parts that are ready the smallest ``rank`` goes first.
+    """
+
+    keys: tuple[str, ...]
+    what: Any
+    title: str
+    program: Any = None
+    cost: float = 1.0
+    rank: Any = 0
+
+
+class Standing(NamedTuple):
+    """How far a call is: runs done of all, a guess of the seconds left (None: not yet), and what was done last."""
+
+    done: int
+    total: int
+    left: float | None
+    what: str
+
+
+Report = Callable[[Standing], None]
+
+
+class Study:
+    """What a study has to say of itself."""
+
+    command = ""
+    grows = False
+    """Whether another design may add to a finished folder."""
+
+    def configuration(self) -> dict[str, Any]:
+        """Every resolved option that the numbers depend on."""
+        raise NotImplementedError
+
+    def parts(self) -> list[Part]:
+        """In the order of the tables."""
+        raise NotImplementedError
+
+    def prepare(self, part: Part) -> None:
+        """Make what all parts of its program share; called once a program."""
+
+    def compute(self, part: Part) -> dict[str, dict[str, Any]]:
+        """What `RunFolder.save` is to keep, by key."""
+        raise NotImplementedError
+
+    def merged(self, folder: RunFolder) -> tuple[list[str], dict[str, pd.DataFrame]]:
+        """The keys that make the tables, in their order, and tables that follow from all parts together."""
+        return [key for part in self.parts() for key in part.keys], {}
+
+    def write(self, run: Run) -> None:
+        """Write what stands beside the tables in the folder: figures, summaries."""
+
+
+def conduct(
+    study: Study,
+    out: str | Path | None = None,
+    report: Report | None = None,
+    line: str = "",
+    workers: int | None = None,
+) -> Run:
+    """Compute what ``out`` does not hold yet, and return all of it.
+
+    ``out``: a run folder; None keeps nothing.  ``workers``: threads; by default one a core.
+    """
+    about = {"command": study.command, "configuration": study.configuration(), "line": line, "grows": study.grows}
+    with _home(out) as path, RunFolder.open(path, **about) as folder:
+        parts = study.parts()
+        left = [part for part in parts if not all(map(folder.done, part.keys))]
+        if left:
+            _Crew(study, folder, parts, left, report or (lambda standing: None)).work(workers or _cores())
+        run = folder.finish() if folder.complete else folder.finish(*study.merged(folder))
+        if out is not None:
+            study.write(run)
+        return run
+
+
+@contextmanager
+def _home(out: str | Path | None) -> Iterator[Path]:
+    if out is not None:
+        yield Path(out)
+        return
+    with TemporaryDirectory(prefix="fedbilevel-") as folder:
+        yield Path(folder)
+
+
+class _Crew:
+    """Threads at work.  JAX lets go of the interpreter while it compiles and computes, so threads use the cores.
+
+    The first thread prepares all programs before it takes a part; the others prepare one only when no part is ready.  Both
+    kinds end up computing, so that no core waits for another before the last parts.
+    """
+
+    def __init__(self, study: Study, folder: RunFolder, parts: list[Part], left: list[Part], report: Report) -> None:
+        self.study, self.folder, self.report = study, folder, report
+        waiting: dict[Any, list[Part]] = {}
+        for part in sorted(left, key=lambda part: part.rank):
+            waiting.setdefault(part.program, []).append(part)
+        self.programs = deque(waiting.values())
+        self.preparing = 0
+        self.ready: list[tuple[Any, int, Part]] = []
+        self.number = count()
+        self.changed = threading.Condition()
+        self.failure: BaseException | None = None
+        self.total = sum(len(part.keys) for part in parts)
+        self.done = self.total - sum(len(part.keys) for part in left)
+        self.began, self.spent, self.cost = time.monotonic(), 0.0, sum(part.cost for part in left)
+        self.telling = threading.Lock()
+
+    def work(self, workers: int) -> None:
+        self.report(Standing(self.done, self.total, None, "preparing"))
+        threads = [threading.Thread(target=self._serve, args=(number == 0,), daemon=True) for number in range(workers)]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(0.2)  # in short waits, between which Ctrl-C is heard
+        except BaseException as stop:
+            self._stop(stop)
+            for thread in threads:
+                thread.join()
+            raise
+        if self.failure is not None:
+            raise self.failure
+
+    def _stop(self, failure: BaseException) -> None:
+        with self.changed:
+            self.failure = self.failure or failure
+            self.changed.notify_all()
+
+    def _serve(self, prepares_first: bool) -> None:
+        try:
+            while (task := self._next(prepares_first)) is not None:
+                if isinstance(task, Part):
+                    self._compute(task)
+                    continue
+                self.study.prepare(task[0])
+                with self.changed:
+                    self.preparing -= 1
+                    for part in task:
+                        heapq.heappush(self.ready, (part.rank, next(self.number), part))
+                    self.changed.notify_all()
+        except BaseException as failure:
+            self._stop(failure)
+
+    def _next(self, prepares_first: bool) -> Part | list[Part] | None:
+        """A part to compute, or parts whose program is to be prepared; None at the end."""
+        with self.changed:
+            while self.failure is None:
+                if self.programs and (prepares_first or not self.ready):
+                    self.preparing += 1
+                    return self.programs.popleft()
+                if self.ready:
+                    return heapq.heappop(self.ready)[2]
+                if not self.preparing:
+                    return None
+                self.changed.wait()
+            return None
+
+    def _compute(self, part: Part) -> None:
+        for key, results in self.study.compute(part).items():
+            if not self.folder.done(key):
+                self.folder.save(key, **results)
+        with self.telling:
+            first = not self.spent
+            self.done += len(part.keys)
+            self.spent += part.cost
+            rest = self.cost - self.spent
+            left = None if first else (time.monotonic() - self.began) * rest / self.spent
+            self.report(Standing(self.done, self.total, left, part.title))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
