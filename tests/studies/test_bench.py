@@ -12,10 +12,19 @@ import fedbilevel as fb
 from fedbilevel import runs
 from fedbilevel.report.bench import page as bench_page
 from fedbilevel.report.bench.tables import COSTS, crossing, ranking_table, summarise, target_table
-from fedbilevel.studies.bench import cells as bench_cells
-from fedbilevel.studies.bench import study as bench
-from fedbilevel.studies.bench.cells import Bench, Cell
-from fedbilevel.studies.bench.design import CASES, ENTRIES, INNER_RANGE, OUTER_RANGE, TUNING_SEED, Case, factors
+from fedbilevel.studies.bench import design as bench
+from fedbilevel.studies.bench import measure
+from fedbilevel.studies.bench.data import (
+    ENTRIES,
+    INNER_RANGE,
+    OUTER_RANGE,
+    TASKS,
+    TUNING_SEED,
+    Drawn,
+    Pairing,
+    factors,
+)  # fmt: skip
+from fedbilevel.studies.bench.measure import Bench
 from fedbilevel.studies.bench.walk import most_exchanges, outer_value, prepared, settled_inner, walk
 from fedbilevel.tasks import Ridge, known_quadratic, random_penalties
 
@@ -30,7 +39,7 @@ def toy(images, seed, lower_level):
 
 @pytest.fixture
 def toys(monkeypatch):
-    monkeypatch.setitem(CASES, "toy", Case("Toys", toy, images=False))
+    monkeypatch.setitem(TASKS, "toy", Drawn("Toys", toy, images=False))
 
 
 def quadratic(lower_level="global"):
@@ -108,18 +117,18 @@ def test_the_search_looks_at_validation_rows_only_and_takes_the_best(toys, monke
     seen = []
     draw = Bench.draw
 
-    def guarded(self, cell, seed):
+    def guarded(self, pairing, seed):
         def refuse(outer, inner):
             raise AssertionError("test rows in the search")
 
         seen.append(seed)
-        return replace(draw(self, cell, seed), evaluate=refuse)
+        return replace(draw(self, pairing, seed), evaluate=refuse)
 
     worths = []
-    worth = bench_cells._worth
+    worth = measure._worth
     monkeypatch.setattr(Bench, "draw", guarded)
-    monkeypatch.setattr(bench_cells, "_worth", lambda *arguments: worths.append(worth(*arguments)) or worths[-1])
-    best, about = Bench(TINY, None).tune(Cell("toy", "global", "fedbio-global"))
+    monkeypatch.setattr(measure, "_worth", lambda *arguments: worths.append(worth(*arguments)) or worths[-1])
+    best, about = Bench(TINY, None).tune(Pairing("toy", "global", "fedbio-global"))
     assert set(seen) == {TUNING_SEED}
     assert len(worths) == about["tried"] == TINY.budget
     assert best == factors(TINY.budget)[int(np.argmin(worths))]
@@ -141,9 +150,9 @@ def test_lagging_inner_variables_win_no_search(toys):
     lagging = solved + 0.5 * (pull.astype(np.float32) - solved)
     own = float(outer_value(task.problem, outer, lagging, task.data.val))
     assert own < ridge.objective(outer.astype(float))
-    found = bench_cells._worth(task, bench_cells.Walk([], outer, lagging))
+    found = measure._worth(task, measure.Walk([], outer, lagging))
     np.testing.assert_allclose(found, ridge.objective(outer.astype(float)), rtol=1e-3)
-    assert bench_cells._worth(task, bench_cells.Walk([], None, None)) == np.inf
+    assert measure._worth(task, measure.Walk([], None, None)) == np.inf
 
 
 def handmade():
@@ -216,15 +225,15 @@ def test_crossings():
 
 def test_a_stopped_bench_goes_on_to_the_same_tables(toys, tmp_path, monkeypatch):
     alone = bench.run(design=TINY, workers=1)
-    real, computed = Bench.cell, []
+    real, computed = Bench.pairing, []
 
-    def counted(self, cell):
-        computed.append(cell.key)
+    def counted(self, pairing):
+        computed.append(pairing.key)
         if len(computed) == 2:
             raise KeyboardInterrupt
-        return real(self, cell)
+        return real(self, pairing)
 
-    monkeypatch.setattr(Bench, "cell", counted)
+    monkeypatch.setattr(Bench, "pairing", counted)
     with pytest.raises(KeyboardInterrupt):
         bench.run(tmp_path / "run", TINY, workers=1)
     half = runs.read(tmp_path / "run")
@@ -233,9 +242,9 @@ def test_a_stopped_bench_goes_on_to_the_same_tables(toys, tmp_path, monkeypatch)
     page = bench_page.section(half)
     assert "FedBiO" in page
     told = []
-    result = bench.run(tmp_path / "run", TINY, workers=1, progress=lambda *said: told.append(said))
+    result = bench.run(tmp_path / "run", TINY, workers=1, report=told.append)
     assert len(computed) == 3
-    assert told[-1] == ("cells", 2, 2)
+    assert told[-1][:2] == (2, 2)
     assert runs.read(tmp_path / "run").status == "complete"
     same = [column for column in alone.rows.columns if column != "seconds"]
     pd.testing.assert_frame_equal(result.rows[same], alone.rows[same], check_dtype=False)
@@ -303,7 +312,7 @@ def test_a_bench_on_mnist_files_of_the_users_own(tmp_path):
     """The same pictures in both formats give the same rows, and the folder says what they were."""
     design = bench.Design(("cleaning",), ("fedbio-global",), seeds=1, budget=1, rounds=10, points=2)
     results = [
-        bench.run(design=design, data=pictures(tmp_path / name, packed=name == "idx"), workers=1)
+        bench.run(design=replace(design, data=pictures(tmp_path / name, packed=name == "idx")), workers=1)
         for name in ("idx", "npz")
     ]
     about = results[0].configuration
@@ -327,7 +336,7 @@ def test_designs_from_words():
         with pytest.raises(ValueError, match=sentence):
             bench.design_of(**arguments)
     with pytest.raises(ValueError, match="none of these tasks uses images"):
-        bench.run(design=bench.design_of("ridge"), data="anywhere")
+        bench.run(design=bench.design_of("ridge", data="anywhere"))
 
 
 def test_every_task_of_the_bench_makes_equal_problems_for_all_draws():
@@ -336,7 +345,7 @@ def test_every_task_of_the_bench_makes_equal_problems_for_all_draws():
     images = digits()
     for name in bench.FULL.tasks:
         for lower_level in ("local", "global"):
-            one, two = (CASES[name].make(images, seed, lower_level) for seed in (0, 1))
+            one, two = (TASKS[name].make(images, seed, lower_level) for seed in (0, 1))
             assert one.problem == two.problem, name
             shapes = [jax.tree.map(np.shape, (task.data.train, task.data.val)) for task in (one, two)]
             assert shapes[0] == shapes[1]

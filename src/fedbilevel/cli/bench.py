@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax, progress_lines, records, show
+from fedbilevel.cli.studies import conducted, console, prepare
+from fedbilevel.cli.terminal import AsJson, Quiet, records, show
 
 if TYPE_CHECKING:
     from fedbilevel.report.bench.tables import BenchResult
@@ -47,26 +44,25 @@ def bench(
 
     Step sizes are tuned with the same budget for every algorithm, on validation rows of a draw of their own.
     """
-    check_folder(out)
-    prepare_jax()
-    from fedbilevel.studies.bench import study as experiment
+    prepare(out)
+    from fedbilevel.studies.bench import design
 
-    design = experiment.design_of(tasks, algorithms, seeds, budget, rounds, quick)
-    line = shlex.join(["fedbilevel", *sys.argv[1:]])
-    with nullcontext() if quiet else progress_lines() as report:
-        result = experiment.run(out, design, data, progress=report, line=line)
+    chosen = design.design_of(tasks, algorithms, seeds, budget, rounds, quick, data)
+    result = conducted(lambda report, line: design.run(out, chosen, report, line), out, quiet)
     if as_json:
-        print(json.dumps(_machine(result, out), allow_nan=False))
+        tables = {name: records(getattr(result, name)) for name in ("ranking", "targets", "scores")}
+        about = {"folder": None if out is None else str(out), "configuration": result.configuration}
+        print(json.dumps({**about, **tables}, allow_nan=False))
     elif not quiet:
         _print(result, out)
 
 
 def _print(result: BenchResult, out: Path | None) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    paper = console(120)
     for level, group in result.ranking.groupby("split", sort=False):
         names = {name: name.removeprefix("rank_") for name in group.columns if name.startswith("rank_")}
         table = group[["method", "mean_rank", "ratio", "reached", *names]].rename(columns=names)
-        show(console, f"Ranking by bytes to 90 % of the gain, {level} lower level", table)
+        show(paper, f"Ranking by bytes to 90 % of the gain, {level} lower level", table)
     wanted = result.targets[result.targets["share"] == result.targets["share"].max()]
     for key, group in result.scores.groupby(["dataset", "split"], sort=False):
         own = group.merge(wanted, on=["dataset", "split", "method"], suffixes=("", "_target"))
@@ -78,9 +74,9 @@ def _print(result: BenchResult, out: Path | None) -> None:
         )
         columns = ["method", "score", "solved", "objective", "reached", "to_target", "exchanges", "seconds"]
         untuned, name = group["untuned"].mean(), group["score_name"].iloc[0]
-        show(console, f"{key[0]}, {key[1]}: {name} (ordinary training {untuned:.3f})", table[columns])
+        show(paper, f"{key[0]}, {key[1]}: {name} (ordinary training {untuned:.3f})", table[columns])
     if out is not None:
-        console.print(
+        paper.print(
             f"Rows and curves are in {out}; fedbilevel report {out} makes a page.", highlight=False, soft_wrap=True
         )
 
@@ -96,8 +92,3 @@ def _size(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g} {unit}"
     return "" if value != value else f"{value:.0f} B"
-
-
-def _machine(result: BenchResult, out: Path | None) -> dict[str, Any]:
-    tables = {name: records(getattr(result, name)) for name in ("ranking", "targets", "scores")}
-    return {"folder": None if out is None else str(out), "configuration": result.configuration, **tables}

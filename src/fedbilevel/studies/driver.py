@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -105,6 +105,17 @@ def conduct(
         if out is not None:
             study.write(run)
         return run
+
+
+def listed(option: str, text: str, known: Collection[str]) -> tuple[str, ...]:
+    """Names separated by commas, each once, as the command line takes them."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise ValueError(f"{option} is empty; choose from {', '.join(known)}.")
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{option} names {name!r}, which is unknown; choose from {', '.join(known)}.")
+    return names
 
 
 @contextmanager

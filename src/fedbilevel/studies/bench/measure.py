@@ -1,40 +1,25 @@
-"""One cell of the bench: the search for step sizes, the runs with the best of them, and what they are worth."""
+"""One pairing of the bench: the search for step sizes, the runs with the best of them, and what they are worth."""
 
 from __future__ import annotations
 
 import math
 import threading
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 import pandas as pd
 
 from fedbilevel.engines.simulation import Simulation
-from fedbilevel.studies.bench.design import CASES, ENTRIES, TUNING_SEED, Case, Design, Entry, factors
+from fedbilevel.studies.bench.data import TUNING_SEED, Pairing, factors
 from fedbilevel.studies.bench.walk import Walk, outer_value, prepared, settled_inner, walk
 from fedbilevel.tasks import Images, Task
 
+if TYPE_CHECKING:
+    from fedbilevel.studies.bench.design import Design
+
 TUNING_POINTS = 5
 """Moments at which a trial is looked at, to end it soon where it diverges."""
-
-
-class Cell(NamedTuple):
-    task: str
-    lower_level: str
-    algorithm: str
-
-    @property
-    def key(self) -> str:
-        return "/".join(self)
-
-    @property
-    def case(self) -> Case:
-        return CASES[self.task]
-
-    @property
-    def entry(self) -> Entry:
-        return ENTRIES[self.algorithm]
 
 
 class Bench:
@@ -45,20 +30,20 @@ class Bench:
         self._untuned: dict[tuple[str, str, int], float] = {}
         self._lock = threading.Lock()
 
-    def draw(self, cell: Cell, seed: int) -> Task:
-        return cell.case.make(self.images, seed, cell.lower_level)  # type: ignore[arg-type]
+    def draw(self, pairing: Pairing, seed: int) -> Task:
+        return pairing.draw(self.images, seed)
 
-    def cell(self, cell: Cell) -> tuple[pd.DataFrame, pd.DataFrame]:
+    def pairing(self, pairing: Pairing) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Tune, then run: one row a seed, and the history of every seed."""
-        design, entry = self.design, cell.entry
-        best, tuning = self.tune(cell)
+        design, entry = self.design, pairing.entry
+        best, tuning = self.tune(pairing)
         rows, histories = [], []
         for seed in range(design.seeds):
-            task = self.draw(cell, seed)
+            task = self.draw(pairing, seed)
             steps = entry.steps(task, best)
             labels = {
-                "dataset": cell.task,
-                "split": cell.lower_level,
+                "dataset": pairing.task,
+                "split": pairing.lower_level,
                 "method": entry.title,
                 "seed": seed,
                 "split_seed": seed,
@@ -67,19 +52,19 @@ class Bench:
             sizes = {"exchanges": design.rounds, "points": design.points}
             walked = walk(prepared(algorithm, task), algorithm.settings, task, seed=seed, **sizes, scores=True)
             setting = f"inner_step={steps.inner:.4g}, outer_step={steps.outer:.4g}"
-            rows.append({**labels, "setting": setting, **tuning, **self.judged(cell, task, seed, walked)})
+            rows.append({**labels, "setting": setting, **tuning, **self.judged(pairing, task, seed, walked)})
             histories += [{**labels, **_told(row, task)} for row in walked.rows]
         return pd.DataFrame(rows), pd.DataFrame(histories)
 
-    def tune(self, cell: Cell) -> tuple[tuple[float, float], dict[str, Any]]:
+    def tune(self, pairing: Pairing) -> tuple[tuple[float, float], dict[str, Any]]:
         """The best of ``budget`` pairs of factors by the validation objective, on a draw of its own.
 
         What counts is the larger of f(x, y) at the run's own y and f(x, y(x)) at the solution.  The first alone would favour
         inner variables that lag behind (f may be smaller there than anywhere it can stay), the second models that no one
         could use.
         """
-        design, entry = self.design, cell.entry
-        task = self.draw(cell, TUNING_SEED)
+        design, entry = self.design, pairing.entry
+        task = self.draw(pairing, TUNING_SEED)
         tried = []
         run: Simulation | None = None
         for pair in factors(design.budget):
@@ -93,11 +78,11 @@ class Bench:
         about = {"inner_factor": best[0], "outer_factor": best[1], "tuning_objective": value}
         return best, {**about, "tried": len(tried), "diverged_in_tuning": diverged}
 
-    def judged(self, cell: Cell, task: Task, seed: int, walked: Walk) -> dict[str, Any]:
+    def judged(self, pairing: Pairing, task: Task, seed: int, walked: Walk) -> dict[str, Any]:
         """One row: the end of a run, what its outer variable alone is worth, and what no tuning at all is worth."""
         row: dict[str, Any] = {
             "score_name": task.score,
-            "untuned": self.untuned(cell, task, seed),
+            "untuned": self.untuned(pairing, task, seed),
             "diverged": not walked.finite,
         }
         row |= _told(walked.rows[-1], task)
@@ -108,9 +93,9 @@ class Bench:
         solved = task.evaluate(walked.outer, settled_inner(task, walked.outer, walked.inner))
         return {**row, "solved": solved[task.score]}
 
-    def untuned(self, cell: Cell, task: Task, seed: int) -> float:
+    def untuned(self, pairing: Pairing, task: Task, seed: int) -> float:
         """The score at the start of x with the inner problem solved: what ordinary training gives."""
-        key = (cell.task, cell.lower_level, seed)
+        key = (pairing.task, pairing.lower_level, seed)
         with self._lock:
             if key not in self._untuned:
                 outer, inner = task.problem.init(jax.random.key(seed))
