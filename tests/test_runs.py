@@ -39,8 +39,16 @@ def whole(path, keys=("b", "a")):
         return run.finish()
 
 
-def contents(path):
-    return {file.relative_to(path): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+def contents(path, but=()):
+    files = (file for file in sorted(path.rglob("*")) if file.is_file() and file.name not in but)
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
+def refused(sentence, *attempts):
+    """Every attempt ends in this sentence."""
+    for attempt in attempts:
+        with pytest.raises(ValueError, match=sentence):
+            attempt()
 
 
 def test_what_is_saved_is_read_back(tmp_path):
@@ -94,15 +102,13 @@ def test_rows_do_not_depend_on_which_part_was_ready_first(tmp_path):
 
 def test_a_complete_run_is_read_again_and_not_run_again(tmp_path):
     rows = whole(tmp_path).rows
-    kept = contents(tmp_path)
+    kept = contents(tmp_path, but=("log.txt", "lock"))
     with opened(tmp_path) as run:
         assert run.complete
         assert run.done("anything")
         pd.testing.assert_frame_equal(run.finish().rows, rows)
-        with pytest.raises(ValueError, match="has been saved before"):
-            run.save("anything", rows=row(0))
-    changed = {name for name, held in contents(tmp_path).items() if held != kept[name]}
-    assert {str(name) for name in changed} <= {"log.txt", "lock"}
+        refused("has been saved before", lambda: run.save("anything", rows=row(0)))
+    assert contents(tmp_path, but=("log.txt", "lock")) == kept
 
 
 CHILD = """
@@ -172,12 +178,9 @@ def test_another_configuration_is_refused_by_the_option_that_differs(tmp_path, c
             run.save("a", rows=row(0))
             if finished:
                 run.finish()
-        kept = contents(where)
-        with pytest.raises(ValueError, match=sentence):
-            opened(where, configuration={**OPTIONS, **change})
-        assert {name: held for name, held in contents(where).items() if name.name != "lock"} == {
-            name: held for name, held in kept.items() if name.name != "lock"
-        }
+        kept = contents(where, but=("lock",))
+        refused(sentence, lambda where=where: opened(where, configuration={**OPTIONS, **change}))
+        assert contents(where, but=("lock",)) == kept
 
 
 def edited(path, old, new):
@@ -187,36 +190,28 @@ def edited(path, old, new):
 
 
 def test_other_folders_are_refused(tmp_path):
-    whole(tmp_path / "run")
-    with pytest.raises(ValueError, match="holds a run of 'table1', not of 'fit'"):
-        opened(tmp_path / "run", command="fit")
-    edited(tmp_path / "run", "format = 1", "format = 2")
-    for attempt in (opened, read):
-        with pytest.raises(
-            ValueError, match=r"was written by a newer fedbilevel, .* \(format 2; this one reads 1\): update"
-        ):
-            attempt(tmp_path / "run")
-    with pytest.raises(ValueError, match="There is no folder"):
-        read(tmp_path / "nowhere")
-    (tmp_path / "home").mkdir()
-    with pytest.raises(ValueError, match=r"home is not a run folder: it has no run\.toml"):
-        read(tmp_path / "home")
-    (tmp_path / "home" / "letter.txt").write_text("dear")
-    with pytest.raises(ValueError, match=r"holds other files \(letter\.txt\) and no run: name a new or empty folder"):
-        opened(tmp_path / "home")
-    assert [file.name for file in (tmp_path / "home").iterdir()] == ["letter.txt"]
+    run, home = tmp_path / "run", tmp_path / "home"
+    whole(run)
+    refused("holds a run of 'table1', not of 'fit'", lambda: opened(run, command="fit"))
+    edited(run, "format = 1", "format = 2")
+    newer = r"was written by a newer fedbilevel, .* \(format 2; this one reads 1\): update"
+    refused(newer, lambda: opened(run), lambda: read(run))
+    refused("There is no folder", lambda: read(tmp_path / "nowhere"))
+    home.mkdir()
+    refused(r"home is not a run folder: it has no run\.toml", lambda: read(home))
+    (home / "letter.txt").write_text("dear")
+    refused(r"holds other files \(letter\.txt\) and no run: name a new or empty folder", lambda: opened(home))
+    assert list(contents(home)) == ["letter.txt"]
 
 
 def test_an_unfinished_run_of_another_version_is_refused_a_finished_one_read(tmp_path):
     with opened(tmp_path / "run") as run:
         run.save("a", rows=row(0))
-    edited(tmp_path / "run", f'fedbilevel = "{__version__}"', 'fedbilevel = "0.0.1"')
-    with pytest.raises(
-        ValueError, match=r"was begun by fedbilevel 0\.0\.1 and this is .*: finish it with that version"
-    ):
-        opened(tmp_path / "run")
     whole(tmp_path / "done")
-    edited(tmp_path / "done", f'fedbilevel = "{__version__}"', 'fedbilevel = "0.0.1"')
+    for name in ("run", "done"):
+        edited(tmp_path / name, f'fedbilevel = "{__version__}"', 'fedbilevel = "0.0.1"')
+    begun = r"was begun by fedbilevel 0\.0\.1 and this is .*: finish it with that version"
+    refused(begun, lambda: opened(tmp_path / "run"))
     assert read(tmp_path / "done").version == "0.0.1"
     opened(tmp_path / "done").close()
 
@@ -230,36 +225,28 @@ def test_damage_is_seen_and_the_rest_is_kept(tmp_path, damage):
             run.save(key, rows=row(seed))
     part = tmp_path / "run" / "parts" / tables.part_name("b")
     part.write_bytes(damage(part.read_bytes()))
-    for attempt in (opened, read):
-        with pytest.raises(
-            ValueError, match=rf"{part.name} is damaged \(.*\): delete it, and the same command computes"
-        ):
-            attempt(tmp_path / "run")
+    damaged = rf"{part.name} is damaged \(.*\): delete it, and the same command computes"
+    refused(damaged, lambda: opened(tmp_path / "run"), lambda: read(tmp_path / "run"))
     part.unlink()
     with opened(tmp_path / "run") as run:
         assert [run.done(key) for key in "abc"] == [True, False, True]
-        with pytest.raises(ValueError, match=r"The part 'b' of .* has not been saved, so the run cannot be finished"):
-            run.finish(order="abc")
+        refused("The part 'b' of .* has not been saved, so the run cannot be finished", lambda: run.finish(order="abc"))
         run.save("b", rows=row(1))
         assert run.finish(order="abc").rows["seed"].tolist() == [0, 1, 2]
     table = tmp_path / "run" / "rows.csv"
     table.write_bytes(damage(table.read_bytes()))
-    with pytest.raises(
-        ValueError, match=r"rows\.csv is damaged or was changed .*: restore it, or run the command again"
-    ):
-        read(tmp_path / "run")
+    changed = r"rows\.csv is damaged or was changed .*: restore it, or run the command again"
+    refused(changed, lambda: read(tmp_path / "run"))
     table.unlink()
-    with pytest.raises(ValueError, match=r"rows\.csv is damaged or was changed \(No such file"):
-        read(tmp_path / "run")
+    refused(r"rows\.csv is damaged or was changed \(No such file", lambda: read(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("text", ["format = ", "", "format = 1\n", 'format = 1\ncommand = 3\nfedbilevel = "1"\n'])
 def test_a_damaged_description(tmp_path, text):
     whole(tmp_path)
     (tmp_path / "run.toml").write_text(text)
-    for attempt in (opened, read):
-        with pytest.raises(ValueError, match=r"run\.toml is damaged \(.*\); the tables beside it are untouched"):
-            attempt(tmp_path)
+    damaged = r"run\.toml is damaged \(.*\); the tables beside it are untouched"
+    refused(damaged, lambda: opened(tmp_path), lambda: read(tmp_path))
     assert (tmp_path / "rows.csv").exists()
 
 
