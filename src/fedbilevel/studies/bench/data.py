@@ -64,18 +64,23 @@ class Entry(NamedTuple):
         return self.make(task, steps, task.data.clients)
 
 
-def _series(task: Task) -> float:
-    return SERIES_STEP / task.curvature
-
-
-def _local(previous: str) -> Callable[[Task, Steps, int], Algorithm]:
-    constants: dict[str, Any] = {name: value for name, value in fb.TUNED.items() if not name.endswith("_step")}
+def _nested(factory: Callable[..., Algorithm], *rest: Any, **options: Any) -> Callable[[Task, Steps, int], Algorithm]:
+    """The methods with a series of its own step; ``rest``: what comes behind its number of terms."""
 
     def make(task: Task, steps: Steps, clients: int) -> Algorithm:
-        estimator = fb.neumann(TERMS, _series(task))
-        return fb.fedbioacc(
-            task.problem, estimator, *steps, LOCAL_STEPS, batch_size=BATCH, previous=previous, **constants
-        )
+        return factory(task.problem, *steps, SERIES_STEP / task.curvature, TERMS, *rest, batch_size=BATCH, **options)
+
+    return make
+
+
+def _estimated(
+    factory: Callable[..., Algorithm], *rest: Any, **options: Any
+) -> Callable[[Task, Steps, int], Algorithm]:
+    """The methods with a hypergradient estimator; ``rest``: what comes behind the steps."""
+
+    def make(task: Task, steps: Steps, clients: int) -> Algorithm:
+        estimator = fb.neumann(TERMS, SERIES_STEP / task.curvature)
+        return factory(task.problem, estimator, *steps, *rest, batch_size=BATCH, **options)
 
     return make
 
@@ -89,99 +94,67 @@ def _coupled(factory: Callable[..., Algorithm]) -> Callable[[Task, Steps, int], 
     return make
 
 
-def _with_server_steps(unequal: bool) -> Callable[[Task, Steps, int], Algorithm]:
+def _with_server_steps(factory: Callable[..., Algorithm], unequal: bool) -> Callable[[Task, Steps, int], Algorithm]:
     def make(task: Task, steps: Steps, clients: int) -> Algorithm:
         inner, outer = steps.inner * SERVER_SHARE, steps.outer * SERVER_SHARE
-        rest: dict[str, Any] = {"server_inner_step": inner, "server_outer_step": outer, "server_adjoint_step": inner}
-        if not unequal:
-            return fb.simfbo(task.problem, *steps, steps.inner, LOCAL_STEPS, batch_size=BATCH, **rest)
-        own = [UNEQUAL_STEPS[client % len(UNEQUAL_STEPS)] for client in range(clients)]
-        return fb.shrofbo(task.problem, *steps, steps.inner, own, batch_size=BATCH, **rest)
+        servers: dict[str, Any] = {"server_inner_step": inner, "server_outer_step": outer, "server_adjoint_step": inner}
+        local = [UNEQUAL_STEPS[client % len(UNEQUAL_STEPS)] for client in range(clients)] if unequal else LOCAL_STEPS
+        return factory(task.problem, *steps, steps.inner, local, batch_size=BATCH, **servers)
 
     return make
 
 
+_CONSTANTS: dict[str, Any] = {name: value for name, value in fb.TUNED.items() if not name.endswith("_step")}
+_SHARED = (LOCAL_STEPS, LOCAL_STEPS)
+
 ENTRIES = {
-    "fedbio": Entry(
-        "FedBiO", "local",
-        lambda task, steps, clients: fb.fedbio(
-            task.problem, fb.neumann(TERMS, _series(task)), *steps, LOCAL_STEPS, batch_size=BATCH
-        ),
+    "fedbio": Entry("FedBiO", "local", _estimated(fb.fedbio, LOCAL_STEPS)),
+    "fedbioacc": Entry(
+        "FedBiOAcc", "local", _estimated(fb.fedbioacc, LOCAL_STEPS, previous="paper", **_CONSTANTS), 4, 4
     ),
-    "fedbioacc": Entry("FedBiOAcc", "local", _local("paper"), 4, 4),
-    "fedbioacc-own": Entry('FedBiOAcc, previous="local"', "local", _local("local"), 4, 4),
+    "fedbioacc-own": Entry(
+        'FedBiOAcc, previous="local"',
+        "local",
+        _estimated(fb.fedbioacc, LOCAL_STEPS, previous="local", **_CONSTANTS),
+        4,
+        4,
+    ),
     "fedbio-global": Entry("FedBiO, global", "global", _coupled(fb.fedbio_global)),
     "fedbioacc-global": Entry("FedBiOAcc, global", "global", _coupled(fb.fedbioacc_global), 4, 4),
-    "simfbo": Entry("SimFBO", "global", _with_server_steps(False)),
-    "shrofbo": Entry("ShroFBO", "global", _with_server_steps(True)),
+    "simfbo": Entry("SimFBO", "global", _with_server_steps(fb.simfbo, unequal=False)),
+    "shrofbo": Entry("ShroFBO", "global", _with_server_steps(fb.shrofbo, unequal=True)),
     "fedmsa": Entry("FedMSA", "global", _coupled(fb.fedmsa)),
-    "fednest": Entry(
-        "FedNest", "global",
-        lambda task, steps, clients: fb.fednest(
-            task.problem, *steps, _series(task), TERMS, 1, LOCAL_STEPS, batch_size=BATCH
-        ),
-        LOCAL_STEPS, LOCAL_STEPS,
-    ),
-    "fednest-sum": Entry(
-        "FedNest, summed", "global",
-        lambda task, steps, clients: fb.fednest(
-            task.problem, *steps, _series(task), TERMS, 1, LOCAL_STEPS, batch_size=BATCH, series="sum"
-        ),
-        LOCAL_STEPS, LOCAL_STEPS,
-    ),
-    "lfednest": Entry(
-        "LFedNest", "global",
-        lambda task, steps, clients: fb.lfednest(
-            task.problem, fb.neumann(TERMS, _series(task)), *steps, 1, LOCAL_STEPS, batch_size=BATCH
-        ),
-        LOCAL_STEPS, LOCAL_STEPS,
-    ),
-    "aggitd": Entry(
-        "AggITD", "global",
-        lambda task, steps, clients: fb.aggitd(task.problem, *steps, _series(task), TERMS, 1, batch_size=BATCH),
-        1, LOCAL_STEPS,
-    ),
-    "fedmbo": Entry(
-        "FedMBO", "global",
-        lambda task, steps, clients: fb.fedmbo(
-            task.problem, *steps, _series(task), TERMS, 1, LOCAL_STEPS, batch_size=BATCH
-        ),
-        LOCAL_STEPS, LOCAL_STEPS,
-    ),
-}  # fmt: skip
+    "fednest": Entry("FedNest", "global", _nested(fb.fednest, 1, LOCAL_STEPS), *_SHARED),
+    "fednest-sum": Entry("FedNest, summed", "global", _nested(fb.fednest, 1, LOCAL_STEPS, series="sum"), *_SHARED),
+    "lfednest": Entry("LFedNest", "global", _estimated(fb.lfednest, 1, LOCAL_STEPS), *_SHARED),
+    "aggitd": Entry("AggITD", "global", _nested(fb.aggitd, 1), 1, LOCAL_STEPS),
+    "fedmbo": Entry("FedMBO", "global", _nested(fb.fedmbo, 1, LOCAL_STEPS), *_SHARED),
+}
 
 
 class Drawn(NamedTuple):
     """How a task of the bench is drawn: ``make(images, seed, lower_level)``; ``images`` says whether it uses them."""
 
     title: str
-    make: Callable[[Images, int, str], Task]
+    make: Callable[[Images | None, int, str], Task]
     images: bool = True
 
 
+def _plain(title: str, make: Callable[..., Task], **options: Any) -> Drawn:
+    return Drawn(title, lambda images, seed, level: make(seed, lower_level=level, **options), images=False)
+
+
+def _pictured(title: str, make: Callable[..., Task], **options: Any) -> Drawn:
+    return Drawn(title, lambda images, seed, level: make(images, seed, lower_level=level, **options))
+
+
 TASKS = {
-    "quadratic": Drawn(
-        "Quadratics", lambda images, seed, level: known_quadratic(seed, lower_level=level), images=False
-    ),
-    "ridge": Drawn(
-        "Ridge penalties", lambda images, seed, level: random_penalties(seed, lower_level=level), images=False
-    ),
-    "logistic": Drawn(
-        "Logistic penalties",
-        lambda images, seed, level: random_penalties(seed, link="logistic", lower_level=level),
-        images=False,
-    ),
-    "cleaning": Drawn(
-        "Data cleaning",
-        lambda images, seed, level: data_cleaning(
-            images, seed, lower_level=level, noise=NOISE, concentration=CONCENTRATION
-        ),
-    ),
-    "representation": Drawn(
-        "Hyper-representation",
-        lambda images, seed, level: hyper_representation(images, seed, lower_level=level, concentration=CONCENTRATION),
-    ),
-    "imbalance": Drawn("Loss tuning", lambda images, seed, level: loss_tuning(images, seed, lower_level=level)),
+    "quadratic": _plain("Quadratics", known_quadratic),
+    "ridge": _plain("Ridge penalties", random_penalties),
+    "logistic": _plain("Logistic penalties", random_penalties, link="logistic"),
+    "cleaning": _pictured("Data cleaning", data_cleaning, noise=NOISE, concentration=CONCENTRATION),
+    "representation": _pictured("Hyper-representation", hyper_representation, concentration=CONCENTRATION),
+    "imbalance": _pictured("Loss tuning", loss_tuning),
 }
 
 
@@ -199,7 +172,7 @@ class Pairing(NamedTuple):
         return ENTRIES[self.algorithm]
 
     def draw(self, images: Images | None, seed: int) -> Task:
-        return TASKS[self.task].make(images, seed, self.lower_level)  # type: ignore[arg-type]
+        return TASKS[self.task].make(images, seed, self.lower_level)
 
 
 def factors(budget: int) -> list[tuple[float, float]]:
