@@ -95,7 +95,12 @@ def conduct(
 
     ``out``: a run folder; None keeps nothing.  ``workers``: threads; by default one a core.
     """
-    about = {"command": study.command, "configuration": study.configuration(), "line": line, "grows": study.grows}
+    about: dict[str, Any] = {
+        "command": study.command,
+        "configuration": study.configuration(),
+        "line": line,
+        "grows": study.grows,
+    }
     with _home(out) as path, RunFolder.open(path, **about) as folder:
         parts = study.parts()
         left = [part for part in parts if not all(map(folder.done, part.keys))]

@@ -49,7 +49,8 @@ class RatesResult:
 
     @classmethod
     def of(cls, run: Run) -> RatesResult:
-        return cls(*(run.others[f"rates-{name}"] for name in TABLES), run.configuration)
+        tables: dict[str, Any] = {name: run.others[f"rates-{name}"] for name in TABLES}
+        return cls(**tables, settings=run.configuration)
 
     def summary(self) -> dict[str, Any]:
         """What the study found, in plain numbers."""
