@@ -115,7 +115,7 @@ def test_the_model_is_that_of_sites_that_share_sums_only(fitted):
         np.testing.assert_array_equal(part.labels, site.train[0].labels)
     frame = next(iter(open_table(files[0]).chunks()))
     np.testing.assert_array_equal(agreed.transform(frame), prepared.encoder.transform(parse(schema, frame)))
-    assert experiment.fitted_model(folder).statistics.sums.tolist() == agreed.statistics.sums.tolist()
+    assert experiment.fitted_model(folder).by_schema.statistics.sums.tolist() == agreed.statistics.sums.tolist()
     assert all(0.25 < len(test.labels) / 238 < 0.35 for test in prepared.test)
 
 
@@ -310,9 +310,10 @@ def test_strength_auto_looks_at_training_rows_only(call, fitted, quick, tmp_path
     seen = []
     usual = fit_strength.train
 
-    def noted(options, parts, *rest, **more):
+    def noted(options, program, parts, **more):
         seen.append((options.strength, joined(parts)))
-        return usual(dataclasses.replace(options, method="fedavg", strength=None), parts, *rest, **more)
+        program = dataclasses.replace(program, recipe=dataclasses.replace(program.recipe, method="fedavg"))
+        return usual(options, program, parts, **more)
 
     monkeypatch.setattr(fit_strength, "train", noted)
     out = tmp_path / "run"
@@ -332,12 +333,12 @@ def test_strength_auto_looks_at_training_rows_only(call, fitted, quick, tmp_path
 
 def test_options_reach_the_recipe():
     options = FitOptions(method="fedreg", strength=0.3, steps=7, batch_size=64, client_weights="samples")
-    recipe = options.recipe(batch_rows=32, smooth=5.0, groups=2)
-    assert (recipe.penalty, recipe.steps, recipe.batch_size, recipe.client_weights) == (0.3, 7, 32, "samples")
-    assert recipe.step == pytest.approx(0.1 / 2)  # twice as steep as usual, so half the step
-    paper = FitOptions(formulation="paper").recipe(batch_rows=64, smooth=1.0, groups=2)
+    recipe = options.recipe(groups=2)
+    assert (recipe.penalty, recipe.steps, recipe.batch_size, recipe.client_weights) == (0.3, 7, 64, "samples")
+    assert options.program(5, 2, curvature=5.0).curvature == 5.0
+    paper = FitOptions(formulation="paper").recipe(groups=2)
     assert (paper.train_on, paper.formulation.kind) == ("all", "paper")
-    assert FitOptions(strength=2.0).recipe(batch_rows=64, smooth=1.0, groups=2).formulation.strength == 2.0
+    assert FitOptions(strength=2.0).recipe(groups=2).formulation.strength == 2.0
 
 
 def test_help_is_fast_and_has_an_example():
@@ -356,7 +357,7 @@ def test_statistics_of_training_rows_only(fitted):
     model = experiment.fitted_model(folder)
     schema = model.schema
     prepared = prepare(read_sites([open_table(file) for file in files], schema), schema, test_share=0.3, seed=0)
-    assert model.statistics.rows.tolist() == [sum(len(part.labels) for part in prepared.train)]
+    assert model.by_schema.statistics.rows.tolist() == [sum(len(part.labels) for part in prepared.train)]
     everything = [
         site_statistics(schema, site.rows) for site in read_sites([open_table(file) for file in files], schema)
     ]

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbilevel.fairness.table_model import TableModel
+from fedbilevel.fairness.saving import FittedModel
 from fedbilevel.jobs.fit.job import fitted_model
 from fedbilevel.jobs.predict import Predictions
 from fedbilevel.runs import read
@@ -28,7 +28,7 @@ def answer(said):
 
 def by_hand(model, frame):
     """The logistic model on rows encoded cell by cell."""
-    schema, encoder = model.schema, model.encoder
+    schema, encoder = model.schema, model.by_schema
     scaled = dict(
         zip([one.name for one in schema.numbers], zip(encoder.means, encoder.spreads, strict=True), strict=True)
     )
@@ -155,11 +155,11 @@ def test_damaged_models_are_one_sentence(call, fitted, tmp_path, damage):
 def test_folders_without_a_model(call, fitted, tmp_path):
     said = call("predict", tmp_path / "none", fitted[1][0])
     assert (said.code, "There is no folder" in said.err) == (2, True)
-    with pytest.raises(ValueError, match="There is no file"):
-        TableModel.read(tmp_path / "none.npz")
+    with pytest.raises(FileNotFoundError, match="There is no file"):
+        FittedModel.read(tmp_path / "none.npz")
     np.savez(tmp_path / "other.npz", about=np.frombuffer(b'{"format": 1}', np.uint8))
-    with pytest.raises(ValueError, match="no model for tables"):
-        TableModel.read(tmp_path / "other.npz")
+    with pytest.raises(ValueError, match="is damaged"):
+        FittedModel.read(tmp_path / "other.npz")
 
 
 def test_memory_does_not_grow_with_the_rows(fitted, tmp_path):

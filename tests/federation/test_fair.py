@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbilevel.fairness.methods import fit
+from fedbilevel.fairness.program import fair_program
+from fedbilevel.fairness.trainer import fit
 from fedbilevel.federation.protocol.errors import RunFailed
-from fedbilevel.federation.protocol.fair import FairProgram
 from fedbilevel.federation.protocol.policy import Policy, Source
 from fedbilevel.federation.protocol.record import Record, read_answers
 from fedbilevel.federation.protocol.settings import JobSettings
@@ -87,7 +87,7 @@ def pooled(program, agreed):
             "labels": encoder.labels(frame).astype(np.float32),
             "groups": encoder.groups(frame),
         }
-        if program._apart:
+        if program.recipe.apart(2, program.share):
             from fedbilevel.datasets.partition import proportional_validation
 
             split = proportional_validation(rows["groups"], [np.arange(len(frame))], share=0.25)
@@ -95,6 +95,11 @@ def pooled(program, agreed):
         else:
             pairs.append((rows, rows))
     return ClientData.from_clients(pairs)
+
+
+def in_one_place(program, agreed):
+    """The same program for clients that do not tell their curvature again."""
+    return dataclasses.replace(program, curvature=float(agreed["smoothness"][0]))
 
 
 def kept(frame):
@@ -118,15 +123,15 @@ def test_a_table_per_site(tmp_path, method, recipe):
     settings = settings_for(method, **recipe)
     found = coordinate(tmp_path, settings, Direct(table_sites(tmp_path, settings)))
 
-    program = FairProgram(settings.arguments)
+    program = fair_program(settings.arguments)
     record = Record(tmp_path / "runs/fair", settings)
     agreed = record.resume().agreed
     record.close()
-    expected = fit(program.recipe(agreed), pooled(program, agreed), program.model, 2, seed=7)
+    expected = fit(in_one_place(program, agreed), pooled(program, agreed), seed=7)
     np.testing.assert_allclose(found[0], expected.params, rtol=2e-5, atol=1e-6)
     if method.startswith("fedbio"):
         (outer,), _ = read_answers(tmp_path / "runs/fair")
-        weights = program.recipe(agreed).formulation.weights(outer)
+        weights = program.recipe.formulation.weights(outer)
         np.testing.assert_allclose(weights, expected.weights, rtol=1e-5)
         assert np.ptp(weights) > 1e-4, "stage one is to move the weights"
     decided = pd.read_json(tmp_path / "runs/fair/report.json").loc["decisions"]
@@ -147,11 +152,11 @@ def test_arrays_per_site(tmp_path):
         rows.append((one, one))
         sites[name] = site(tmp_path, name, settings, Source(arrays_file=tmp_path / f"{name}.npz"))
     found = coordinate(tmp_path, settings, Direct(sites))
-    program = FairProgram(settings.arguments)
+    program = fair_program(settings.arguments)
     record = Record(tmp_path / "runs/fair", settings)
-    recipe = program.recipe(record.resume().agreed)
+    agreed = record.resume().agreed
     record.close()
-    expected = fit(recipe, ClientData.from_clients(rows), program.model, 2, seed=7)
+    expected = fit(in_one_place(program, agreed), ClientData.from_clients(rows), seed=7)
     np.testing.assert_allclose(found[0], expected.params, rtol=2e-5, atol=1e-6)
 
 
@@ -198,7 +203,7 @@ def test_a_broken_table_does_not_quote_its_cells(tmp_path):
 def test_bad_arguments(change, sentence):
     arguments = settings_for("fedavg").arguments
     with pytest.raises((ValueError, TypeError), match=sentence):
-        FairProgram({**arguments, **change})
+        fair_program({**arguments, **change})
 
 
 def test_jobs_cannot_bring_functions():

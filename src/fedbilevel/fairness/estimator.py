@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pandas as pd
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -17,20 +19,19 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from fedbilevel.datasets import partition
 from fedbilevel.fairness.encoder import TableEncoder
 from fedbilevel.fairness.formulation import Deviation, Formulation
-from fedbilevel.fairness.inputs import as_numpy, named_weights, row_weights, same_length, smoothness
-from fedbilevel.fairness.methods import fit
 from fedbilevel.fairness.models import Model, probabilities
+from fedbilevel.fairness.program import FairProgram, smoothness
 from fedbilevel.fairness.recipe import COMPARES_GROUPS, Recipe
 from fedbilevel.fairness.rows import padded
-from fedbilevel.problem import ClientData, whole_number
+from fedbilevel.fairness.saving import FittedModel, Scaling, named_weights, plain
+from fedbilevel.fairness.trainer import capacity_for, dealt, fit
+from fedbilevel.problem import whole_number
 from fedbilevel.tables.columns import check_columns, encode_groups, shown, to_frame
+from fedbilevel.tables.encoder import Encoder
 
-SMALLEST_CAPACITY = 512
-"""Clients' arrays are padded to this many rows or the next power of two: tables of similar sizes share a compiled program."""
 WIDTH = 16
-"""Likewise columns of zeros fill up the features of a logistic model to a multiple of this, where no bytes are recorded."""
-SMOOTH = 2.5
-"""Step sizes are meant for losses at most this smooth (Adult, encoded: 2.4); for steeper ones they are divided."""
+"""Columns of zeros fill up the features of a logistic model to a multiple of this, where no bytes are recorded: like padding to
+`capacity_for` rows, that makes tables of similar sizes share a compiled program."""
 
 
 class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -133,23 +134,34 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         features, labels = self._learn(X, y)
         codes = self._groups(sensitive_features, len(labels))
         parts = self._clients(clients, len(labels))
-        weights = row_weights(sample_weight, len(labels))
         whole_number("history_rows", self.history_rows, least=0)
         extra = -features.shape[1] % WIDTH if self.history_rows == 0 and self.model == "logistic" else 0
-        data, apart = self._data(np.pad(features, [(0, 0), (extra, 0)]), labels, codes, parts, weights)
-        smooth = max(1.0, smoothness(features) / SMOOTH)
-        recipe = self._recipe(data, smooth, apart)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        rows = {
+            "features": np.pad(features, [(0, 0), (extra, 0)]),
+            "labels": labels.astype(np.float32),
+            "groups": codes,
+            **_row_weights(sample_weight, len(labels)),
+        }
         self.model_ = Model(self.model, features.shape[1], len(self.classes_), self.hidden)
-        longest = max(recipe.rounds, recipe.weight_rounds)
-        every = None if self.history_rows == 0 else max(1, longest // self.history_rows)
-        capacity = max(SMALLEST_CAPACITY, 1 << (max(map(len, parts)) - 1).bit_length())
-        room = None if recipe.method == "fcfl" or recipe.batch_size is None else capacity
-        used = data if room is None else padded(data, room, room)
-        wider, names = replace(self.model_, features=features.shape[1] + extra), self.groups_
-        fitted = fit(recipe, used, wider, len(names), seed=seed, record_every=every, capacity=room, names=names)
-        self.params_, self.history_, found = as_numpy(fitted.params, first=extra), fitted.history, fitted.weights
-        self.group_weights_ = None if found is None else named_weights(found, self.groups_, self.classes_)
+        program = FairProgram(
+            self._recipe(),
+            replace(self.model_, features=features.shape[1] + extra),
+            len(self.groups_),
+            share=self.validation,
+            curvature=smoothness(features),
+            names=self.groups_,
+            row_weights=sample_weight is not None,
+        )
+        capacity = None if self.method == "fcfl" or self.batch_size is None else capacity_for(max(map(len, parts)))
+        fitted = fit(
+            program,
+            padded(dealt(program, rows, parts), capacity, capacity),
+            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+            record_every=program.recipe.record_every(self.history_rows) if self.history_rows else None,
+            capacity=capacity,
+        )
+        self.params_, self.history_ = jax.tree.map(lambda leaf: leaf[extra:], fitted.params), fitted.history
+        self._name_weights(fitted.weights)
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -163,17 +175,58 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         return np.asarray(self.classes_[np.argmax(self.predict_proba(X), axis=1)])
 
     def save(self, path: str | Path) -> Path:
-        """Write the fitted classifier to one ``.npz`` file, without pickle; see `load`."""
-        from fedbilevel.fairness.saving import save
-
-        return save(self, path)
+        """Write the fitted classifier to one ``.npz`` file (the suffix is added if there is none), without pickle."""
+        check_is_fitted(self)
+        target = Path(path)
+        if target.suffix == "":
+            target = target.with_suffix(".npz")
+        weights, names = self.group_weights_, getattr(self, "feature_names_in_", None)
+        remembered = {
+            "options": {name: plain(value, name) for name, value in self.get_params(deep=False).items()},
+            "clients": [plain(name, "clients_") for name in self.clients_],
+            "features": int(self.n_features_in_),
+            "names": None if names is None else list(names),
+            "history": json.loads(self.history_.to_json(orient="split", double_precision=15)),
+        }
+        model = FittedModel(
+            self.encoder_, self.model_, self.params_, self.classes_, self.groups_,
+            None if weights is None else weights.to_numpy(np.float64), self.method, remembered,
+        )  # fmt: skip
+        try:
+            model.write(target)
+        except OSError as error:
+            raise OSError(f"Cannot save the classifier to {target}: {error.strerror or error}.") from error
+        return target
 
     @classmethod
     def load(cls, path: str | Path) -> FairFederatedClassifier:
-        """A classifier written by `save`."""
-        from fedbilevel.fairness.saving import load
+        """A classifier written by `save`, ready to predict."""
+        model = FittedModel.read(path)
+        remembered = model.estimator
+        if remembered is None or isinstance(model.encoder, Encoder):
+            raise ValueError(f"{path} is no classifier saved by this class: `fedbilevel predict` reads models of fit.")
+        classifier = cls(**remembered["options"])
+        classifier.encoder_, classifier.model_, classifier.params_ = model.encoder, model.model, model.params
+        classifier.classes_, classifier.groups_ = model.classes, list(model.groups)
+        classifier.clients_, classifier.n_features_in_ = remembered["clients"], remembered["features"]
+        if remembered["names"] is not None:
+            classifier.feature_names_in_ = np.asarray(remembered["names"], dtype=object)
+        classifier.history_ = pd.DataFrame(**remembered["history"])
+        classifier._name_weights(model.weights)
+        return classifier
 
-        return load(path)
+    def _name_weights(self, weights: np.ndarray | None) -> None:
+        self.group_weights_ = None if weights is None else named_weights(weights, self.groups_, self.classes_)
+
+    def _recipe(self) -> Recipe:
+        form = Formulation(self.formulation, self.metric, temperature=self.temperature, ridge=self.ridge)
+        # One group has no rates to compare: the outer level then draws rows as the inner one does.
+        outer_batch = "batch" if len(self.groups_) == 1 else None
+        recipe = Recipe(
+            self.method, form, self.steps, self.weight_steps, self.local_steps, self.batch_size, outer_batch, self.step,
+            client_weights=self.client_weights,
+        )  # fmt: skip
+        return recipe.asked(len(self.groups_), self.strength, self.validation)
 
     def _learn(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
         """Encode features and labels, and remember how."""
@@ -181,16 +234,12 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
             raise ValueError("This FairFederatedClassifier requires y to be passed, but the target y is None.")
         if hasattr(X, "columns"):
             validate_data(self, X, skip_check_array=True)
-            self.encoder_: TableEncoder | None = TableEncoder.learn(X)
+            self.encoder_: TableEncoder | Scaling = TableEncoder.learn(X)
             features = self.encoder_.transform(X)
-            self.means_, self.scales_ = self.encoder_.means, self.encoder_.scales
         else:
             matrix = validate_data(self, X, dtype=np.float64)
-            self.encoder_ = None
-            self.means_ = matrix.mean(axis=0)
-            spread = matrix.std(axis=0)
-            self.scales_ = np.where(spread > 10 * np.finfo(np.float64).eps * np.abs(self.means_), spread, 1.0)
-            features = self._standard(matrix)
+            self.encoder_ = Scaling.learn(matrix)
+            features = self.encoder_.transform(matrix)
         values = column_or_1d(y.to_numpy() if hasattr(y, "to_numpy") else y, warn=True)
         if values.dtype.kind == "f":
             assert_all_finite(values, input_name="y")
@@ -204,12 +253,8 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
             raise ValueError(f"y holds one class only ({shown(self.classes_[0])}): a classifier needs at least two.")
         return features, labels
 
-    def _standard(self, matrix: np.ndarray) -> np.ndarray:
-        scaled = (matrix - self.means_) / self.scales_
-        return np.concatenate([scaled, np.ones((len(matrix), 1))], axis=1).astype(np.float32)
-
     def _encoded(self, X: Any) -> np.ndarray:
-        if self.encoder_ is not None:
+        if isinstance(self.encoder_, TableEncoder):
             frame = to_frame(X)
             if not hasattr(X, "columns"):
                 raise TypeError("X must be a table with the columns seen in fit, not a matrix without names.")
@@ -220,7 +265,7 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
                 "X has feature names, but FairFederatedClassifier was fitted without feature names", stacklevel=3
             )
             X = to_frame(X).to_numpy()
-        return self._standard(validate_data(self, X, dtype=np.float64, reset=False))
+        return self.encoder_.transform(validate_data(self, X, dtype=np.float64, reset=False))
 
     def _groups(self, sensitive_features: Any, rows: int) -> np.ndarray:
         if sensitive_features is None:
@@ -232,7 +277,7 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
             self.groups_: list[Any] = ["all"]
             return np.zeros(rows, np.int32)
         codes, self.groups_ = encode_groups(sensitive_features)
-        same_length("sensitive_features", len(codes), rows)
+        _same_length("sensitive_features", len(codes), rows)
         return codes
 
     def _clients(self, clients: Any, rows: int) -> list[np.ndarray]:
@@ -240,57 +285,31 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
             self.clients_: list[Any] = ["all"]
             return [np.arange(rows)]
         codes, self.clients_ = encode_groups(clients, name="clients")
-        same_length("clients", len(codes), rows)
+        _same_length("clients", len(codes), rows)
         parts = partition.by_column(codes)
         for name, part in zip(self.clients_, parts, strict=True):
             if len(part) < 2:
                 raise ValueError(f"Client {shown(name)} has one row; every client needs two at least, so leave it out.")
         return [np.asarray(part) for part in parts]
 
-    def _data(
-        self,
-        features: np.ndarray,
-        labels: np.ndarray,
-        codes: np.ndarray,
-        parts: list[np.ndarray],
-        weights: np.ndarray | None,
-    ) -> tuple[ClientData, bool]:
-        """The clients' rows, and whether validation rows were set apart from the training rows."""
-
-        def rows(index: np.ndarray) -> dict[str, np.ndarray]:
-            found = {"features": features[index], "labels": labels[index].astype(np.float32), "groups": codes[index]}
-            return found if weights is None else {**found, "weights": weights[index]}
-
-        share = self.validation
-        if share is not None and not 0 < share < 1:
-            raise ValueError(f"validation must lie between 0 and 1 or be None, not {share}.")
-        balanced = self.formulation == "paper" and len(self.groups_) > 1
-        if not self.method.startswith("fedbio") or (share is None and not balanced):
-            return ClientData.from_clients([(rows(part), rows(part)) for part in parts]), False
-        if balanced:
-            split = partition.balanced_validation(codes, parts, size=share or 0.2)
-        else:
-            split = partition.proportional_validation(codes, parts, share=share or 0.2)
-        pairs = zip(split.train, split.validation, strict=True)
-        return ClientData.from_clients([(rows(train), rows(val)) for train, val in pairs]), True
-
-    def _recipe(self, data: ClientData, smooth: float, apart: bool) -> Recipe:
-        whole_number("batch_size", self.batch_size, optional=True)
-        form = Formulation(self.formulation, self.metric, temperature=self.temperature, ridge=self.ridge)
-        batch = None if self.batch_size is None else min(self.batch_size, int(data.train_sizes.min()))
-        # One group has no rates to compare: the outer level then draws rows as the inner one does.
-        outer_batch = batch if len(self.groups_) == 1 else None
-        plain = Recipe(
-            self.method, form if self.strength is None else replace(form, strength=self.strength), self.steps,
-            self.weight_steps, self.local_steps, batch, outer_batch, self.step / smooth,
-            client_weights=self.client_weights, train_on="all" if apart else "train",
-        )  # fmt: skip
-        if self.strength is not None:
-            plain = replace(plain, penalty=self.strength)
-        return plain.slower(smooth)
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_class = self.method not in COMPARES_GROUPS
         tags.input_tags.categorical = True
         return tags
+
+
+def _row_weights(sample_weight: Any, rows: int) -> dict[str, np.ndarray]:
+    if sample_weight is None:
+        return {}
+    weights = np.asarray(sample_weight, np.float64)
+    if weights.shape != (rows,):
+        raise ValueError(f"sample_weight must hold one number for each of the {rows} rows, not shape {weights.shape}.")
+    if not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() == 0:
+        raise ValueError("sample_weight must be finite, not negative, and not all zero.")
+    return {"weights": np.asarray(weights / weights.mean(), np.float32)}
+
+
+def _same_length(name: str, length: int, rows: int) -> None:
+    if length != rows:
+        raise ValueError(f"{name} has {length} rows but X has {rows}; they must describe the same rows.")

@@ -23,10 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.calculus import Tree, squared_norm
+from fedbilevel.fairness.baseline import not_negative
 from fedbilevel.fairness.models import Model, row_losses, soft_decisions
 from fedbilevel.fairness.soft import group_totals
 from fedbilevel.linear import LinearInner
-from fedbilevel.problem import BilevelProblem, linear_problem, whole_number
+from fedbilevel.problem import BilevelProblem, linear_problem, positive, whole_number
 
 FORMULATIONS = ("cells", "paper")
 REAL = "real"
@@ -201,16 +202,9 @@ class Formulation:
             )
         if not isinstance(self.metric, str) and not callable(self.metric):
             raise TypeError(f"metric must be a name or a function, not {type(self.metric).__name__}.")
-        for name in ("strength", "ridge"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-                raise TypeError(f"{name} must be a number, not {value!r}.")
-            if not (np.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be a number of at least 0, not {value}.")
-        if isinstance(self.temperature, bool) or not isinstance(self.temperature, int | float | np.number):
-            raise TypeError(f"temperature must be a number, not {self.temperature!r}.")
-        if not (np.isfinite(self.temperature) and self.temperature > 0):
-            raise ValueError(f"temperature must be a positive number, not {self.temperature}.")
+        not_negative("strength", self.strength)
+        not_negative("ridge", self.ridge)
+        positive("temperature", self.temperature)
 
     def cells(self, groups: int, classes: int) -> int:
         """How many weights there are."""

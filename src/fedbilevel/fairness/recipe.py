@@ -19,6 +19,8 @@ CELLS_STEPS = 1000
 OUTER_BATCH = 512
 WHOLE_UP_TO = 4096
 """Validation rows an outer step of "cells" reads: all, up to this many, else `OUTER_BATCH` of them."""
+SMOOTH = 2.5
+"""Step sizes are meant for losses at most this smooth (Adult, encoded: 2.4); for steeper ones they are divided."""
 FCFL_STAGES = (800, 220)
 """Rounds of FCFL's two stages in its paper."""
 FEDBIO_CELLS = {"inner_step": 0.16, "outer_step": 0.05}
@@ -41,9 +43,10 @@ class Recipe:
     0.1, FedBiOAcc: 1 and 1 times alpha_t, as in the paper; "cells": see `FEDBIO_CELLS` and `FEDBIOACC_CELLS`).  ``terms`` and
     ``series_step``: of the Neumann series.  ``outer_batch_size``: validation rows a step reads; by default the batch
     size ("paper"; at most all), or all of them up to `WHOLE_UP_TO` and `OUTER_BATCH` beyond ("cells": rates of small groups
-    cannot be told from a few rows).  ``penalty``: FedReg's.  ``group_step``, ``risks``: FedMinMax's.
-    ``epsilon``: FCFL's.  ``alpha``: FedFB's step of the groups' shares.  ``beta``: FairFed's, of the clients' weights.
-    ``client_weights``: "uniform" as in the paper, or "samples" (FedMinMax, FedFB and FairFed are defined by the latter).
+    cannot be told from a few rows); "batch" is as many as an inner step draws, "whole" is all.
+    ``penalty``: FedReg's.  ``group_step``, ``risks``: FedMinMax's.  ``epsilon``: FCFL's.  ``alpha``: FedFB's step of the
+    groups' shares.  ``beta``: FairFed's, of the clients' weights.  ``client_weights``: "uniform" as in the paper, or "samples"
+    (FedMinMax, FedFB and FairFed are defined by the latter).
     ``train_on``: "all" rows of a client, or "train" to leave its validation rows out of the model's training.
     """
 
@@ -73,7 +76,7 @@ class Recipe:
             raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, not {self.method!r}.")
         if not isinstance(self.formulation, Formulation):
             raise TypeError(f"formulation must be a Formulation, not {type(self.formulation).__name__}.")
-        for name in ("steps", "weight_steps"):
+        for name in ("steps", "weight_steps", "batch_size"):
             whole_number(name, getattr(self, name), optional=True)
         whole_number("local_steps", self.local_steps)
         for name in ("step", "series_step", "inner_step", "outer_step"):
@@ -84,12 +87,42 @@ class Recipe:
         if self.client_weights not in ("uniform", "samples"):
             raise ValueError(f"client_weights must be 'uniform' or 'samples', not {self.client_weights!r}.")
 
-    def slower(self, factor: float) -> Recipe:
-        """The same with the default steps of stage one divided by ``factor``; for losses that are steeper than usual."""
-        if factor == 1 or self.method not in BILEVEL:
-            return self
+    def asked(self, groups: int, strength: float | None, share: float | None = None) -> Recipe:
+        """For so many groups, with what people call the strength, and trained on all rows wherever some are set `apart`."""
+        found = replace(self, train_on="all" if self.apart(groups, share) else "train")
+        if strength is None:
+            return found
+        return replace(found, formulation=replace(self.formulation, strength=strength), penalty=strength)
+
+    def apart(self, groups: int, share: float | None = None) -> bool:
+        """Whether validation rows are taken out of the training rows: where a ``share`` is asked for, and for the paper's
+        group-balanced sets.  Else both levels read the same rows, and methods of one level know no others."""
+        balanced = self.formulation.kind == "paper" and groups > 1
+        return self.method in BILEVEL and (share is not None or balanced)
+
+    def settled(self, smallest: int, val_smallest: int, val_largest: int, curvature: float) -> Recipe:
+        """Batches that every client can draw, from how many rows clients have; and smaller steps, also of stage one, where
+        the features make the loss steeper (``curvature``, see `fedbilevel.fairness.program.smoothness`) than usual."""
+        steeper = max(1.0, curvature / SMOOTH)
+        batch = None if self.batch_size is None else min(self.batch_size, smallest)
+        found = replace(self, batch_size=batch, step=self.step / steeper)
+        found = replace(found, outer_batch_size=found._outer_batch(val_smallest, val_largest))
+        if steeper == 1 or self.method not in BILEVEL:
+            return found
         usual = self.constants()["inner_step"] if self.inner_step is None else self.inner_step
-        return replace(self, inner_step=usual / factor, series_step=self.series_step / factor)
+        return replace(found, inner_step=usual / steeper, series_step=self.series_step / steeper)
+
+    def _outer_batch(self, smallest: int, largest: int) -> int | str:
+        """Validation rows an outer step reads, from those of the smallest and of the largest client."""
+        if self.outer_batch_size not in (None, "batch"):
+            return self.outer_batch_size
+        if self.batch_size is None:
+            return "whole"
+        if self.outer_batch_size == "batch":
+            return self.batch_size
+        if self.formulation.kind == "paper":
+            return min(self.batch_size, smallest)
+        return "whole" if largest <= WHOLE_UP_TO else min(OUTER_BATCH, smallest)
 
     def constants(self) -> dict[str, float]:
         """FedBiO's or FedBiOAcc's constants, before ``inner_step`` and ``outer_step`` replace them."""
@@ -104,10 +137,25 @@ class Recipe:
         if self.method == "fcfl":
             return sum(FCFL_STAGES) if self.steps is None else self.steps
         steps = STEPS if self.steps is None else self.steps
-        return -(-steps // (1 if self.method in SINGLE_STEP else self.local_steps))
+        return -(-steps // self._between)
 
     @property
     def weight_rounds(self) -> int:
         """Rounds of stage one."""
         default = STEPS if self.formulation.kind == "paper" else CELLS_STEPS
         return -(-(default if self.weight_steps is None else self.weight_steps) // self.local_steps)
+
+    @property
+    def total(self) -> tuple[int, int]:
+        """Rounds and steps of all stages."""
+        before = self.weight_rounds if self.method in BILEVEL else 0
+        return before + self.rounds, before * self.local_steps + self.rounds * self._between
+
+    @property
+    def _between(self) -> int:
+        """Steps of the model's training between two rounds."""
+        return 1 if self.method in SINGLE_STEP else self.local_steps
+
+    def record_every(self, rows: int) -> int:
+        """How often to record the longer stage for about so many rows of history."""
+        return max(1, max(self.rounds, self.weight_rounds) // rows)

@@ -1,118 +1,166 @@
-"""Saving a fitted classifier: one ``.npz`` file of arrays and a JSON text.  No pickle, so loading runs no foreign code."""
+"""A trained classifier and its file: encoding, model and parameters in one ``.npz`` of arrays and JSON.  No pickle.
+
+Whoever trains (the estimator, the commands, a federation, a study) writes the same file, and predicting needs nothing else.
+Files of version 0.1.0 are read too.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import zipfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from fedbilevel._version import __version__
+from fedbilevel.calculus import Tree
 from fedbilevel.fairness.encoder import TableEncoder
-from fedbilevel.fairness.inputs import named_weights
-from fedbilevel.fairness.models import Model
+from fedbilevel.fairness.models import Model, probabilities
+from fedbilevel.storage import Unreadable, read_arrays, write_arrays
+from fedbilevel.tables.encoder import Encoder, Parsed, Statistics
+from fedbilevel.tables.schema import Schema
 
-if TYPE_CHECKING:
-    from fedbilevel.fairness.estimator import FairFederatedClassifier
-
-FORMAT = 1
-
-
-def save(classifier: FairFederatedClassifier, path: str | Path) -> Path:
-    """Write a fitted classifier to ``path`` (".npz" is added if it has no suffix); returns the file."""
-    from sklearn.utils.validation import check_is_fitted
-
-    check_is_fitted(classifier)
-    target = Path(path)
-    if target.suffix == "":
-        target = target.with_suffix(".npz")
-    encoder: TableEncoder | None = classifier.encoder_
-    about = {
-        "format": FORMAT,
-        "version": __version__,
-        "options": {name: _plain(value, name) for name, value in classifier.get_params(deep=False).items()},
-        "classes": _listed(classifier.classes_),
-        "groups": [_plain(name, "groups_") for name in classifier.groups_],
-        "clients": [_plain(name, "clients_") for name in classifier.clients_],
-        "features": int(classifier.n_features_in_),
-        "names": list(classifier.feature_names_in_) if hasattr(classifier, "feature_names_in_") else None,
-        "model": {"kind": classifier.model_.kind, "features": classifier.model_.features,
-                  "classes": classifier.model_.classes, "hidden": classifier.model_.hidden},
-        "encoder": None
-        if encoder is None
-        else {
-            "columns": list(encoder.columns),
-            "numbers": list(encoder.numbers),
-            "categories": {name: [_plain(v, name) for v in values] for name, values in encoder.categories.items()},
-        },
-        "history": json.loads(classifier.history_.to_json(orient="split", double_precision=15)),
-    }  # fmt: skip
-    arrays = {f"params{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(classifier.params_))}
-    arrays |= {"means": classifier.means_, "scales": classifier.scales_}
-    if classifier.group_weights_ is not None:
-        arrays["weights"] = classifier.group_weights_.to_numpy(np.float64)
-    text = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with draft.open("wb") as file:
-            np.savez(file, about=text, **arrays)  # type: ignore[arg-type]
-        draft.replace(target)
-    except OSError as error:
-        raise OSError(f"Cannot save the classifier to {target}: {error.strerror or error}.") from error
-    finally:
-        draft.unlink(missing_ok=True)
-    return target
+FORMAT = 2
 
 
-def load(path: str | Path) -> FairFederatedClassifier:
-    """A classifier written by `save`, ready to predict."""
-    from fedbilevel.fairness.estimator import FairFederatedClassifier
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """The encoding of a matrix: columns standardised, a constant 1 last."""
 
-    source = Path(path)
-    try:
-        with np.load(source, allow_pickle=False) as file:
-            about = json.loads(bytes(file["about"]))
-            arrays = {name: file[name] for name in file.files if name != "about"}
-    except FileNotFoundError:
-        raise FileNotFoundError(f"There is no file {source}.") from None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{source} is not a classifier saved by fedbilevel ({error}).") from error
-    if about.get("format") != FORMAT:
-        raise ValueError(
-            f"{source} was written in format {about.get('format')} by fedbilevel {about.get('version')}; this is {__version__} "
-            f"with format {FORMAT}: use that version, or fit again."
-        )
-    classifier = FairFederatedClassifier(**about["options"])
-    classifier.model_ = Model(**about["model"])
-    like = jax.eval_shape(classifier.model_.start, jax.random.key(0))
-    leaves = [arrays[f"params{i}"] for i in range(len(jax.tree.leaves(like)))]
-    classifier.params_ = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    classifier.classes_ = _array(about["classes"])
-    classifier.groups_, classifier.clients_ = about["groups"], about["clients"]
-    classifier.n_features_in_ = about["features"]
-    if about["names"] is not None:
-        classifier.feature_names_in_ = np.asarray(about["names"], dtype=object)
-    classifier.means_, classifier.scales_ = arrays["means"], arrays["scales"]
-    kept = about["encoder"]
-    classifier.encoder_ = None
-    if kept is not None:
-        classifier.encoder_ = TableEncoder(
-            tuple(kept["columns"]), tuple(kept["numbers"]), arrays["means"], arrays["scales"], kept["categories"]
-        )
-    weights = arrays.get("weights")
-    classifier.group_weights_ = (
-        None if weights is None else named_weights(weights, classifier.groups_, classifier.classes_)
-    )
-    classifier.history_ = pd.DataFrame(**about["history"])
-    return classifier
+    means: np.ndarray
+    scales: np.ndarray
+
+    @classmethod
+    def learn(cls, matrix: np.ndarray) -> Scaling:
+        means, spread = matrix.mean(axis=0), matrix.std(axis=0)
+        return cls(means, np.where(spread > 10 * np.finfo(np.float64).eps * np.abs(means), spread, 1.0))
+
+    def transform(self, matrix: np.ndarray) -> np.ndarray:
+        scaled = (matrix - self.means) / self.scales
+        return np.concatenate([scaled, np.ones((len(matrix), 1))], axis=1).astype(np.float32)
 
 
-def _plain(value: Any, name: str) -> Any:
+@dataclass(frozen=True, eq=False)
+class FittedModel:
+    """``classes``: what is told apart, in the order of the model's; ``label``: what trained it, for people.
+
+    ``weights``: of groups or cells, where the method learned them.  ``estimator``: what a `FairFederatedClassifier` knows
+    besides, as JSON can hold it; None for models of other makers.
+    """
+
+    encoder: Encoder | TableEncoder | Scaling
+    model: Model
+    params: Tree
+    classes: np.ndarray
+    groups: Sequence[Any]
+    weights: np.ndarray | None = None
+    label: str = ""
+    estimator: dict[str, Any] | None = None
+
+    @classmethod
+    def of_schema(
+        cls, encoder: Encoder, model: Model, params: Tree, weights: np.ndarray | None = None, label: str = ""
+    ) -> FittedModel:
+        """Two classes: the schema's positive one and the rest."""
+        schema = encoder.schema
+        names = np.array([schema.negative, schema.positive], dtype=object)
+        return cls(encoder, model, params, names, list(schema.groups), weights, label)
+
+    @property
+    def by_schema(self) -> Encoder:
+        """The encoder of a model for tables with a schema."""
+        if not isinstance(self.encoder, Encoder):
+            raise ValueError("This is no model for tables; name a folder made by `fedbilevel fit`.")
+        return self.encoder
+
+    @property
+    def schema(self) -> Schema:
+        return self.by_schema.schema
+
+    def probability(self, table: pd.DataFrame | Parsed) -> NDArray[np.float64]:
+        """The probability of the positive class, row by row."""
+        return self.probability_of(self.by_schema.transform(table))
+
+    def probability_of(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The same from rows that are encoded already."""
+        return np.asarray(probabilities(self.model, self.params, features)[:, 1])
+
+    def decision(self, probability: NDArray[np.float64]) -> NDArray[np.object_]:
+        """The positive class where it is the more probable one, else the negative."""
+        return np.asarray(self.classes[(probability > 0.5).astype(int)])
+
+    def write(self, path: Path) -> None:
+        encoding, arrays = _described(self.encoder)
+        about = {
+            "format": FORMAT,
+            "version": __version__,
+            "label": self.label,
+            "model": asdict(self.model),
+            "encoding": encoding,
+            "classes": {
+                "dtype": "object" if self.classes.dtype == object else self.classes.dtype.str,
+                "values": [plain(value, "y") for value in self.classes],
+            },
+            "groups": [plain(name, "groups_") for name in self.groups],
+            "estimator": self.estimator,
+        }
+        arrays |= {f"params{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(self.params))}
+        if self.weights is not None:
+            arrays["weights"] = np.asarray(self.weights, np.float64)
+        write_arrays(path, arrays, about)
+
+    @classmethod
+    def read(cls, path: str | Path) -> FittedModel:
+        """A model written by `write`; one sentence if the file is none, is damaged, or of a newer version."""
+        source = Path(path)
+        try:
+            arrays, about = read_arrays(source)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"There is no file {source}.") from None
+        except (OSError, Unreadable) as error:
+            raise ValueError(f"{source} is damaged or no model of fedbilevel ({_short(error)}); fit again.") from error
+        written = about.get("format") if isinstance(about, dict) else None
+        if written not in (1, FORMAT):
+            raise ValueError(
+                f"{source} was written in format {written} by fedbilevel "
+                f"{about.get('version') if isinstance(about, dict) else None}; this is "
+                f"{__version__} with format {FORMAT}: use that version, or fit again."
+            )
+        try:
+            return cls._restored(_first_format(about) if written == 1 else about, arrays, source)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{source} is damaged ({_short(error)}); fit again.") from error
+
+    @classmethod
+    def _restored(cls, about: dict[str, Any], arrays: dict[str, np.ndarray], source: Path) -> FittedModel:
+        model = Model(**about["model"])
+        like = jax.eval_shape(model.start, jax.random.key(0))
+        leaves = [_like(arrays[f"params{i}"], leaf) for i, leaf in enumerate(jax.tree.leaves(like))]
+        params = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        encoder = _encoder(about["encoding"], arrays, f"The schema in {source}")
+        if isinstance(encoder, Encoder):
+            if len(encoder.schema.feature_names) != model.features:
+                raise ValueError(f"{len(encoder.schema.feature_names)} columns where the model has {model.features}")
+            return cls.of_schema(encoder, model, params, arrays.get("weights"), about["label"])
+        classes = np.asarray(about["classes"]["values"], dtype=np.dtype(about["classes"]["dtype"]))
+        weights = arrays.get("weights")
+        return cls(encoder, model, params, classes, about["groups"], weights, about["label"], about["estimator"])
+
+
+def named_weights(values: np.ndarray, groups: Sequence[Any], classes: np.ndarray) -> pd.Series[float]:
+    """Weights with their groups, or (group, label) cells, as index."""
+    if len(values) == len(groups):
+        return pd.Series(values, index=pd.Index(groups, name="group"), name="weight")
+    cells = pd.MultiIndex.from_product([groups, classes.tolist()], names=["group", "label"])
+    return pd.Series(values, index=cells, name="weight")
+
+
+def plain(value: Any, name: str) -> Any:
+    """``value`` as JSON holds it."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
@@ -120,13 +168,40 @@ def _plain(value: Any, name: str) -> Any:
     raise TypeError(f"{name}={value!r} cannot be saved without pickle: use text, numbers or truth values.")
 
 
-def _listed(classes: np.ndarray) -> dict[str, Any]:
-    """Values with their type, so that text comes back as text and whole numbers as whole numbers."""
-    return {
-        "dtype": "object" if classes.dtype == object else classes.dtype.str,
-        "values": [_plain(v, "y") for v in classes],
-    }
+def _described(encoder: Encoder | TableEncoder | Scaling) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    if isinstance(encoder, Encoder):
+        statistics = {f"statistics_{name}": value for name, value in encoder.statistics._asdict().items()}
+        return {"schema": encoder.schema.text()}, statistics
+    arrays = {"means": encoder.means, "scales": encoder.scales}
+    if isinstance(encoder, Scaling):
+        return {}, arrays
+    categories = {name: [plain(value, name) for value in values] for name, values in encoder.categories.items()}
+    return {"columns": list(encoder.columns), "numbers": list(encoder.numbers), "categories": categories}, arrays
 
 
-def _array(kept: dict[str, Any]) -> np.ndarray:
-    return np.asarray(kept["values"], dtype=np.dtype(kept["dtype"]))
+def _encoder(encoding: dict[str, Any], arrays: dict[str, np.ndarray], source: str) -> Encoder | TableEncoder | Scaling:
+    if "schema" in encoding:
+        sums = Statistics(*(arrays[f"statistics_{name}"] for name in Statistics._fields))
+        return Encoder(Schema.parse(encoding["schema"], source), sums)
+    scaling = arrays["means"], arrays["scales"]
+    if not encoding:
+        return Scaling(*scaling)
+    return TableEncoder(tuple(encoding["columns"]), tuple(encoding["numbers"]), *scaling, encoding["categories"])
+
+
+def _first_format(about: dict[str, Any]) -> dict[str, Any]:
+    """Version 0.1.0 had two files: of the estimator, and (with a ``kind``) of the command fit."""
+    if "kind" in about:
+        return {**about, "encoding": {"schema": about["schema"]}}
+    remembered = {name: about[name] for name in ("options", "clients", "features", "names", "history")}
+    return {**about, "encoding": about["encoder"] or {}, "label": about["options"]["method"], "estimator": remembered}
+
+
+def _like(array: np.ndarray, wanted: Any) -> np.ndarray:
+    if array.shape != wanted.shape or array.dtype != wanted.dtype:
+        raise ValueError(f"parameters of shape {array.shape} where {wanted.shape} are needed")
+    return array
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:120]

@@ -1,61 +1,91 @@
-"""Many fits of one recipe: any seeds, learning rates and clients of the same shapes, with nothing traced or compiled twice.
+"""The simulation of a fair program: `fit` once, or a `Trainer` for any seeds, learning rates and clients of the same shapes.
 
-`Trainer.run` computes what `fedbilevel.fairness.methods.fit` computes, to the last bit, and shows models on the way.
+A `Trainer` traces and compiles nothing twice; what it computes is what single fits compute, to the last bit.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+import pandas as pd
 
+from fedbilevel.calculus import Tree
+from fedbilevel.engines.simulate import execute
 from fedbilevel.engines.simulation import Options, Simulation, with_numbers
-from fedbilevel.fairness.formulation import Formulation, fair_problem
-from fedbilevel.fairness.methods import bilevel_algorithm, known_counts, learned_weights, marks_padding, single_level
-from fedbilevel.fairness.models import Model
-from fedbilevel.fairness.recipe import BILEVEL, Recipe
-from fedbilevel.fairness.rows import marked
-from fedbilevel.plan import Algorithm
+from fedbilevel.engines.stages import Numbers, Stage
+from fedbilevel.fairness.program import LEAVES, FairProgram, Rows
+from fedbilevel.fairness.recipe import Recipe
+from fedbilevel.fairness.rows import client_rows, marked, training_part
 from fedbilevel.problem import ClientData
 
-STOPS = 10
-"""How often a run is looked at on its way, besides its start."""
+Tell = Callable[[int, int], None]
+"""``(rounds done, of how many)``, counted through the stages."""
+SMALLEST_CAPACITY = 512
 
 
-@dataclass(frozen=True, eq=False)
-class Federation:
-    """Clients' rows as all methods read them, from one set of arrays (leaves ``[clients, rows, ...]``, padded).
+class Clients(NamedTuple):
+    """Clients' rows as the stages read them: those the model is trained on (no validation rows), and those of the bilevel
+    problem, on both levels.  Leaves are ``[clients, rows, ...]``: ``features``, ``labels`` (class numbers), ``groups`` and,
+    where rows have weights of their own, ``weights``."""
 
-    Of each client's ``sizes`` rows in ``train``, the bilevel methods' inner level reads the first ``inner_sizes``, and its
-    outer level the rows in ``val``.  Where the two levels are to share their rows, ``val`` is ``train``.
+    model: ClientData
+    bilevel: ClientData
+
+    @classmethod
+    def of(cls, program: FairProgram, data: ClientData, capacity: int | None = None) -> Clients:
+        """From training and validation rows.  ``capacity``: pad the model's rows to this many, so that tables of different
+        sizes share one compiled program; padding is never read."""
+        if not isinstance(data.train, dict) or not set(LEAVES) <= set(data.train):
+            raise ValueError("Rows must be dicts with features, labels and groups.")
+        if program.two_stages and data.val is None:
+            raise ValueError(f"{program.recipe.method} needs validation rows: pass val= to ClientData.")
+        return cls(training_part(data, program.recipe.train_on, capacity), data)
+
+    def agreed(self, program: FairProgram) -> Numbers:
+        """What the clients' surveys agree on."""
+        told = []
+        for client in range(self.model.clients):
+            train = client_rows(self.bilevel, "train", client)
+            val = train if self.bilevel.val is None else client_rows(self.bilevel, "val", client)
+            told.append(program.told(Rows(train, val, client_rows(self.model, "train", client))))
+        return program.agree(1, told, {})
+
+    def of_stage(self, program: FairProgram, stage: Stage, agreed: Numbers, answers: Sequence[Tree]) -> ClientData:
+        data = self.bilevel if stage.name == "weights" else self.model
+        if stage.name == "weights" and marks_padding(program.settled(agreed)):
+            data = marked(data)
+        return replace(data, train=program.training_rows(len(answers), data.train, answers))
+
+
+def dealt(program: FairProgram, leaves: dict[str, np.ndarray], parts: Sequence[np.ndarray]) -> ClientData:
+    """Rows of all clients, of which each holds those in its part, divided for the two levels."""
+    pairs = program.divided(leaves["groups"], parts)
+    return ClientData.from_clients(
+        [tuple({name: leaf[rows] for name, leaf in leaves.items()} for rows in pair) for pair in pairs]
+    )
+
+
+def marks_padding(recipe: Recipe) -> bool:
+    """Whether whole validation sets are read with their padding marked, so that clients of any sizes share one program.
+
+    Otherwise every size would get a copy of it; with whole training sets that is so anyway.
     """
+    drawn = recipe.batch_size is not None and recipe.outer_batch_size == "whole"
+    return drawn and recipe.formulation.skips_padding()
 
-    train: dict[str, Any]
-    val: dict[str, Any]
-    sizes: np.ndarray
-    inner_sizes: np.ndarray
-    val_sizes: np.ndarray
-    groups: int
 
-    def single(self) -> ClientData:
-        """For the methods of one level."""
-        return ClientData(self.train, None, self.sizes)
-
-    def weighted(self, weights: Any = None) -> ClientData:
-        """The same with a weight for every row (None: one)."""
-        own = np.ones(np.shape(self.train["labels"]), np.float32) if weights is None else weights
-        return ClientData({**self.train, "weights": own}, None, self.sizes)
-
-    def bilevel(self, form: Formulation, classes: int) -> ClientData:
-        cells = form.cell_of(self.train["groups"], self.train["labels"], classes)
-        return ClientData({**self.train, "cells": cells}, self.val, self.inner_sizes, self.val_sizes)
+def capacity_for(rows: int) -> int:
+    """Rows to pad to: the next power of two, so that tables of similar sizes share a compiled program."""
+    return max(SMALLEST_CAPACITY, 1 << (rows - 1).bit_length())
 
 
 class Stop(NamedTuple):
-    """A run on its way.  Costs are those of all stages so far, summed over the clients; ``calls`` counts gradients,
+    """A fit on its way.  Costs are those of all stages so far, summed over the clients; ``calls`` counts gradients,
     Hessian-vector products and cross products."""
 
     stage: str
@@ -68,101 +98,142 @@ class Stop(NamedTuple):
     bytes_down: int
 
 
-class Course(NamedTuple):
-    """A finished run: ``params`` of the model, learned ``weights`` or None, the stops on the way, seconds of computing."""
+class Fitted(NamedTuple):
+    """``params`` of the model; ``weights``: see `FairProgram.weights`; ``answers``: of all stages; ``history``: the recorded
+    rounds of all stages, bytes counted through; ``stops``: what was looked at on the way; seconds of computing."""
 
-    params: np.ndarray
     weights: np.ndarray | None
+    answers: list[Tree]
+    history: pd.DataFrame
     stops: list[Stop]
     seconds: float
 
     @property
+    def params(self) -> Tree:
+        return self.answers[-1]
+
+    @property
     def diverged(self) -> bool:
-        return not bool(np.isfinite(self.params).all())
+        return not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(self.params))
+
+
+def fit(
+    program: FairProgram,
+    data: ClientData,
+    *,
+    seed: int = 0,
+    record_every: int | None = None,
+    capacity: int | None = None,
+    tell: Tell | None = None,
+) -> Fitted:
+    """Run all stages of ``program`` on ``data``.  A row of history is taken ``record_every`` rounds; see `Clients.of`."""
+    clients = Clients.of(program, data, capacity)
+    return Trainer(program, clients, record_every).run(clients, seed, tell=tell)
 
 
 class Trainer:
-    """A recipe laid out for clients like those of ``example``; `compile` once, then `run` from any thread."""
+    """A program for clients like those of ``example``; `compile` once, then `run` from any thread."""
 
-    def __init__(self, recipe: Recipe, example: Federation, model: Model) -> None:
-        self.recipe, self.model, self.groups = recipe, model, example.groups
-        self.bilevel: Simulation | None = None
-        if recipe.method in BILEVEL:
-            data = example.bilevel(recipe.formulation, model.classes)
-            self.marks = marks_padding(recipe, data)
-            problem = fair_problem(recipe.formulation, model, example.groups)
-            first = bilevel_algorithm(recipe, problem, data)
-            self.bilevel = Simulation(first, self._marked(data), Options(recipe.client_weights))
-        second, weights = self._second(example)
-        self.weighted = recipe.method in (*BILEVEL, "fedavg")
-        self.second = Simulation(second, example.weighted() if self.weighted else example.single(), Options(weights))
-
-    def _second(self, federation: Federation) -> tuple[Algorithm, str]:
-        return single_level(self.recipe, self.model, federation.groups, self._counts(federation))
-
-    def _counts(self, federation: Federation) -> np.ndarray:
-        return known_counts(self.recipe, federation.single(), federation.groups)
-
-    def _marked(self, data: ClientData) -> ClientData:
-        return marked(data) if self.marks else data
+    def __init__(self, program: FairProgram, example: Clients, record_every: int | None = None) -> None:
+        self.program, self.example, self.record_every = program, example, record_every
+        self._laid_out: dict[int, Simulation] = {}
 
     def compile(self) -> None:
-        for run in (self.bilevel, self.second):
-            if run is not None:
-                run.compile(run.algorithm.settings)
+        agreed = self.example.agreed(self.program)
+        answers: list[Tree] = []
+        while (stage := self.program.stage(len(answers), agreed, answers)) is not None:
+            self._simulation(stage, self.example, agreed, answers).compile(stage.algorithm.settings)
+            answers.append(stage.algorithm.outer(stage.algorithm.init(jax.random.key(0))))
 
-    def run(self, federation: Federation, seed: int, rate: float | None = None, stops: int = STOPS) -> Course:
-        """Train from ``seed``.  ``rate`` replaces the recipe's learning rate; a bilevel method's inner step grows alike."""
+    def run(
+        self,
+        clients: Clients,
+        seed: int,
+        rate: float | None = None,
+        stops: int | None = None,
+        tell: Tell | None = None,
+    ) -> Fitted:
+        """Train from ``seed``.
+
+        ``rate`` replaces the learning rate; a bilevel method's inner step grows alike.  ``stops``: look so many times at every
+        stage on its way, besides its start, and record nothing; a fit that diverges then says so in its answer.
+        """
         began = time.perf_counter()
-        recipe = self.recipe
+        program, agreed = self.program, clients.agreed(self.program)
+        recipe = program.settled(agreed)
         factor = 1.0 if rate is None else rate / recipe.step
-        form, weights, table = recipe.formulation, None, None
+        total, _ = recipe.total
+        answers: list[Tree] = []
+        frames: list[pd.DataFrame] = []
         seen: list[Stop] = []
-        if self.bilevel is not None:
-            run = self.bilevel.on(self._marked(federation.bilevel(form, self.model.classes)))
-            settings = run.algorithm.settings
-            settings = with_numbers(settings, {"inner_step": settings.inner_step * factor})
-            seen += _walk("weights", run, settings, seed, recipe.weight_rounds, stops, None)
-            table = form.weights(seen[-1].outer)
-            cells = form.cell_of(federation.train["groups"], federation.train["labels"], self.model.classes)
-            weights = table[cells].astype(np.float32)
-        run = self.second.on(federation.weighted(weights) if self.weighted else federation.single())
-        settings = with_numbers(self._second(federation)[0].settings, {"step": recipe.step * factor})
-        last = None
-        for stop, server in _states("model", run, settings, seed, recipe.rounds, stops, seen[-1] if seen else None):
-            seen.append(stop)
-            last = server
-        learned = learned_weights(recipe, last, self._counts(federation)) if table is None else table
-        return Course(seen[-1].outer, learned, seen, time.perf_counter() - began)
+        done = 0
+        server = None
+        while (stage := program.stage(len(answers), agreed, answers)) is not None:
+            simulation = self._simulation(stage, clients, agreed, answers)
+            settings = stage.algorithm.settings
+            if rate is not None:
+                usual = {"inner_step": settings.inner_step} if stage.name == "weights" else {"step": recipe.step}
+                settings = with_numbers(settings, {name: value * factor for name, value in usual.items()})
+            if stops is None:
+                heard = None if tell is None else lambda at, before=done: tell(before + at.done, total)
+                result = execute(simulation, settings, stage.rounds, seed, heard)
+                frames.append(result.history.assign(stage=stage.name))
+                answer, server = result.outer, result.server
+            else:
+                before = seen[-1] if seen else None
+                for stop, state in _walk(stage, simulation, settings, seed, stops, before):
+                    seen.append(stop)
+                    answer, server = stop.outer, state
+            answers.append(jax.tree.map(np.asarray, answer))
+            done += stage.rounds
+        weights = program.weights(agreed, answers, server)
+        return Fitted(weights, answers, _chained(frames), seen, time.perf_counter() - began)
+
+    def _simulation(self, stage: Stage, clients: Clients, agreed: Numbers, answers: Sequence[Tree]) -> Simulation:
+        number, data = len(answers), clients.of_stage(self.program, stage, agreed, answers)
+        if number in self._laid_out:
+            return self._laid_out[number].on(data)
+        every = None if self.record_every is None else min(self.record_every, stage.rounds)
+        options = Options(stage.weights, record_every=every, diagnostics="cheap")
+        self._laid_out[number] = Simulation(stage.algorithm, data, options)
+        return self._laid_out[number]
 
 
 def _walk(
-    stage: str, run: Simulation, settings: Any, seed: int, rounds: int, stops: int, before: Stop | None
-) -> list[Stop]:
-    return [stop for stop, _ in _states(stage, run, settings, seed, rounds, stops, before)]
-
-
-def _states(
-    stage: str, run: Simulation, settings: Any, seed: int, rounds: int, stops: int, before: Stop | None
+    stage: Stage, run: Simulation, settings: Any, seed: int, stops: int, before: Stop | None
 ) -> Iterator[tuple[Stop, Any]]:
     """Each stop with the server's state; costs go on from the stage before."""
-    places = sorted({round(rounds * number / stops) for number in range(stops + 1)}) if stops else [rounds]
-    algorithm, traffic = run.algorithm, run.traffic
+    places = sorted({round(stage.rounds * number / stops) for number in range(stops + 1)}) if stops else [stage.rounds]
+    algorithm, traffic = stage.algorithm, run.traffic
     first = (0, 0, 0) if before is None else before.calls
     up, down = (0, 0) if before is None else (before.bytes_up, before.bytes_down)
     for number, state, *_ in run.rounds(settings, seed, places):
         view = algorithm.view(state.server, state.local)
         spent = (int(np.asarray(count, np.int64).sum()) for count in view.calls)
-        yield (
-            Stop(
-                stage,
-                number,
-                number * algorithm.local_steps,
-                np.asarray(algorithm.outer(state.server)),
-                None if view.inner is None else np.asarray(view.inner),
-                tuple(a + b for a, b in zip(first, spent, strict=True)),
-                up + number * traffic.up * run.data.clients,
-                down + number * traffic.down * run.data.clients,
-            ),
-            state.server,
+        stop = Stop(
+            stage.name,
+            number,
+            number * algorithm.local_steps,
+            np.asarray(algorithm.outer(state.server)),
+            None if view.inner is None else np.asarray(view.inner),
+            tuple(a + b for a, b in zip(first, spent, strict=True)),
+            up + number * traffic.up * run.data.clients,
+            down + number * traffic.down * run.data.clients,
         )
+        yield stop, state.server
+
+
+def _chained(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    """Histories of the stages one after the other: traffic and time go on, rounds and steps count within a stage."""
+    chained: list[pd.DataFrame] = []
+    for frame in frames:
+        if chained and len(frame):
+            last = chained[-1].iloc[-1]
+            counted = [name for name in ("bytes_up", "bytes_down", "seconds") if name in frame]
+            frame = frame.assign(**{name: frame[name] + last[name] for name in counted})
+        if len(frame):
+            chained.append(frame)
+    if not chained:
+        return pd.DataFrame()
+    table = pd.concat(chained, ignore_index=True)
+    return table[["stage", *(name for name in table.columns if name != "stage")]]

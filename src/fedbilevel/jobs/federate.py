@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedbilevel.fairness.inputs import named_weights
-from fedbilevel.fairness.recipe import BILEVEL, SINGLE_STEP
-from fedbilevel.fairness.table_model import TableModel
-from fedbilevel.federation.protocol.fair import FairProgram
+from fedbilevel.fairness.program import fair_program
+from fedbilevel.fairness.recipe import BILEVEL
+from fedbilevel.fairness.saving import FittedModel
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.jobs.fit.data import Part, encoded
-from fedbilevel.jobs.fit.job import SCHEMA_FILE, file_name
+from fedbilevel.jobs.fit.job import SCHEMA_FILE, save
 from fedbilevel.jobs.fit.measure import counted, group_rows, intervals, measures, quality
 from fedbilevel.jobs.fit.train import HISTORY_ROWS, FitOptions
 from fedbilevel.jobs.outcome import Outcome
@@ -79,8 +78,8 @@ def job(options: FederateOptions, schema: Schema, sites: Sequence[str]) -> JobSe
         "model": {"kind": fit.model, "hidden": fit.hidden},
         "validation": options.validation,
     }
-    program = FairProgram(arguments)
-    rounds = max(program.plain.rounds, program.plain.weight_rounds if fit.method in BILEVEL else 0)
+    settled = fair_program(arguments).recipe
+    rounds = max(settled.rounds, settled.weight_rounds if fit.method in BILEVEL else 0)
     identity = json.dumps([arguments, list(sites), fit.seed, options.double], sort_keys=True)
     name = re.sub(r"[^A-Za-z0-9]+", "-", schema.target).strip("-").lower()[:40] or "run"
     return JobSettings(
@@ -140,20 +139,10 @@ def run(
 def _save(folder: RunFolder, done: Outcome, fit: FitOptions, test: Table | None) -> None:
     model = done.model(fit.label)
     schema = model.schema
-    key: dict[str, Any] = {
-        "dataset": f"{schema.target} by {' & '.join(schema.sensitive)}",
-        "split": f"{len(done.settings.sites)} site{'s' if len(done.settings.sites) > 1 else ''}",
-        "method": fit.label,
-        "seed": fit.seed,
-    }
-    recipe = done.recipe
-    local = 1 if recipe.method in SINGLE_STEP else recipe.local_steps
-    two = recipe.method in BILEVEL
+    rounds, steps = done.recipe.total
     row: dict[str, Any] = {
-        **key,
-        "setting": "" if fit.strength is None else f"strength={float(fit.strength):g}",
-        "rounds": recipe.rounds + (recipe.weight_rounds if two else 0),
-        "steps": recipe.rounds * local + (recipe.weight_rounds * local if two else 0),
+        "rounds": rounds,
+        "steps": steps,
         "bytes_up": done.bytes_up,
         "bytes_down": done.bytes_down,
         "seconds": done.seconds,
@@ -169,22 +158,10 @@ def _save(folder: RunFolder, done: Outcome, fit: FitOptions, test: Table | None)
         row |= measures("test", rows, probability, count, fit.metric)
         row |= intervals(rows, probability > 0.5, count, fit.metric, fit.seed)
         tables.append(group_rows("test", counted(rows, probability > 0.5, count), schema.groups))
-    weights = None
-    if done.weights is not None:
-        found = named_weights(done.weights, list(schema.groups), np.array([schema.negative, schema.positive]))
-        weights = found.reset_index().assign(**key)
-        row["weights"] = json.dumps([round(float(value), 6) for value in done.weights])
-    folder.save(
-        fit.label,
-        rows=pd.DataFrame([row]),
-        groups=pd.concat(tables, ignore_index=True).assign(**key) if tables else None,
-        weights=weights,
-        history=done.history().assign(**key),
-        models={file_name(fit.label): model.arrays()},
-    )
+    save(folder, fit, model, len(done.settings.sites), row, tables, done.history())
 
 
-def held_out(model: TableModel, table: Table) -> Part:
+def held_out(model: FittedModel, table: Table) -> Part:
     """The coordinator's own rows, encoded as the sites agreed; those without a class or a group are left out."""
     schema = model.schema
     table.check_columns(schema.needed())
@@ -194,7 +171,7 @@ def held_out(model: TableModel, table: Table) -> Part:
     kept = rows.take(np.flatnonzero((rows.labels >= 0) & (rows.groups >= 0)))
     if kept.rows == 0:
         raise ValueError(f"{table.path} has no row with a value of {schema.target!r} and a group to test on.")
-    return encoded(model.encoder, kept)
+    return encoded(model.by_schema, kept)
 
 
 def notes(sites: pd.DataFrame, run: Run) -> list[str]:

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel.fairness.counts import Counts
+from fedbilevel.fairness.program import fair_program
 from fedbilevel.fairness.recipe import BILEVEL
-from fedbilevel.fairness.table_model import TableModel
-from fedbilevel.federation.protocol.fair import FairProgram
+from fedbilevel.fairness.saving import FittedModel
 from fedbilevel.federation.protocol.record import read_answers as read_arrays_of_answers
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.federation.protocol.site import read_answers
@@ -31,8 +31,8 @@ class Outcome:
         self.seconds = float(about["progress"]["seconds"])
         self.bytes_up, self.bytes_down = int(about["progress"]["bytes_up"]), int(about["progress"]["bytes_down"])
         self.agreed = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith("agreed/")}
-        self.program = FairProgram(settings.arguments)
-        self.recipe = self.program.recipe(self.agreed)
+        self.program = fair_program(settings.arguments)
+        self.recipe = self.program.settled(self.agreed)
         self.answers = read_answers(self.program, self.agreed, read_arrays_of_answers(folder))
         self.reports: dict[str, dict[str, Any]] = json.loads((folder / "report.json").read_text())
 
@@ -41,12 +41,9 @@ class Outcome:
         """Of groups or cells, where the method learns them."""
         return self.recipe.formulation.weights(self.answers[0]) if self.recipe.method in BILEVEL else None
 
-    def model(self, label: str) -> TableModel:
-        schema = self.program.schema
-        assert schema is not None
-        return TableModel(
-            schema, self.program.encoder(self.agreed).statistics, self.program.model, self.answers[-1], label
-        )
+    def model(self, label: str) -> FittedModel:
+        encoder = self.program.encoder(self.agreed)
+        return FittedModel.of_schema(encoder, self.program.model, self.answers[-1], self.weights, label)
 
     def counts(self) -> Counts | None:
         """Rows by group, label and decision of the sites that tell them; None where none does."""

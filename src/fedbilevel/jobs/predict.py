@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from fedbilevel.fairness.table_model import TableModel
+from fedbilevel.fairness.saving import FittedModel
 from fedbilevel.tables.cells import MISSING_CODE, UNKNOWN_CODE
 from fedbilevel.tables.encoder import Parsed, parse
 from fedbilevel.tables.reading import CHUNK_ROWS, Table
@@ -23,7 +23,7 @@ class Predictions:
     does not list (``unknown``).
     """
 
-    def __init__(self, model: TableModel, table: Table, keep: Sequence[str] = (), rows: int = CHUNK_ROWS) -> None:
+    def __init__(self, model: FittedModel, table: Table, keep: Sequence[str] = (), rows: int = CHUNK_ROWS) -> None:
         for name in keep:
             if name in OWN:
                 raise ValueError(f"--keep {name}: the answer has a column of that name; rename it in the file.")

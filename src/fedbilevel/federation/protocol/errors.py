@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fedbilevel.engines.stages import Refused
 
-class Refused(ValueError):
-    """A site (or the coordinator) will not do what a job asks for.  The sentence may travel: it holds no data."""
+__all__ = ["BadReply", "Refused", "RunFailed", "Stopped", "TooFewSites"]
 
 
 class BadReply(ValueError):

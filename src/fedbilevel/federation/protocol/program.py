@@ -1,12 +1,4 @@
-"""What a job runs: a program of surveys and stages, made on both ends by the same installed function.
-
-A *program* turns the settings of a job into algorithms.  The coordinator and every site build it for themselves; nothing
-but its numbers travels:
-
-- *surveys*: numbers the sites tell before training (counts, sums, sums of squares), so that all agree on an encoding;
-- *stages*: trainings one after the other, each an `Algorithm` with its rounds; a later stage may depend on the answers of the
-  earlier ones (stage two of the bilevel methods trains on weights that stage one found);
-- *reports*: numbers the sites tell at the end.
+"""What a job runs: a program (`fedbilevel.engines.stages`), made on both ends by the same installed function.
 
 Which survey and report leaves a site is the site's decision: see `fedbilevel.federation.protocol.policy`.
 """
@@ -15,58 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any
 
 import jax
-import numpy as np
 
 from fedbilevel.calculus import Tree
-from fedbilevel.federation.protocol.errors import Refused
-from fedbilevel.federation.protocol.policy import Source
+from fedbilevel.engines.stages import Numbers, Program, Refused, Source, Stage
 from fedbilevel.plan import Algorithm
 
-Numbers = dict[str, np.ndarray]
+__all__ = ["BUILT_IN", "ArrayProgram", "Numbers", "Program", "Stage", "make_program"]
 
-BUILT_IN = {"fair": "fedbilevel.federation.protocol.fair:FairProgram"}
+BUILT_IN = {"fair": "fedbilevel.fairness.program:fair_program"}
 """Programs of this package by their short names; they need no allow-list."""
-
-
-class Stage(NamedTuple):
-    """One training.  ``weights``: "uniform" or "samples" (the sites then tell how many rows they train on).
-
-    ``example``: the ``(train, val)`` rows of a site as a tree of ``jax.ShapeDtypeStruct`` whose leading axis, the rows, may be
-    of any length; val None where there are no validation rows.  From it the coordinator knows what every reply must be.
-    """
-
-    name: str
-    algorithm: Algorithm
-    rounds: int
-    example: tuple[Tree, Tree]
-    weights: str = "uniform"
-
-
-@runtime_checkable
-class Program(Protocol):
-    """See the module's text.  ``agreed`` holds what the surveys agreed on, ``answers`` the outer variables so far."""
-
-    surveys: int
-    """How many surveys there are; survey k may use what the ones before agreed on."""
-
-    def survey(self, number: int, source: Source, agreed: Numbers) -> Numbers:
-        """On a site: its share."""
-
-    def agree(self, number: int, told: Sequence[Numbers], agreed: Numbers) -> Numbers:
-        """On the coordinator: what follows from all shares; added to ``agreed``."""
-
-    def stage(self, number: int, agreed: Numbers, answers: Sequence[Tree]) -> Stage | None:
-        """On both: the training that comes next, None when all is done."""
-
-    def rows(self, number: int, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> tuple[Tree, Tree]:
-        """On a site: its own ``(train, val)`` rows for that stage."""
-
-    def report(self, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> Numbers:
-        """On a site, after the last stage: numbers about the result on its rows."""
-
 
 Factory = Callable[[dict[str, Any]], Program]
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbilevel.datasets import partition
-from fedbilevel.fairness.inputs import smoothness
+from fedbilevel.fairness.program import smoothness
 from fedbilevel.tables.cells import texts
 from fedbilevel.tables.encoder import Encoder, Parsed, combine, parse, site_statistics, stack
 from fedbilevel.tables.reading import Table

@@ -6,18 +6,21 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedbilevel.fairness.inputs import named_weights
-from fedbilevel.fairness.table_model import TableModel
+from fedbilevel import storage
+from fedbilevel.fairness.program import FairProgram
+from fedbilevel.fairness.saving import FittedModel, named_weights
+from fedbilevel.fairness.trainer import Fitted
 from fedbilevel.jobs.fit.data import Prepared, Site, Tell, digests, joined, prepare, read_sites
 from fedbilevel.jobs.fit.measure import counted, differences, group_rows, intervals, measures
 from fedbilevel.jobs.fit.strength import choose_strength
-from fedbilevel.jobs.fit.train import FitOptions, Trained, train
+from fedbilevel.jobs.fit.train import FitOptions, train
 from fedbilevel.report import page
 from fedbilevel.runs import Run, RunFolder, model_file, read
 from fedbilevel.tables.reading import Table
@@ -92,95 +95,101 @@ def _entries(options: FitOptions) -> list[FitOptions]:
 
 def _fill(folder: RunFolder, prepared: Prepared, schema: Schema, options: FitOptions, say: Tell) -> None:
     schema.write(folder.path / SCHEMA_FILE)
-    names = schema.groups
     for entry in _entries(options):
         if folder.done(entry.label):
             continue
-        setting = ""
-        resolved = entry
-        if entry.strength == "auto":
-            strength, search = choose_strength(
-                entry, prepared.train, names, prepared.smooth, lambda a, b: say("choosing the strength", a, b)
-            )
-            _write_csv(search, folder.path / SEARCH_FILE)
-            folder.log(f"strength {strength:g} chosen by cross-validation; see {SEARCH_FILE}")
-            resolved, setting = replace(entry, strength=strength), f"strength={strength:g}"
-        elif entry.strength is not None:
-            setting = f"strength={float(entry.strength):g}"
-        label = entry.label
-        trained = train(resolved, prepared.train, len(names), prepared.smooth, tell=_teller(say, label), names=names)
-        model = TableModel(schema, prepared.encoder.statistics, trained.model, trained.params, label)
+        chosen = _with_strength(folder, entry, prepared, say)
+        program = chosen.program(len(schema.feature_names), len(schema.groups), prepared.smooth, schema.groups)
+        fitted = train(chosen, program, prepared.train, tell=partial(say, entry.label))
+        model = FittedModel.of_schema(prepared.encoder, program.model, fitted.params, fitted.weights, entry.label)
         baseline = entry.baseline()
-        other = None if baseline is None else TableModel.read(model_file(read(folder.path), file_name(baseline.label)))
-        _save(folder, prepared, entry, trained, model, other, setting)
-        folder.log(f"{label}: trained in {trained.seconds:.1f} s")
+        other = None if baseline is None else FittedModel.read(model_file(read(folder.path), file_name(baseline.label)))
+        row, groups = _measured(prepared, chosen, model, other)
+        row |= _costs(program, fitted)
+        history = fitted.history.rename(columns={"hessian_vector_calls": "hvp_calls"})
+        save(folder, chosen, model, len(prepared.names), {"split_seed": chosen.seed, **row}, groups, history)
+        folder.log(f"{entry.label}: trained in {fitted.seconds:.1f} s")
 
 
-def _teller(say: Tell, label: str) -> Any:
-    return lambda done, total: say(label, done, total)
+def _with_strength(folder: RunFolder, options: FitOptions, prepared: Prepared, say: Tell) -> FitOptions:
+    if options.strength != "auto":
+        return options
+    names = prepared.encoder.schema.groups
+    strength, search = choose_strength(
+        options, prepared.train, names, prepared.smooth, partial(say, "choosing the strength")
+    )
+    target = folder.path / SEARCH_FILE
+    try:
+        storage.write(target, search.to_csv(index=False))
+    except OSError as error:
+        raise ValueError(f"{target} cannot be written: {error.strerror or error}.") from error
+    folder.log(f"strength {strength:g} chosen by cross-validation; see {SEARCH_FILE}")
+    return replace(options, strength=strength)
 
 
-def _save(
-    folder: RunFolder,
-    prepared: Prepared,
-    options: FitOptions,
-    trained: Trained,
-    model: TableModel,
-    baseline: TableModel | None,
-    setting: str,
-) -> None:
-    schema = model.schema
-    key: dict[str, Any] = {
-        "dataset": f"{schema.target} by {' & '.join(schema.sensitive)}",
-        "split": f"{len(prepared.names)} site{'s' if len(prepared.names) > 1 else ''}",
-        "method": options.label,
-        "seed": options.seed,
-    }
-    row: dict[str, Any] = {**key, "split_seed": options.seed, "setting": setting, "seconds": trained.seconds}
+def _measured(
+    prepared: Prepared, options: FitOptions, model: FittedModel, baseline: FittedModel | None
+) -> tuple[dict[str, Any], list[pd.DataFrame]]:
+    """The row of the fit, and its groups' rates, on training and test rows."""
+    names = model.schema.groups
+    row: dict[str, Any] = {}
     tables = []
     for part, rows in (("train", joined(prepared.train)), ("test", joined(prepared.test))):
         probability = model.probability_of(rows.features)
-        decided, count = probability > 0.5, len(schema.groups)
-        row |= measures(part, rows, probability, count, options.metric)
-        tables.append(group_rows(part, counted(rows, decided, count), schema.groups))
+        decided = probability > 0.5
+        row |= measures(part, rows, probability, len(names), options.metric)
+        tables.append(group_rows(part, counted(rows, decided, len(names)), names))
         if part == "test":
-            row |= intervals(rows, decided, count, options.metric, options.seed)
+            row |= intervals(rows, decided, len(names), options.metric, options.seed)
             if baseline is not None:
                 theirs = baseline.probability_of(rows.features) > 0.5
-                row |= differences(rows, decided, theirs, count, options.metric, options.seed)
-    row |= _costs(trained)
+                row |= differences(rows, decided, theirs, len(names), options.metric, options.seed)
+    return row, tables
+
+
+def save(
+    folder: RunFolder,
+    options: FitOptions,
+    model: FittedModel,
+    sites: int,
+    row: dict[str, Any],
+    groups: list[pd.DataFrame],
+    history: pd.DataFrame,
+) -> None:
+    """One fit as a part of a run folder, on one machine or over real sites; ``row``: what was measured."""
+    schema = model.schema
+    key: dict[str, Any] = {
+        "dataset": f"{schema.target} by {' & '.join(schema.sensitive)}",
+        "split": f"{sites} site{'s' if sites > 1 else ''}",
+        "method": options.label,
+        "seed": options.seed,
+    }
+    row = {**key, "setting": "" if options.strength is None else f"strength={float(options.strength):g}", **row}
     weights = None
-    if trained.weights is not None:
-        found = named_weights(trained.weights, list(schema.groups), np.array([schema.negative, schema.positive]))
-        weights = found.reset_index().assign(**key)
-        row["weights"] = json.dumps([round(float(value), 6) for value in trained.weights])
-    history = trained.history.rename(columns={"hessian_vector_calls": "hvp_calls"})
+    if model.weights is not None:
+        weights = named_weights(model.weights, model.groups, model.classes).reset_index().assign(**key)
+        row["weights"] = json.dumps([round(float(value), 6) for value in model.weights])
     folder.save(
         options.label,
         rows=pd.DataFrame([row]),
-        groups=pd.concat(tables, ignore_index=True).assign(**key),
+        groups=pd.concat(groups, ignore_index=True).assign(**key) if groups else None,
         weights=weights,
         history=history.assign(**key),
-        models={file_name(options.label): model.arrays()},
+        models={file_name(options.label): model.write},
     )
 
 
-def _costs(trained: Trained) -> dict[str, int]:
-    """Totals over the stages: bytes run through in the history, everything else is counted within a stage."""
-    history = trained.history
-    last = history.groupby("stage", sort=False).last()
-    recipe = trained.recipe
-    steps = recipe.rounds * (1 if recipe.method in ("fedminmax", "fcfl") else recipe.local_steps)
-    if "weights" in last.index:
-        steps += recipe.weight_rounds * recipe.local_steps
+def _costs(program: FairProgram, fitted: Fitted) -> dict[str, Any]:
+    """Totals over the stages: bytes run through in the history, calls are counted within a stage."""
+    last = fitted.history.groupby("stage", sort=False).last()
+    rounds, steps = program.recipe.total
+    calls = {"gradient_calls": "gradient_calls", "hvp_calls": "hessian_vector_calls", "cross_calls": "cross_calls"}
     return {
-        "rounds": int(last["round"].sum()),
+        "rounds": rounds,
         "steps": steps,
-        "bytes_up": int(last["bytes_up"].max()),
-        "bytes_down": int(last["bytes_down"].max()),
-        "gradient_calls": int(last["gradient_calls"].sum()),
-        "hvp_calls": int(last["hessian_vector_calls"].sum()),
-        "cross_calls": int(last["cross_calls"].sum()),
+        **{name: int(last[name].max()) for name in ("bytes_up", "bytes_down")},
+        **{name: int(last[column].sum()) for name, column in calls.items()},
+        "seconds": fitted.seconds,
     }
 
 
@@ -189,7 +198,7 @@ def file_name(label: str) -> str:
     return label.lower().replace(", ", "-")
 
 
-def fitted_model(folder: Path, name: str | None = None) -> TableModel:
+def fitted_model(folder: Path, name: str | None = None) -> FittedModel:
     """The model of a run folder made by `run`: the fitted one, or the one named (as in the folder's tables)."""
     found = read(folder)
     if found.command not in ("fit", "federate"):
@@ -202,7 +211,7 @@ def fitted_model(folder: Path, name: str | None = None) -> TableModel:
     wanted = labels[-1] if name is None else name
     if wanted not in labels:
         raise ValueError(f"{folder} has no model {wanted!r}; it has {', '.join(map(repr, labels))}.")
-    return TableModel.read(model_file(found, file_name(wanted)))
+    return FittedModel.read(model_file(found, file_name(wanted)))
 
 
 def site_table(prepared: Prepared) -> pd.DataFrame:
@@ -231,14 +240,3 @@ def notes(sites: Sequence[Site], schema: Schema) -> list[str]:
     if len(sites) == 1:
         found.append("All rows are at one site; --site, --clients or one file a site makes several.")
     return found
-
-
-def _write_csv(frame: pd.DataFrame, target: Path) -> None:
-    draft = target.with_name(f".{target.name}.tmp")
-    try:
-        frame.to_csv(draft, index=False)
-        draft.replace(target)
-    except OSError as error:
-        raise ValueError(f"{target} cannot be written: {error.strerror or error}.") from error
-    finally:
-        draft.unlink(missing_ok=True)

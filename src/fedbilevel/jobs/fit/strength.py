@@ -28,7 +28,7 @@ def choose_strength(
     options: FitOptions,
     parts: Sequence[Part],
     names: tuple[str, ...],
-    smooth: float,
+    curvature: float,
     tell: Callable[[int, int], None] | None = None,
 ) -> tuple[float, pd.DataFrame]:
     """The strength, and a table of what was compared: strength (0 stands for FedAvg), accuracy, gap, chosen."""
@@ -43,8 +43,9 @@ def choose_strength(
         for fold in range(FOLDS):
             kept = [_without(part, owner, fold) for part, owner in zip(parts, folds, strict=True)]
             out = joined([_only(part, owner == fold) for part, owner in zip(parts, folds, strict=True)])
-            trained = train(candidate, kept, len(names), smooth, record=False)
-            decided.append(probabilities(trained.model, trained.params, out.features)[:, 1] > 0.5)
+            program = candidate.program(out.features.shape[1], len(names), curvature)
+            params = train(candidate, program, kept, record=False).params
+            decided.append(probabilities(program.model, params, out.features)[:, 1] > 0.5)
             held_out.append(out)
             if tell is not None:
                 tell(number * FOLDS + fold + 1, len(candidates) * FOLDS)

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import numpy as np
-import pandas as pd
 
-from fedbilevel.calculus import Tree
-from fedbilevel.datasets import partition
-from fedbilevel.engines.result import Progress
-from fedbilevel.fairness.estimator import SMALLEST_CAPACITY, SMOOTH
 from fedbilevel.fairness.formulation import Formulation
-from fedbilevel.fairness.methods import fit
 from fedbilevel.fairness.models import Model
+from fedbilevel.fairness.program import FairProgram
 from fedbilevel.fairness.recipe import BILEVEL, METHODS, Recipe
-from fedbilevel.jobs.fit.data import Part
-from fedbilevel.problem import ClientData
+from fedbilevel.fairness.trainer import Fitted, Tell, capacity_for, dealt, fit
+from fedbilevel.jobs.fit.data import Part, joined
 
 NAMES = {
     "fedavg": "FedAvg", "fedreg": "FedReg", "fedminmax": "FedMinMax", "fcfl": "FCFL", "fedfb": "FedFB",
     "fairfed": "FairFed", "fedbio": "FedBiO", "fedbioacc": "FedBiOAcc",
 }  # fmt: skip
 HISTORY_ROWS = 20
-VALIDATION_SHARE = 0.2
 STRENGTHS = {"cells": (0.5, 2.0, 5.0, 10.0), "fedreg": (0.03, 0.1, 0.3, 1.0)}
 """What ``strength="auto"`` chooses from."""
 
@@ -66,7 +58,7 @@ class FitOptions:
             )
         if isinstance(self.strength, str) and self.strength != "auto":
             raise ValueError(f"--strength must be a number or auto, not {self.strength!r}.")
-        self.recipe(batch_rows=self.batch_size, smooth=0.0, groups=2)
+        self.recipe(groups=2)
 
     @property
     def knob(self) -> str | None:
@@ -87,108 +79,41 @@ class FitOptions:
             return None
         return replace(self, method=str(self.compare_with), strength=None, compare_with=None)
 
-    def recipe(self, *, batch_rows: int, smooth: float, groups: int) -> Recipe:
-        """Steps are divided where the encoded features make the loss steeper than usual, as the estimator does."""
-        slower = max(1.0, smooth / SMOOTH)
-        form = Formulation(self.formulation, self.metric, ridge=self.ridge)
-        number = None if self.strength is None or isinstance(self.strength, str) else float(self.strength)
-        plain = Recipe(
+    def recipe(self, groups: int) -> Recipe:
+        """The same as a method's options."""
+        recipe = Recipe(
             self.method,
-            form if number is None else replace(form, strength=number),
+            Formulation(self.formulation, self.metric, ridge=self.ridge),
             self.steps,
             self.weight_steps,
             self.local_steps,
-            min(self.batch_size, batch_rows),
-            step=self.step / slower,
+            self.batch_size,
+            step=self.step,
             client_weights=self.client_weights,
-            train_on="all" if self._apart(groups) else "train",
         )
-        if number is not None:
-            plain = replace(plain, penalty=number)
-        return plain.slower(slower)
+        return recipe.asked(groups, None if isinstance(self.strength, str) else self.strength)
 
-    def _apart(self, groups: int) -> bool:
-        return self.method in BILEVEL and self.formulation == "paper" and groups > 1
+    def program(self, features: int, groups: int, curvature: float, names: Sequence[str] | None = None) -> FairProgram:
+        """For rows of so many ``features``; ``names``: of the groups."""
+        model = Model(self.model, features, 2, self.hidden)
+        return FairProgram(self.recipe(groups), model, groups, curvature=curvature, names=names)
 
     def configuration(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-class Trained(NamedTuple):
-    """``weights``: of groups or cells, or None; ``recipe``: what was run."""
-
-    params: Tree
-    weights: np.ndarray | None
-    history: pd.DataFrame
-    recipe: Recipe
-    model: Model
-    seconds: float
-
-
 def train(
-    options: FitOptions,
-    parts: Sequence[Part],
-    groups: int,
-    smooth: float,
-    *,
-    record: bool = True,
-    tell: Callable[[int, int], None] | None = None,
-    names: Sequence[str] | None = None,
-) -> Trained:
-    """Run the method on the sites' training rows; ``tell(done, rounds)`` hears how far it is; ``names``: of the groups."""
-    started = time.perf_counter()
-    apart = options._apart(groups)
-    data = _client_data(parts, apart)
-    recipe = options.recipe(batch_rows=int(data.train_sizes.min()), smooth=smooth, groups=groups)
-    model = Model(options.model, parts[0].features.shape[1], 2, options.hidden)
-    rounds = recipe.rounds + (recipe.weight_rounds if recipe.method in BILEVEL else 0)
-    capacity = max(SMALLEST_CAPACITY, 1 << (max(len(part.labels) for part in parts) - 1).bit_length())
-    fitted = fit(
-        recipe,
-        data,
-        model,
-        groups,
-        seed=options.seed,
-        record_every=max(1, max(recipe.rounds, recipe.weight_rounds) // HISTORY_ROWS) if record else None,
-        capacity=None if recipe.method == "fcfl" else capacity,
-        progress=None if tell is None else _Heard(tell, rounds),
-        names=names,
-    )
-    params = jax.tree.map(np.asarray, fitted.params)
-    return Trained(params, fitted.weights, fitted.history, recipe, model, time.perf_counter() - started)
-
-
-class _Heard:
-    """Rounds of the stages counted through."""
-
-    def __init__(self, tell: Callable[[int, int], None], rounds: int) -> None:
-        self.tell, self.rounds = tell, rounds
-        self.before, self.last = 0, 0
-
-    def __call__(self, progress: Progress) -> None:
-        if progress.done < self.last:
-            self.before += self.last
-        self.last = progress.done
-        self.tell(min(self.before + progress.done, self.rounds), self.rounds)
-
-
-def _client_data(parts: Sequence[Part], apart: bool) -> ClientData:
-    """Each site's rows for both levels, or (the paper's formulation) with a group-balanced validation set taken out."""
-
-    def rows(part: Part, index: Any = slice(None)) -> dict[str, np.ndarray]:
-        return {
-            "features": part.features[index],
-            "labels": part.labels[index].astype(np.float32),
-            "groups": part.groups[index],
-        }
-
-    if not apart:
-        return ClientData.from_clients([(rows(part), rows(part)) for part in parts])
+    options: FitOptions, program: FairProgram, parts: Sequence[Part], *, record: bool = True, tell: Tell | None = None
+) -> Fitted:
+    """Run ``program`` on the sites' training rows; ``tell`` hears how far it is."""
+    rows = joined(parts)
+    leaves = {"features": rows.features, "labels": rows.labels.astype(np.float32), "groups": rows.groups}
     ends = np.cumsum([0, *(len(part.labels) for part in parts)])
-    owned = [np.arange(first, last) for first, last in pairwise(ends)]
-    codes = np.concatenate([part.groups for part in parts])
-    split = partition.balanced_validation(codes, owned, size=VALIDATION_SHARE)
-    pairs = zip(parts, ends[:-1], split.train, split.validation, strict=True)
-    return ClientData.from_clients(
-        [(rows(part, train - start), rows(part, val - start)) for part, start, train, val in pairs]
+    return fit(
+        program,
+        dealt(program, leaves, [np.arange(first, last) for first, last in pairwise(ends)]),
+        seed=options.seed,
+        record_every=program.recipe.record_every(HISTORY_ROWS) if record else None,
+        capacity=None if program.recipe.method == "fcfl" else capacity_for(max(len(part.labels) for part in parts)),
+        tell=tell,
     )

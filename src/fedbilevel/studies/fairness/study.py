@@ -17,7 +17,8 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel.fairness.counts import Counts
-from fedbilevel.fairness.methods import fit
+from fedbilevel.fairness.program import FairProgram
+from fedbilevel.fairness.trainer import fit
 from fedbilevel.problem import whole_number
 from fedbilevel.studies.fairness.data import CASES, DISTRIBUTIONS, Rows, Split, make_split
 from fedbilevel.studies.fairness.design import Design, Entry, Job, described, entries, lineup
@@ -155,7 +156,8 @@ def evaluate(entry: Entry, split: Split) -> dict[str, Any]:
     """Fit on one split and measure on its three sets of rows."""
     paper = entry.recipe.formulation.kind == "paper" and entry.recipe.method.startswith("fedbio")
     data = split.balanced if paper else split.same
-    fitted = fit(entry.recipe, data, split.model, split.groups, seed=split.number, capacity=split.capacity)
+    program = FairProgram(entry.recipe, split.model, split.groups)
+    fitted = fit(program, data, seed=split.number, capacity=split.capacity)
     params = np.asarray(fitted.params)
     row: dict[str, Any] = {
         "case": split.case,

@@ -18,7 +18,8 @@ import numpy as np
 from fedbilevel.datasets import Dataset, load_adult, load_credit, partition
 from fedbilevel.fairness.encoder import TableEncoder
 from fedbilevel.fairness.models import Model
-from fedbilevel.fairness.trainer import Federation
+from fedbilevel.fairness.trainer import Clients
+from fedbilevel.problem import ClientData
 from fedbilevel.tables.columns import encode_groups
 
 CLIENTS = 3
@@ -72,8 +73,8 @@ class Split:
     number: int
     model: Model
     names: list[str]
-    paper: Federation
-    cells: Federation
+    paper: Clients
+    cells: Clients
     train: Rows
     validation: Rows
     test: Rows
@@ -119,14 +120,16 @@ def make_split(dataset: str, distribution: str, number: int, encoding: str) -> S
     held_out = _padded([rows(val) for _, val in pairs], capacity // 4)
     inner_sizes = np.array([len(part) for part, _ in pairs], np.int32)
     val_sizes = np.array([len(val) for _, val in pairs], np.int32)
+    # Of a client's rows, the inner level of the paper's formulation reads the first, those that are not in the balanced set.
+    model = ClientData(everything, None, sizes)
     return Split(
         dataset,
         distribution,
         number,
         Model("logistic", width),
         [str(name) for name in names],
-        Federation(everything, held_out, sizes, inner_sizes, val_sizes, len(names)),
-        Federation(everything, everything, sizes, sizes, sizes, len(names)),
+        Clients(model, ClientData(everything, held_out, inner_sizes, val_sizes)),
+        Clients(model, ClientData(everything, everything, sizes, sizes)),
         rows(used),
         rows(aside),
         Rows(test_features, labels[test], test_codes),

@@ -10,7 +10,7 @@ import pandas as pd
 
 from fedbilevel.fairness.counts import Counts
 from fedbilevel.fairness.metrics import auc
-from fedbilevel.fairness.trainer import Course, Stop
+from fedbilevel.fairness.trainer import Fitted, Stop
 from fedbilevel.studies.table1.data import Rows, Split
 from fedbilevel.studies.table1.design import LABELS, Design, Job
 
@@ -26,7 +26,7 @@ class Measured(NamedTuple):
     history: pd.DataFrame
 
 
-def measure(design: Design, job: Job, split: Split, course: Course) -> Measured:
+def measure(design: Design, job: Job, split: Split, course: Fitted) -> Measured:
     """All tables of the first seed of ``job``; of its others only the seed differs."""
     marks = {
         "dataset": job.dataset,
@@ -78,7 +78,7 @@ def decided(rows: Rows, params: np.ndarray, groups: int) -> Counts:
     return Counts.of(rows.labels, rows.features @ params > 0, rows.groups, groups)
 
 
-def _quality(design: Design, split: Split, course: Course, told: dict[str, Counts]) -> dict[str, float]:
+def _quality(design: Design, split: Split, course: Fitted, told: dict[str, Counts]) -> dict[str, float]:
     found: dict[str, float] = {}
     for part, counts in told.items():
         found[f"{part}_accuracy"] = float(counts.overall("accuracy"))
@@ -110,7 +110,7 @@ def _weights(marks: dict[str, Any], job: Job, split: Split, weights: list[float]
     return pd.DataFrame({"group": groups, "label": labels, "weight": weights}).assign(**marks)
 
 
-def _history(design: Design, marks: dict[str, Any], split: Split, course: Course) -> pd.DataFrame:
+def _history(design: Design, marks: dict[str, Any], split: Split, course: Fitted) -> pd.DataFrame:
     """One row a stop: the objective of its stage, and for models also what they do on the test rows."""
     models = [stop for stop in course.stops if stop.stage == "model"]
     params = np.stack([stop.outer for stop in models], axis=1)
@@ -142,9 +142,9 @@ def _validation_loss(split: Split, stop: Stop) -> float:
     """Mean over the clients of their inner model's loss on their validation rows; ridge and fairness term apart."""
     if stop.inner is None:
         return float("nan")
-    federation = split.paper
+    data = split.paper.bilevel
     means = []
-    for client, size in enumerate(federation.val_sizes):
-        rows = Rows(*(np.asarray(federation.val[name])[client, :size] for name in Rows._fields))
+    for client, size in enumerate(data.val_sizes):
+        rows = Rows(*(np.asarray(data.val[name])[client, :size] for name in Rows._fields))
         means.append(float(_mean_losses(rows, stop.inner[client][:, None])[0]))
     return float(np.mean(means))

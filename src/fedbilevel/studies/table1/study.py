@@ -19,8 +19,9 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel import kernels
+from fedbilevel.fairness.program import FairProgram
 from fedbilevel.fairness.recipe import Recipe
-from fedbilevel.fairness.trainer import Federation, Trainer
+from fedbilevel.fairness.trainer import Clients, Trainer
 from fedbilevel.runs import Run, RunFolder, read
 from fedbilevel.studies.table1.data import Split, make_split
 from fedbilevel.studies.table1.design import LABELS, OURS, Design, Job, from_configuration
@@ -28,6 +29,8 @@ from fedbilevel.studies.table1.measure import Measured, measure
 from fedbilevel.studies.table1.models import save_model
 from fedbilevel.studies.table1.pool import Pool
 
+STOPS = 10
+"""How often a run is looked at on its way, besides its start."""
 HELD = 6
 """Splits kept in memory."""
 EXACT = ("test_accuracy", "train_accuracy", "validation_accuracy", "train_gap", "test_gap", "validation_gap", "weights")
@@ -90,7 +93,7 @@ class _Work:
         # Rare splits need a smaller batch than the others, and with it a program of their own.
         place = (*job.program, recipe.outer_batch_size)
         if place not in self.trainers:
-            trainer = Trainer(recipe, federation_for(job, split), split.model)
+            trainer = Trainer(program_for(recipe, split), clients_for(job, split))
             trainer.compile()
             self.trainers[place] = trainer
         return self.trainers[place]
@@ -101,9 +104,9 @@ class _Work:
     def _run(self, job: Job) -> None:
         split = self.splits.get(job)
         trainer = self._trainer(job, split)
-        course = trainer.run(federation_for(job, split), job.seeds[0], job.rate)
+        course = trainer.run(clients_for(job, split), job.seeds[0], job.rate, STOPS)
         found = measure(self.design, job, split, course)
-        model = partial(save_model, split=split, job=job, recipe=trainer.recipe, course=course)
+        model = partial(save_model, split=split, job=job, recipe=trainer.program.recipe, course=course)
         for seed in job.seeds:
             if not self.folder.done(job.key(seed)):
                 tables = {
@@ -122,8 +125,12 @@ class _Work:
             self.report(State(self.done, self.total, left, what))
 
 
-def federation_for(job: Job, split: Split) -> Federation:
+def clients_for(job: Job, split: Split) -> Clients:
     return split.cells if job.method in OURS else split.paper
+
+
+def program_for(recipe: Recipe, split: Split) -> FairProgram:
+    return FairProgram(recipe, split.model, len(split.names), names=split.names)
 
 
 def recipe_for(design: Design, job: Job, split: Split) -> Recipe:
@@ -131,7 +138,7 @@ def recipe_for(design: Design, job: Job, split: Split) -> Recipe:
     recipe = design.recipe(job.dataset, job.method)
     if not isinstance(recipe.outer_batch_size, int):
         return recipe
-    return replace(recipe, outer_batch_size=min(recipe.outer_batch_size, int(split.paper.val_sizes.min())))
+    return replace(recipe, outer_batch_size=min(recipe.outer_batch_size, int(split.paper.bilevel.val_sizes.min())))
 
 
 def _rank(job: Job) -> Any:
@@ -210,9 +217,9 @@ def verify(path: str | Path, seed: int | None = None) -> Verified:
 def compute(design: Design, job: Job) -> Measured:
     """One run, alone."""
     split = make_split(job.dataset, job.distribution, job.split_seed, design.encoding)
-    federation = federation_for(job, split)
-    trainer = Trainer(recipe_for(design, job, split), federation, split.model)
-    return measure(design, job, split, trainer.run(federation, job.seeds[0], job.rate))
+    clients = clients_for(job, split)
+    trainer = Trainer(program_for(recipe_for(design, job, split), split), clients)
+    return measure(design, job, split, trainer.run(clients, job.seeds[0], job.rate, STOPS))
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -1,19 +1,27 @@
-"""All methods behind one function: what they reach, what they send, and that rearranging the rows changes nothing."""
+"""A fair fit by every method: what it reaches and sends, that rearranging rows changes nothing, many fits of one program."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
 import fedbilevel as fb
+from fedbilevel import kernels
 from fedbilevel.engines.simulation import advance
 from fedbilevel.fairness import equal_opportunity_difference
+from fedbilevel.fairness.fcfl import fcfl
+from fedbilevel.fairness.fedminmax import fedminmax
 from fedbilevel.fairness.formulation import Formulation, equalized_odds
-from fedbilevel.fairness.methods import METHODS, Recipe, fit, group_counts, marks_padding
-from fedbilevel.fairness.models import Model, probabilities
-from fedbilevel.fairness.recipe import COMPARES_GROUPS
+from fedbilevel.fairness.models import LinearScores, Model, probabilities
+from fedbilevel.fairness.program import FairProgram
+from fedbilevel.fairness.recipe import COMPARES_GROUPS, METHODS, Recipe
 from fedbilevel.fairness.rows import joined, padded, training_part
+from fedbilevel.fairness.trainer import Clients, Trainer, marks_padding
+from fedbilevel.fairness.trainer import fit as run
+from tests.references.compare import close, identical
 
 MODEL = Model("logistic", 4)
 FLOAT32 = 2e-5  # sums of float32 in another order, over some hundred steps
@@ -29,9 +37,16 @@ def unfair_rows(seed, n=240, positive_of_second=0.25):
     return {"features": features.astype(np.float32), "labels": labels, "groups": groups}
 
 
-def clients(sizes=(240, 240)):
-    pairs = [(unfair_rows(10 * i, n), unfair_rows(10 * i + 1, n)) for i, n in enumerate(sizes)]
-    return fb.ClientData.from_clients(pairs)
+def clients(sizes=(240, 240), held_out=None, seed=0):
+    pairs = zip(sizes, held_out or sizes, strict=True)
+    seeds = range(seed, seed + 10 * len(sizes), 10)
+    return fb.ClientData.from_clients(
+        [(unfair_rows(one, n), unfair_rows(one + 1, other)) for one, (n, other) in zip(seeds, pairs, strict=True)]
+    )
+
+
+def fit(recipe, data, model=MODEL, groups=2, **options):
+    return run(FairProgram(recipe, model, groups, row_weights="weights" in data.train), data, **options)
 
 
 def together(data):
@@ -52,7 +67,7 @@ def data():
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs_with_the_papers_defaults(method, data):
     recipe = Recipe(method, Formulation("paper"), steps=60, weight_steps=20, batch_size=32)
-    fitted = fit(recipe, data, MODEL, 2, record_every=10)
+    fitted = fit(recipe, data, record_every=10)
     assert np.asarray(fitted.params).shape == (4,)
     assert np.isfinite(np.asarray(fitted.params)).all()
     stages = ["weights", "model"] if method.startswith("fedbio") else ["model"]
@@ -65,11 +80,11 @@ def test_every_method_runs_with_the_papers_defaults(method, data):
 
 def test_cells_close_the_gap_that_fedavg_leaves(data):
     rows = together(data)
-    plain = fit(Recipe("fedavg", batch_size=None, steps=600, step=0.5), data, MODEL, 2)
+    plain = fit(Recipe("fedavg", batch_size=None, steps=600, step=0.5), data)
     recipe = Recipe(
         "fedbio", Formulation(strength=20.0), batch_size=None, steps=600, step=0.5, weight_steps=600, outer_step=0.3
     )
-    fair = fit(recipe, data, MODEL, 2)
+    fair = fit(recipe, data)
     assert gap(plain, rows) > 0.2
     assert gap(fair, rows) < 0.4 * gap(plain, rows)
     assert fair.weights.shape == (4,)
@@ -83,7 +98,7 @@ def test_stage_two_is_fedavg_on_weighted_rows(data):
     recipe = Recipe(
         "fedbio", Formulation(ridge=0.01), batch_size=None, steps=40, weight_steps=10, step=0.2, local_steps=2
     )
-    fitted = fit(recipe, alone, MODEL, 2)
+    fitted = fit(recipe, alone)
     rows = joined(alone)[0]
     cell = rows["groups"] * 2 + rows["labels"].astype(int)
     weight = fitted.weights[cell]
@@ -107,7 +122,7 @@ def test_train_on_train_leaves_validation_rows_out():
 def test_padding_changes_nothing():
     data = clients((60, 90))
     recipe = Recipe("fedbio", Formulation("paper"), steps=20, weight_steps=10, batch_size=16)
-    plain, longer = (np.asarray(fit(recipe, data, MODEL, 2, capacity=size).params) for size in (None, 256))
+    plain, longer = (np.asarray(fit(recipe, data, capacity=size).params) for size in (None, 256))
     np.testing.assert_array_equal(plain, longer)
 
 
@@ -116,14 +131,15 @@ def test_whole_validation_sets_of_unequal_sizes_share_one_program():
     options = {"steps": 10, "weight_steps": 40, "batch_size": 16}
     named, own = (Recipe("fedbio", Formulation(metric=one), **options) for one in ("equalized_odds", equalized_odds))
     first, other = (padded(clients(sizes), 128, 128) for sizes in ((60, 90), (70, 85)))
-    assert marks_padding(named, first)
-    assert not marks_padding(own, first)
-    found = fit(named, first, MODEL, 2, capacity=256)
-    wanted = fit(own, first, MODEL, 2, capacity=256)
-    np.testing.assert_allclose(found.outer, wanted.outer, atol=FLOAT32)
-    assert np.abs(found.outer).max() > 0.05
+    for recipe in (named, own):
+        program = FairProgram(recipe, MODEL, 2)
+        assert marks_padding(program.settled(Clients(first, first).agreed(program))) == (recipe is named)
+    found = fit(named, first, capacity=256)
+    wanted = fit(own, first, capacity=256)
+    np.testing.assert_allclose(found.answers[0], wanted.answers[0], atol=FLOAT32)
+    assert np.abs(found.answers[0]).max() > 0.05
     programs = advance._cache_size()
-    fit(named, other, MODEL, 2, capacity=256)
+    fit(named, other, capacity=256)
     assert advance._cache_size() == programs
 
 
@@ -133,7 +149,7 @@ def test_unit_row_weights_change_nothing():
         {**data.train, "weights": np.ones((1, 80), np.float32)}, {**data.val, "weights": np.ones((1, 80), np.float32)}
     )
     recipe = Recipe("fedbio", batch_size=None, steps=20, weight_steps=10)
-    both = [np.asarray(fit(recipe, one, MODEL, 2).params) for one in (data, weighted)]
+    both = [np.asarray(fit(recipe, one).params) for one in (data, weighted)]
     np.testing.assert_allclose(*both, atol=FLOAT32)
 
 
@@ -148,33 +164,94 @@ def test_three_classes(kind):
     }  # fmt: skip
     model = Model(kind, 4, 3, hidden=5)
     recipe = Recipe("fedbio", steps=300, weight_steps=20, step=0.5, batch_size=64, train_on="train")
-    fitted = fit(recipe, fb.ClientData.from_clients([(rows, rows)]), model, 2)
+    fitted = fit(recipe, fb.ClientData.from_clients([(rows, rows)]), model)
     assert fitted.weights.shape == (6,)
     assert (probabilities(model, fitted.params, rows["features"]).argmax(axis=1) == labels).mean() > 0.9
 
 
 def test_fedminmax_weighs_the_group_with_the_larger_loss():
     data = clients()
-    fitted = fit(Recipe("fedminmax", steps=150, batch_size=None), data, MODEL, 2)
+    fitted = fit(Recipe("fedminmax", steps=150, batch_size=None), data)
     rows = together(data)
     chance = probabilities(MODEL, fitted.params, rows["features"])[:, 1]
     losses = -np.log(np.where(rows["labels"] == 1, chance, 1 - chance))
     risk = [losses[rows["groups"] == group].mean() for group in range(2)]
     assert (fitted.weights[0] > fitted.weights[1]) == (risk[0] > risk[1])
-    shares = group_counts(training_part(data, "all"), 2) / len(losses)
+    shares = np.bincount(rows["groups"]) / len(losses)
     assert fitted.weights @ shares == pytest.approx(1, abs=1e-5)
 
 
 def test_fedfb_weighs_the_positives_of_the_group_with_the_larger_loss(data):
-    fitted = fit(Recipe("fedfb", steps=300, batch_size=None, alpha=0.002), data, MODEL, 2)
-    plain = fit(Recipe("fedavg", steps=300, batch_size=None), data, MODEL, 2)
+    fitted = fit(Recipe("fedfb", steps=300, batch_size=None, alpha=0.002), data)
+    plain = fit(Recipe("fedavg", steps=300, batch_size=None), data)
     assert fitted.weights[1] > 1.05 > fitted.weights[0]
     assert gap(fitted, together(data)) < gap(plain, together(data))
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_many_fits_of_one_program_equal_single_fits_bit_by_bit(method):
+    """The trainer's clients hold one set of arrays, of which the inner level reads the first rows; it shows the way, too."""
+
+    def dealt(seed):
+        data = clients((40, 31, 25), (9, 12, 9), seed)
+        whole, val = training_part(data, "all", 60), padded(data, None, 16)
+        return data, Clients(whole, fb.ClientData(whole.train, val.val, data.train_sizes, data.val_sizes))
+
+    recipe = Recipe(
+        method, Formulation("paper"), steps=30, weight_steps=20, batch_size=8, outer_batch_size=6, terms=2, step=0.2
+    )
+    program = FairProgram(recipe, MODEL, 2)
+    trainer = Trainer(program, dealt(0)[1])
+    trainer.compile()
+    for seed, split in ((0, 100), (3, 0)):
+        data, known = dealt(split)
+        found, wanted = trainer.run(known, seed, stops=10), run(program, data, seed=seed, capacity=60)
+        identical(found.answers, wanted.answers)
+        identical(found.weights, wanted.weights)
+        assert [stop.round for stop in found.stops if stop.stage == "model"][-1] == recipe.rounds
+        assert not found.diverged
+    if method not in ("fedbio", "fedminmax"):
+        return
+    # Costs, and another learning rate: the inner step of a bilevel method grows with it.
+    inner = recipe.constants()["inner_step"] / 4 if method == "fedbio" else None
+    slow = trainer.run(known, 3, rate=0.05, stops=10)
+    wanted = fit(replace(recipe, step=0.05, inner_step=inner), data, seed=3, record_every=10)
+    np.testing.assert_allclose(slow.params, wanted.params, rtol=0, atol=1e-5)
+    last, row = slow.stops[-1], wanted.history.iloc[-1]
+    assert (last.bytes_up, last.bytes_down) == (row["bytes_up"], row["bytes_down"])
+    calls = ["gradient_calls", "hessian_vector_calls", "cross_calls"]
+    assert last.calls == tuple(map(int, wanted.history.groupby("stage")[calls].max().sum()))
+
+
+def test_divergence_is_told():
+    program = FairProgram(Recipe("fedavg", Formulation(ridge=50.0), batch_size=8, step=1.0), MODEL, 2)
+    known = Clients.of(program, clients((40, 31)))
+    assert Trainer(program, known).run(known, 0, stops=10).diverged
+
+
+@pytest.mark.parametrize("make", [fcfl, fedminmax], ids=["fcfl", "fedminmax"])
+def test_the_kernel_equals_automatic_differentiation(make):
+    """On clients of unequal sizes; those of equal sizes run against the naive loops of either method."""
+    if kernels.why_not() is not None:
+        pytest.skip(kernels.why_not())
+    data = clients((40, 31, 25))
+    rows = jax.tree.map(lambda leaf: leaf.astype(np.float64) if leaf.dtype == np.float32 else leaf, data.train)
+    train = fb.ClientData(rows, None, data.train_sizes)
+    start = np.random.default_rng(1).normal(size=4)
+    own = {"groups": 2, "stage_one": 6} if make is fcfl else {"group_counts": np.array([56.0, 40.0]), "batch_size": 8}
+    found = []
+    for scores in (LinearScores(), lambda params, features: features @ params):
+        algorithm = make(scores, start, ridge=0.1, **own)
+        found.append(fb.simulate(algorithm, train, 12, weights="samples", record_every=None))
+    close(found[0].outer, found[1].outer)
+    assert np.abs(found[1].outer - start).max() > 0.01
+    if make is fedminmax:
+        close(found[0].server.group_weights, found[1].server.group_weights)
+
+
 def test_bytes_go_on_over_the_stages(data):
     recipe = Recipe("fedbioacc", Formulation("paper"), steps=20, weight_steps=10, batch_size=16)
-    history = fit(recipe, data, MODEL, 2, record_every=1).history
+    history = fit(recipe, data, record_every=1).history
     first, second = (history[history["stage"] == stage] for stage in ("weights", "model"))
     # Two vectors of two weights up per client and round, then one model of four numbers; all float32.
     assert first["bytes_up"].iloc[-1] == 2 * 2 * (2 * 2 * 4)
@@ -189,10 +266,18 @@ def test_rounds_follow_the_method():
     assert (Recipe("fedbio").weight_rounds, Recipe("fedbio", Formulation("paper")).weight_rounds) == (200, 400)
 
 
-def test_slower_divides_the_inner_and_the_series_step():
-    recipe = Recipe("fedbio").slower(4.0)
-    assert (recipe.inner_step, recipe.series_step) == (0.04, 0.125)
-    assert Recipe("fedavg").slower(4.0) == Recipe("fedavg")
+def test_a_settled_recipe_suits_the_features_and_the_rows():
+    """A loss four times as steep as usual; then how many rows an outer step reads."""
+    recipe = Recipe("fedbio").settled(40, 30, 50, 10.0)
+    assert (recipe.step, recipe.inner_step, recipe.series_step) == (0.025, 0.04, 0.125)
+    assert (recipe.batch_size, recipe.outer_batch_size) == (40, "whole")
+    assert Recipe("fedavg", step=0.4).settled(40, 30, 50, 10.0).step == 0.1
+    one_group = Recipe("fedbio", outer_batch_size="batch")
+    assert [one_group.settled(40, 30, 5000, 0.0).outer_batch_size, one_group.settled(200, 9, 9, 0.0).step] == [40, 0.1]
+    for form, largest, rows in (("cells", 5000, 512), ("cells", 4096, "whole"), ("paper", 5000, 128)):
+        settled = Recipe("fedbio", Formulation(form)).settled(1000, 900, largest, 1.0)
+        assert settled.outer_batch_size == rows
+    assert Recipe("fedbio", Formulation("paper"), batch_size=None).settled(9, 9, 9, 1.0).outer_batch_size == "whole"
 
 
 def test_padded_refuses_to_cut(data):
@@ -219,18 +304,18 @@ def test_bad_recipes_are_one_sentence(change, words):
 def test_bad_data_is_one_sentence(data):
     bare = fb.ClientData(data.train)
     with pytest.raises(ValueError, match="needs validation rows"):
-        fit(Recipe("fedbio"), bare, MODEL, 2)
+        fit(Recipe("fedbio"), bare)
     negative = fb.ClientData({**data.train, "labels": np.where(data.train["groups"] == 1, 0, data.train["labels"])})
     with pytest.raises(ValueError, match="positive rows, but group number 1 has none"):
-        fit(Recipe("fedfb"), negative, MODEL, 2)
+        fit(Recipe("fedfb"), negative)
 
 
 @pytest.mark.parametrize("method", COMPARES_GROUPS)
 def test_needs_of_methods_that_compare_groups_are_one_sentence(method, data):
     with pytest.raises(ValueError, match=f"{method} is defined for two classes, not 3"):
-        fit(Recipe(method), data, Model("logistic", 4, 3), 2)
+        fit(Recipe(method), data, Model("logistic", 4, 3))
     with pytest.raises(ValueError, match=f"{method} compares groups, but there is only one"):
-        fit(Recipe(method), data, MODEL, 1)
+        fit(Recipe(method), data, groups=1)
     weighted = fb.ClientData({**data.train, "weights": data.train["labels"]}, data.val)
     with pytest.raises(ValueError, match=f"{method} takes no weights of single rows"):
-        fit(Recipe(method), weighted, MODEL, 2)
+        fit(Recipe(method), weighted)

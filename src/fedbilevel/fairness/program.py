@@ -1,0 +1,344 @@
+"""A fair fit as a program of surveys and stages (`fedbilevel.engines.stages`): survey, agree, learn weights, train, measure.
+
+FedAvg to FairFed train the model in one stage, FedBiO and FedBiOAcc in two.  The simulation (`fedbilevel.fairness.trainer`)
+and the federation run the same `FairProgram`; the estimator, the commands and the studies only make one.
+
+What the sites tell before training: with a schema, counts, sums and sums of squares of the number columns (``statistics``);
+then how many rows they have (``rows``), the curvature of the logistic loss on them (``smoothness``, one number that bounds
+the step size), and how many rows (FedMinMax) or positive rows (FedFB) of every group (``groups``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedbilevel.calculus import Tree
+from fedbilevel.datasets import partition
+from fedbilevel.engines.stages import Numbers, Refused, Source, Stage
+from fedbilevel.fairness.counts import Counts
+from fedbilevel.fairness.formulation import Formulation, fair_problem
+from fedbilevel.fairness.methods import bilevel_algorithm, single_level
+from fedbilevel.fairness.models import Model, probabilities
+from fedbilevel.fairness.recipe import BILEVEL, COMPARES_GROUPS, Recipe
+from fedbilevel.problem import whole_number
+from fedbilevel.tables.columns import shown
+from fedbilevel.tables.encoder import Encoder, Parsed, Statistics, combine, parse, site_statistics
+from fedbilevel.tables.schema import Schema
+
+LEAVES = ("features", "labels", "groups")
+COUNTED = {"fedminmax": "rows", "fedfb": "positive rows"}
+"""Methods whose server must know how many rows every group has, and which rows."""
+VALIDATION_SHARE = 0.2
+JOB = ("schema", "arrays", "recipe", "formulation", "model", "validation")
+
+
+class Rows(NamedTuple):
+    """One client's encoded rows, dicts of arrays: those of the bilevel problem, and those the model is trained on."""
+
+    train: dict[str, np.ndarray]
+    val: dict[str, np.ndarray]
+    model: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class FairProgram:
+    """``model``: its features and classes are those of the encoded rows; ``groups``: how many.
+
+    ``schema``: how a table is read; None where rows come as arrays.  ``share``: the share of a site's rows that the outer
+    problem of a bilevel method is set apart.  ``curvature``: of the logistic loss, None where the sites tell it.  ``names``:
+    what sentences call the groups.  ``row_weights``: rows have weights of their own.
+    """
+
+    recipe: Recipe
+    model: Model
+    groups: int
+    schema: Schema | None = None
+    share: float | None = None
+    curvature: float | None = 0.0
+    names: Sequence[Any] | None = None
+    row_weights: bool = False
+    _tables: dict[int, Parsed] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        whole_number("groups", self.groups)
+        if self.share is not None and not 0 < self.share < 1:
+            raise ValueError(f"validation must lie between 0 and 1 or be None, not {self.share}.")
+        method = self.recipe.method
+        if method not in COMPARES_GROUPS:
+            return
+        if self.model.classes != 2:
+            raise ValueError(
+                f"{method} is defined for two classes, not {self.model.classes}; use fedbioacc, fedbio or fedavg."
+            )
+        if self.groups < 2:
+            raise ValueError(f"{method} compares groups, but there is only one; use fedavg.")
+        if self.row_weights:
+            raise ValueError(f"{method} takes no weights of single rows; use fedbioacc, fedbio or fedavg.")
+
+    @property
+    def surveys(self) -> int:
+        return 2
+
+    @property
+    def two_stages(self) -> bool:
+        return self.recipe.method in BILEVEL
+
+    # Before training.
+
+    def survey(self, number: int, source: Source, agreed: Numbers) -> Numbers:
+        if number == 1:
+            return self.told(self._rows(source, agreed))
+        if self.schema is None:
+            return {}
+        sums = site_statistics(self.schema, self._table(source))
+        return {f"statistics/{name}": np.asarray(value) for name, value in sums._asdict().items()}
+
+    def told(self, rows: Rows) -> Numbers:
+        """What a client tells of its encoded rows."""
+        told = {"rows": np.array([len(rows.train["labels"]), len(rows.val["labels"])])}
+        if self.curvature is None:
+            told["smoothness"] = np.array([smoothness(rows.train["features"])])
+        if self.recipe.method in COUNTED:
+            labels, groups = rows.model["labels"], rows.model["groups"]
+            counting = np.ones(len(labels)) if self.recipe.method == "fedminmax" else labels
+            told["groups"] = np.bincount(groups, counting, self.groups)
+        return told
+
+    def agree(self, number: int, told: Sequence[Numbers], agreed: Numbers) -> Numbers:
+        if number == 0:
+            if self.schema is None:
+                return {}
+            each = [Statistics(*(one[f"statistics/{name}"] for name in Statistics._fields)) for one in told]
+            return {f"statistics/{name}": value for name, value in combine(each)._asdict().items()}
+        train, val = (np.array([int(one["rows"][part]) for one in told]) for part in (0, 1))
+        curvature = self.curvature
+        if curvature is None:
+            # The largest eigenvalue of a mean of matrices is at most the mean of theirs.
+            curvature = float(np.average([float(one["smoothness"][0]) for one in told], weights=train))
+        found = {
+            "rows": np.array([train.min(), train.max(), val.min(), val.max()]),
+            "smoothness": np.array([curvature]),
+        }
+        if self.recipe.method in COUNTED:
+            found["groups"] = np.sum([one["groups"] for one in told], axis=0)
+            self._check_counts(found["groups"])
+        return found
+
+    def _check_counts(self, counts: np.ndarray) -> None:
+        if (counts > 0).all():
+            return
+        empty = int(np.argmin(counts))
+        which = f"number {empty}" if self.names is None else shown(self.names[empty])
+        raise ValueError(
+            f"{self.recipe.method} compares the losses of the groups' {COUNTED[self.recipe.method]}, but group {which} has "
+            "none: leave that group out, or use fedbioacc, fedreg or fedavg."
+        )
+
+    def settled(self, agreed: Numbers) -> Recipe:
+        """The method's options, with steps that suit the features and batches that every client can draw."""
+        smallest, _, val_smallest, val_largest = (int(count) for count in agreed["rows"])
+        return self.recipe.settled(smallest, val_smallest, val_largest, float(agreed["smoothness"][0]))
+
+    def encoder(self, agreed: Numbers) -> Encoder:
+        """The encoding all sites agreed on."""
+        assert self.schema is not None
+        return Encoder(self.schema, Statistics(*(agreed[f"statistics/{name}"] for name in Statistics._fields)))
+
+    # Training.
+
+    def stage(self, number: int, agreed: Numbers, answers: Sequence[Tree]) -> Stage | None:
+        recipe = self.settled(agreed)
+        if number > self.two_stages:
+            return None
+        rows = {
+            "features": _rows_of(np.float32, self.model.features),
+            "labels": _rows_of(np.float32),
+            "groups": _rows_of(np.int32),
+        }
+        if self.row_weights:
+            rows["weights"] = _rows_of(np.float32)
+        if self.two_stages and number == 0:
+            problem = fair_problem(recipe.formulation, self.model, self.groups, row_weights=self.row_weights)
+            example = ({**rows, "cells": _rows_of(np.int32)}, rows)
+            algorithm = bilevel_algorithm(recipe, problem)
+            return Stage("weights", algorithm, recipe.weight_rounds, example, recipe.client_weights)
+        if self.two_stages or recipe.method == "fedavg":
+            rows["weights"] = _rows_of(np.float32)
+        algorithm, weights = single_level(recipe, self.model, self.groups, agreed.get("groups", np.ones(self.groups)))
+        return Stage("model", algorithm, recipe.rounds, (rows, None), weights)
+
+    def training_rows(self, number: int, rows: dict[str, Any], answers: Sequence[Tree]) -> dict[str, Any]:
+        """A stage's training rows, with the cells whose weights are learned, or the weights that were; arrays ``[n, ...]`` of
+        one client or ``[clients, n, ...]`` of all."""
+        form = self.recipe.formulation
+        if self.two_stages:
+            cells = form.cell_of(rows["groups"], rows["labels"], self.model.classes)
+            if number == 0:
+                return {**rows, "cells": cells}
+            weights = form.weights(answers[0])[cells].astype(np.float32)
+            if self.row_weights:
+                weights = weights * np.asarray(rows["weights"], np.float32)
+            return {**rows, "weights": weights}
+        if self.recipe.method == "fedavg" and not self.row_weights:
+            return {**rows, "weights": np.ones(np.shape(rows["labels"]), np.float32)}
+        return rows
+
+    def rows(self, number: int, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> tuple[Tree, Tree]:
+        rows = self._rows(source, agreed)
+        bilevel = self.two_stages and number == 0
+        train = rows.train if bilevel else rows.model
+        return self.training_rows(number, train, answers), rows.val if bilevel else None
+
+    # Afterwards.
+
+    def weights(self, agreed: Numbers, answers: Sequence[Tree], server: Any) -> np.ndarray | None:
+        """What was learned about the groups ("paper"), cells ("cells") or, by the ``server`` of a method of one level, groups:
+        FedMinMax's mu / rho, FedFB's mu / pi.  None for other methods."""
+        if self.two_stages:
+            return self.recipe.formulation.weights(answers[0])
+        if self.recipe.method not in COUNTED:
+            return None
+        counts = agreed["groups"]
+        return np.asarray(np.asarray(server.group_weights, np.float64) / (counts / counts.sum()))
+
+    def report(self, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> Numbers:
+        """How often every group and class got every decision: all rates and gaps follow from these `Counts`."""
+        rows = self._rows(source, agreed).model
+        decided = np.argmax(probabilities(self.model, answers[-1], rows["features"]), axis=1)
+        counts = Counts.of(rows["labels"], decided, rows["groups"], self.groups, classes=self.model.classes)
+        return {"decisions": counts.cells}
+
+    # A site's rows.
+
+    def divided(self, groups: np.ndarray, parts: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The training and validation rows of clients that hold the rows ``parts``."""
+        if not self.recipe.apart(self.groups, self.share):
+            return [(part, part) for part in parts]
+        share = self.share or VALIDATION_SHARE
+        if self.recipe.formulation.kind == "paper" and self.groups > 1:
+            split = partition.balanced_validation(groups, parts, size=share)
+        else:
+            split = partition.proportional_validation(groups, parts, share=share)
+        return list(zip(split.train, split.validation, strict=True))
+
+    def _table(self, source: Source) -> Parsed:
+        """A site's table as read, once a job, without rows that have no label or group."""
+        assert self.schema is not None
+        if id(source) not in self._tables:
+            columns = (
+                *(column.name for column in self.schema.features),
+                self.schema.target,
+                *(name for name in self.schema.sensitive if all(name != c.name for c in self.schema.features)),
+            )
+            parsed = parse(self.schema, source.frame(columns), labelled=True, source="The site's table")
+            assert parsed.labels is not None
+            assert parsed.groups is not None
+            kept = np.flatnonzero((parsed.labels >= 0) & (parsed.groups >= 0))
+            self._tables[id(source)] = parsed.take(kept)
+        return self._tables[id(source)]
+
+    def _arrays(self, source: Source, agreed: Numbers) -> tuple[np.ndarray, ...]:
+        if self.schema is not None:
+            table, encoder = self._table(source), self.encoder(agreed)
+            return encoder.transform(table), encoder.labels(table), encoder.groups(table)
+        arrays = source.arrays()
+        missing = [name for name in LEAVES if name not in arrays]
+        if missing:
+            raise Refused(f"The site's arrays lack {missing[0]}.")
+        return tuple(arrays[name] for name in LEAVES)
+
+    def _rows(self, source: Source, agreed: Numbers) -> Rows:
+        features, labels, groups = self._arrays(source, agreed)
+        if features.ndim != 2 or features.shape[1] != self.model.features or len(features) == 0:
+            raise Refused("The site's features are not a table of the width the job names, or have no rows.")
+        classes = self.model.classes
+        if groups.min() < 0 or groups.max() >= self.groups or labels.min() < 0 or labels.max() >= classes:
+            raise Refused("The site's labels or groups lie outside the numbers the job names.")
+        whole = {
+            "features": np.asarray(features, np.float32),
+            "labels": np.asarray(labels, np.float32),
+            "groups": np.asarray(groups, np.int32),
+        }
+        if not self.recipe.apart(self.groups, self.share):
+            return Rows(whole, whole, whole)
+        ((train, val),) = self.divided(groups, [np.arange(len(features))])
+        # What the model is trained on: all rows, in the order of the simulation.
+        taken = (train, val, np.concatenate([train, val]))
+        return Rows(*({name: leaf[index] for name, leaf in whole.items()} for index in taken))
+
+
+def fair_program(arguments: dict[str, Any]) -> FairProgram:
+    """The program of a job of a federation.  Its arguments:
+
+    schema       the text of a schema file; or, for sites that offer arrays (features, labels, groups), None and
+    arrays       {"features": columns, "groups": how many, "classes": how many}
+    recipe       options of `Recipe` but the formulation
+    formulation  options of `Formulation`
+    model        {"kind": "logistic" or "mlp", "hidden": units}
+    validation   the share of a site's rows that the outer problem of a bilevel method is set apart, or None
+    """
+    strange = set(arguments) - set(JOB)
+    if strange:
+        raise ValueError(f"The fair program has no argument {sorted(strange)[0]!r}; use {', '.join(JOB)}.")
+    text = arguments.get("schema")
+    if (text is None) == (arguments.get("arrays") is None):
+        raise ValueError("The fair program needs either a schema or the sizes of arrays.")
+    schema = None if text is None else replace(Schema.parse(text, "The job's schema"), site=None)
+    if schema is None:
+        sizes = {"classes": 2, **arguments["arrays"]}
+    else:
+        sizes = {"features": len(schema.feature_names), "groups": len(schema.groups), "classes": 2}
+    groups = int(sizes["groups"])
+    form = Formulation(**_options(Formulation, arguments.get("formulation", {})))
+    recipe = Recipe(**_options(Recipe, arguments.get("recipe", {})), formulation=form)
+    share = arguments.get("validation")
+    return FairProgram(
+        recipe.asked(groups, None, share),
+        Model(
+            **{"kind": "logistic", **arguments.get("model", {})},
+            features=int(sizes["features"]),
+            classes=int(sizes["classes"]),
+        ),
+        groups,
+        schema,
+        share,
+        curvature=None,
+        names=None if schema is None else schema.groups,
+    )
+
+
+def smoothness(features: np.ndarray) -> float:
+    """Largest curvature of the logistic loss: a quarter of the largest eigenvalue of the features' second moments.
+
+    A sum over rows, so sites could compute it together without showing any row.
+    """
+    matrix = features.astype(np.float64)
+    vector = np.ones(matrix.shape[1])
+    size = 1.0
+    for _ in range(30):
+        vector = matrix.T @ (matrix @ vector) / len(matrix)
+        size = float(np.linalg.norm(vector))
+        if size == 0:
+            return 0.0
+        vector /= size
+    return size / 4
+
+
+def _options(kind: type, given: Any) -> dict[str, Any]:
+    """Options by name, from a job: unknown ones are named, functions cannot come."""
+    if not isinstance(given, dict):
+        raise TypeError(f"The options of {kind.__name__} must be a table, not {type(given).__name__}.")
+    known = {entry.name for entry in fields(kind)} - {"formulation"}
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{kind.__name__} has no option {name!r}; there are {', '.join(sorted(known))}.")
+    return dict(given)
+
+
+def _rows_of(kind: Any, *shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((1, *shape), np.dtype(kind))
