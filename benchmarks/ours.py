@@ -15,7 +15,7 @@ from task import GROUPS, Client, Settings
 
 import fedbilevel as fb
 from fedbilevel.plan import client_key
-from fedbilevel.sampling import LocalData, draw_round
+from fedbilevel.sampling import LocalData, Sampler
 
 Path = Literal["autodiff", "fused"]
 
@@ -114,15 +114,8 @@ def drawn_indices(clients: list[Client], settings: Settings, steps: int, seed: i
         sizes = (jnp.asarray(len(client.labels)), jnp.asarray(len(client.val_labels)))
         data = LocalData(None, None, jnp.asarray(m), *sizes)
         for number in range(whole_rounds(settings, steps)):
-            draws = draw_round(
-                data,
-                client_key(root, number, 0, m),
-                local_steps,
-                batch_size=size,
-                outer_batch_size=size,
-                train_batches=settings.terms + 1,
-                val_batches=1,
-            )
+            sampler = Sampler(size, size, train_batches=settings.terms + 1, val_batches=1)
+            draws = sampler.draw(data, client_key(root, number, 0, m), local_steps)
             here = drawn[number * local_steps : (number + 1) * local_steps, m]
             here[:, 0], here[:, 1] = draws.inner, draws.val[:, 0]
             here[:, 2], here[:, 3:] = draws.train[:, -1], draws.train[:, :-1]

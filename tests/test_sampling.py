@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbilevel.sampling import Batches, Draws, LocalData, draw_round, scaled
+from fedbilevel.sampling import Batches, Draws, LocalData, Sampler, scaled
 
 words = st.integers(0, 2**32 - 1)
 
@@ -41,7 +41,7 @@ def local(train_size=7, val_size=5):
 
 
 def test_shapes_and_ranges():
-    draws = draw_round(local(), jax.random.key(0), 40, batch_size=3, outer_batch_size=2, train_batches=4, val_batches=1)
+    draws = Sampler(3, 2, train_batches=4, val_batches=1).draw(local(), jax.random.key(0), 40)
     assert draws.inner.shape == (40, 3)
     assert draws.train.shape == (40, 4, 3)
     assert draws.val.shape == (40, 1, 2)
@@ -51,7 +51,7 @@ def test_shapes_and_ranges():
 
 def test_minibatches_of_one_round_are_independent():
     """No two of the minibatches of a step, nor of two steps, repeat one another."""
-    draws = draw_round(local(2**20), jax.random.key(1), 5, batch_size=8, train_batches=3)
+    draws = Sampler(8, train_batches=3).draw(local(2**20), jax.random.key(1), 5)
     rows = np.concatenate([draws.inner[:, None], draws.train], axis=1).reshape(-1, 8)
     assert len({tuple(row) for row in rows.tolist()}) == 20
 
@@ -67,7 +67,7 @@ def test_minibatches_of_one_round_are_independent():
     ],
 )
 def test_none_is_the_whole_set(sizes, present):
-    draws = draw_round(local(), jax.random.key(0), 3, **sizes)
+    draws = Sampler(**sizes).draw(local(), jax.random.key(0), 3)
     assert tuple(part is not None for part in draws) == present
 
 

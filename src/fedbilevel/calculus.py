@@ -34,6 +34,11 @@ def no_calls() -> Calls:
     return Calls(*(jnp.zeros((), jnp.int32) for _ in range(3)))
 
 
+def counted(local: Any, calls: Calls) -> Any:
+    """A client's state with its ``calls`` grown by these."""
+    return local._replace(calls=local.calls.plus(calls))
+
+
 def step_along(tree: Tree, factor: Any, direction: Tree) -> Tree:
     """``tree + factor * direction``, each leaf keeping its own dtype (a traced float64 step must not promote float32)."""
     return jax.tree.map(lambda a, b: a + jnp.asarray(factor, a.dtype) * b, tree, direction)
@@ -66,6 +71,11 @@ def dot(a: Tree, b: Tree) -> Scalar:
 
 def squared_norm(tree: Tree) -> Scalar:
     return dot(tree, tree)
+
+
+def dtype_of(tree: Tree) -> Any:
+    """The type of a variable's numbers."""
+    return jax.tree.leaves(tree)[0].dtype
 
 
 def all_finite(tree: Tree) -> Scalar:

@@ -95,29 +95,38 @@ class View(NamedTuple):
     calls: Tree = None
 
 
+def only_calls(server: Any, local: Tree) -> View:
+    """The view of an algorithm that keeps no more on a client than the count of what it computed, or not even that."""
+    return View(calls=getattr(local, "calls", None))
+
+
+def _unsaid(*arguments: Any) -> Any:
+    raise NotImplementedError("An Algorithm that no decorator completes must say its objective and its build itself.")
+
+
 class Algorithm(NamedTuple):
     """A federated algorithm.
 
     ``settings`` is a tree whose leaves are the float hyper-parameters and whose structure is all the rest; ``build``
     makes the algorithm from settings.  An engine therefore compiles ``build(settings)`` once and runs it for any step
-    sizes.
+    sizes.  `fedbilevel.algorithms.arguments` derives the name, the settings and ``build`` from a function's arguments.
     """
 
-    name: str
     init: Callable[[jax.Array], Any]
     """key -> server state: what the server knows."""
     enroll: Callable[[jax.Array], Tree]
     """key -> one client's local state: what never leaves it.  Gets the same key as ``init``."""
     plan: Plan
-    outer: Callable[[Any], Tree]
+    outer: Callable[[Any], Tree] = lambda server: server.outer
     """server state -> the outer variable, the answer."""
-    view: Callable[[Any, Tree], View]
-    objective: Callable[[Tree, Tree, Any], jax.Array]
+    view: Callable[[Any, Tree], View] = only_calls
+    objective: Callable[[Tree, Tree, Any], jax.Array] = _unsaid
     """(outer, inner, one client's data) -> this client's share of the objective, over all its data."""
-    check: Callable[[Any], None]
+    check: Callable[[Any], None] = lambda data: None
     """ClientData -> None; raises one clear sentence when the data do not fit."""
-    settings: Any
-    build: Callable[[Any], Algorithm]
+    name: str = ""
+    settings: Any = None
+    build: Callable[[Any], Algorithm] = _unsaid
     local_steps: int = 1
     problem: Any = None
     """The BilevelProblem where there is one: diagnostics solve it to know the true hypergradient."""

@@ -256,24 +256,35 @@ def shapes_of(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
         raise ValueError(f"{name} cannot be evaluated on arguments of shapes {given}: {reason}") from error
 
 
-def positive(name: str, value: Any) -> None:
+def positive(name: str, value: Any) -> Any:
     """Refuse a step that is not a positive number; traced values pass, they were checked before tracing."""
+    return _number(name, value, lambda number: number > 0, "a positive number")
+
+
+def not_negative(name: str, value: Any) -> Any:
+    """Like `positive`, with 0 allowed."""
+    return _number(name, value, lambda number: number >= 0, "a number of at least 0")
+
+
+def _number(name: str, value: Any, fits: Callable[[Any], bool], wanted: str) -> Any:
     if isinstance(value, jax.core.Tracer):
-        return
+        return value
     number = isinstance(value, int | float | np.number) or (hasattr(value, "dtype") and value.dtype.kind in "fiu")
     if isinstance(value, bool) or not number or np.ndim(value) != 0:
         raise TypeError(f"{name} must be a number, not {value!r}.")
-    if not (np.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be a positive number, not {value}.")
+    if not (np.isfinite(value) and fits(value)):
+        raise ValueError(f"{name} must be {wanted}, not {value}.")
+    return value
 
 
-def whole_number(name: str, value: Any, least: int = 1, optional: bool = False) -> None:
+def whole_number(name: str, value: Any, least: int = 1, optional: bool = False) -> Any:
     if value is None and optional:
-        return
+        return value
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be a whole number, not {value!r}.")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, not {value}.")
+    return value
 
 
 def _signature(tree: Tree) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -128,32 +128,45 @@ def scaled(bits: jax.Array, size: jax.Array) -> jax.Array:
     return (high * size_high + (middle >> 16) + (carry >> 16)).astype(jnp.int32)
 
 
-def draw_round(
-    data: LocalData,
-    key: jax.Array,
-    steps: int,
-    *,
-    batch_size: int | None,
-    outer_batch_size: int | None = None,
-    train_batches: int = 0,
-    val_batches: int = 0,
-) -> Draws:
-    """Every minibatch of one client in one round, from that client's key of that round.
+class Sampler(NamedTuple):
+    """How many rows the minibatches of one step have (None = the whole set), and how many minibatches it takes.
 
-    One call of the generator serves them all (compiling it is most of what a small program costs), and its result is
-    barred from fusion: a gather must read indices, not recompute them for every column.
+    Every step has one training minibatch for the inner gradient; ``train_batches`` and ``val_batches`` come on top.
     """
-    train_shape = (steps, 1 + train_batches, batch_size or 0)
-    val_shape = (steps, val_batches, outer_batch_size or 0)
-    train_count, val_count = prod(train_shape), prod(val_shape)
-    if train_count + val_count == 0:
-        return Draws()
-    bits = jax.random.bits(key, (train_count + val_count,), jnp.uint32)
-    train = scaled(bits[:train_count].reshape(train_shape), data.train_size)
-    val = scaled(bits[train_count:].reshape(val_shape), data.val_size)
-    train, val = jax.lax.optimization_barrier((train, val))
-    return Draws(
-        train[:, 0] if batch_size is not None else None,
-        train[:, 1:] if batch_size is not None and train_batches else None,
-        val if val_count else None,
-    )
+
+    batch_size: int | None = None
+    outer_batch_size: int | None = None
+    train_batches: int = 0
+    val_batches: int = 0
+
+    def draw(self, data: LocalData, key: jax.Array, steps: int) -> Draws:
+        """Every minibatch of one client in one round, from that client's key of that round.
+
+        One call of the generator serves them all (compiling it is most of what a small program costs), and its result is
+        barred from fusion: a gather must read indices, not recompute them for every column.
+        """
+        train_shape = (steps, 1 + self.train_batches, self.batch_size or 0)
+        val_shape = (steps, self.val_batches, self.outer_batch_size or 0)
+        train_count, val_count = prod(train_shape), prod(val_shape)
+        if train_count + val_count == 0:
+            return Draws()
+        bits = jax.random.bits(key, (train_count + val_count,), jnp.uint32)
+        train = scaled(bits[:train_count].reshape(train_shape), data.train_size)
+        val = scaled(bits[train_count:].reshape(val_shape), data.val_size)
+        train, val = jax.lax.optimization_barrier((train, val))
+        return Draws(
+            train[:, 0] if self.batch_size is not None else None,
+            train[:, 1:] if self.batch_size is not None and self.train_batches else None,
+            val if val_count else None,
+        )
+
+    def once(self, data: LocalData, key: jax.Array) -> Batches:
+        """The minibatches of a single step."""
+        return Batches(data, jax.tree.map(lambda rows: rows[0], self.draw(data, key, 1)))
+
+    def walk(
+        self, step: Callable[[Any, Batches], tuple[Any, Any]], state: Any, data: LocalData, key: jax.Array, steps: int
+    ) -> tuple[Any, Any]:
+        """``steps`` times ``step(state, batches) -> (state, record)``: the last state, and the records stacked."""
+        drawn = self.draw(data, key, steps)
+        return jax.lax.scan(lambda held, rows: step(held, Batches(data, rows)), state, drawn, length=steps)

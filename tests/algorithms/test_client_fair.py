@@ -100,7 +100,7 @@ def test_qfedavg_evens_out_the_losses():
             "mixture_step must be a positive number",
         ),
         (lambda: fb.afl(bowl, start, 2).check(data), ValueError, "clients=2, but the data hold 5 clients"),
-        (lambda: fb.qfedavg(squares, np.zeros(()), q=-1.0), ValueError, "q must be a positive number, not -1.0"),
+        (lambda: fb.qfedavg(squares, np.zeros(()), q=-1.0), ValueError, "q must be a number of at least 0, not -1.0"),
     ],
 )
 def test_bad_arguments(make, kind, sentence):

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from fedbilevel.plan import client_key
-from fedbilevel.sampling import Draws, LocalData, draw_round
+from fedbilevel.sampling import Draws, LocalData, Sampler
 
 
 class Rows(NamedTuple):
@@ -42,10 +42,8 @@ def by_phase(data, seed, batch_size, outer_batch_size=None):
         key = client_key(seed_key, number, ordinal, client)
         key = key if half is None else jax.random.split(key)[half]
         own = LocalData(None, None, client, train_size, val_size)
-        batch, held = batch_size if inner else None, outer_batch_size or batch_size
-        return draw_round(
-            own, key, steps, batch_size=batch, outer_batch_size=held, train_batches=train, val_batches=val
-        )
+        sampler = Sampler(batch_size if inner else None, outer_batch_size or batch_size, train, val)
+        return sampler.draw(own, key, steps)
 
     def rows(number, ordinal, client, steps=1, inner=True, train=0, val=0, half=None):
         if batch_size is None:
@@ -62,19 +60,13 @@ def drawn(data, seed, rounds, steps, batch_size, train_batches=0, val_batches=0,
     """A function (round, client, step) -> Rows, following the keys an engine must use."""
     seed_key = jax.random.key(seed)
     val_sizes = np.zeros_like(data.train_sizes) if data.val is None else data.val_sizes
+    outer = batch_size if outer_batch_size is None else outer_batch_size
+    sampler = Sampler(batch_size, outer, train_batches, val_batches)
 
     def one(number, client, train_size, val_size) -> Draws:
         own = LocalData(None, None, client, train_size, val_size)
         key = client_key(seed_key, number, ordinal, client)
-        return draw_round(
-            own,
-            key,
-            steps,
-            batch_size=batch_size,
-            outer_batch_size=batch_size if outer_batch_size is None else outer_batch_size,
-            train_batches=train_batches,
-            val_batches=val_batches,
-        )
+        return sampler.draw(own, key, steps)
 
     clients = np.arange(data.clients, dtype=np.int32)
     over_clients = jax.vmap(one, in_axes=(None, 0, 0, 0))

@@ -28,22 +28,18 @@ weights; the projection against an independent one.  The last iterate circles ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.fedavg import Local, ModelLoss, fedavg
-from fedbilevel.algorithms.fedavg import Settings as Averaging
-from fedbilevel.algorithms.fedavg import build as averaging
-from fedbilevel.algorithms.local import check_rates
-from fedbilevel.calculus import Calls, Tree, step_along
+from fedbilevel.algorithms.arguments import AtLeastTwo, Batch, Positive, Start, algorithm
+from fedbilevel.algorithms.fedavg import ModelLoss, fedavg
+from fedbilevel.algorithms.local import Local
+from fedbilevel.calculus import Calls, Tree, counted, dtype_of, step_along
 from fedbilevel.plan import Algorithm, Phase, weighted_mean
-from fedbilevel.problem import ClientData, whole_number
-from fedbilevel.sampling import Batches, LocalData, draw_round
+from fedbilevel.problem import ClientData
+from fedbilevel.sampling import LocalData, Sampler
 
 
 class Server(NamedTuple):
@@ -69,29 +65,14 @@ class Replies(NamedTuple):
     gradients: Tree
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("step", "mixture_step", "start"),
-    meta_fields=("loss", "init", "clients", "batch_size"),
-)
-@dataclass(frozen=True)
-class Settings:
-    loss: ModelLoss
-    init: Callable[[jax.Array], Tree] | None
-    start: Tree
-    step: Any
-    mixture_step: Any
-    clients: int
-    batch_size: int | None
-
-
+@algorithm()
 def afl(
     loss: ModelLoss,
-    init: Callable[[jax.Array], Tree] | Tree,
-    clients: int,
-    step: float = 0.1,
-    mixture_step: float = 0.1,
-    batch_size: int | None = None,
+    init: Start,
+    clients: AtLeastTwo,
+    step: Positive = 0.1,
+    mixture_step: Positive = 0.1,
+    batch_size: Batch = None,
 ) -> Algorithm:
     """AFL with one gradient step a round.  ``loss(model, batch)``, ``init`` the first model or a function of the key,
     ``clients`` how many there are, ``step`` eta, ``mixture_step`` eta_lambda.
@@ -102,21 +83,12 @@ def afl(
     >>> print(f"{fb.simulate(algo, data, rounds=1000, record_every=None).outer:.2f}")
     2.00
     """
-    whole_number("clients", clients, least=2)
-    check_rates(mixture_step=mixture_step)
-    base = fedavg(loss, init, step, 1, batch_size).settings
-    return build(Settings(loss, base.init, base.start, step, mixture_step, clients, batch_size))
-
-
-def build(settings: Settings) -> Algorithm:
-    clients = settings.clients
-    base = averaging(Averaging(settings.loss, settings.init, settings.start, settings.step, 1, settings.batch_size))
+    base = fedavg(loss, init, step, 1, batch_size)
 
     def work(model: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
-        draws = jax.tree.map(lambda rows: rows[0], draw_round(data, key, 1, batch_size=settings.batch_size))
-        loss, gradient = jax.value_and_grad(settings.loss)(model, Batches(data, draws).inner())
+        value, gradient = jax.value_and_grad(loss)(model, Sampler(batch_size).once(data, key).inner())
         assert data.number is not None
-        return Reply(data.number, loss, gradient), Local(local.calls.plus(Calls(gradients=1)))
+        return Reply(data.number, value, gradient), counted(local, Calls(gradients=1))
 
     def gather(replies: Reply, weights: jax.Array) -> Replies:
         # A lost reply says client 0: it must be dropped, not written there.
@@ -132,12 +104,12 @@ def build(settings: Settings) -> Algorithm:
         shares = jnp.where(replies.present, server.mixture, 0)
         mass = jnp.sum(shares)
         direction = weighted_mean(replies.gradients, shares / jnp.where(mass > 0, mass, 1))
-        raised = step_along(server.mixture, settings.mixture_step, replies.losses.astype(server.mixture.dtype))
-        return Server(step_along(server.model, -settings.step, direction), onto_simplex(raised))
+        raised = step_along(server.mixture, mixture_step, replies.losses.astype(server.mixture.dtype))
+        return Server(step_along(server.model, -step, direction), onto_simplex(raised))
 
-    def init(key: jax.Array) -> Server:
+    def first(key: jax.Array) -> Server:
         model = base.init(key)
-        return Server(model, jnp.full(clients, 1 / clients, jax.tree.leaves(model)[0].dtype))
+        return Server(model, jnp.full(clients, 1 / clients, dtype_of(model)))
 
     def check(data: ClientData) -> None:
         base.check(data)
@@ -145,13 +117,10 @@ def build(settings: Settings) -> Algorithm:
             raise ValueError(f"clients={clients}, but the data hold {data.clients} clients.")
 
     return base._replace(
-        name="afl",
-        init=init,
+        init=first,
         plan=(Phase("gradients", lambda server: server.model, work, absorb, aggregate=gather),),
         outer=lambda server: server.model,
         check=check,
-        settings=settings,
-        build=build,
     )
 
 

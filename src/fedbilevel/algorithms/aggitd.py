@@ -29,30 +29,17 @@ shrinks like (1 - lambda mu)^N.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.coupled import check_global
-from fedbilevel.algorithms.local import check_rates, inner_gradients, settle_outer_batch
-from fedbilevel.algorithms.nested import (
-    Held,
-    broadcast,
-    draw_terms,
-    enroll,
-    factor,
-    hypergradient_share,
-    inner_gradient_of_outer,
-    inner_phases,
-    no_direction,
-    one_batch,
-)
-from fedbilevel.calculus import Calls, Tree, scale, step_along, zeros
-from fedbilevel.plan import Algorithm, Phase, Repeat, View
-from fedbilevel.problem import BilevelProblem, whole_number
+from fedbilevel.algorithms.arguments import Batch, Count, OuterBatch, Positive, bilevel
+from fedbilevel.algorithms.nested import BROADCAST, Held, Nested, draw_terms, enroll
+from fedbilevel.calculus import Tree, scale, zeros
+from fedbilevel.plan import Algorithm, Phase, Repeat
+from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import LocalData
 
 
@@ -78,107 +65,62 @@ class Reply(NamedTuple):
     adjoint: Tree
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("inner_step", "outer_step", "series_step"),
-    meta_fields=("problem", "terms", "local_steps", "batch_size", "outer_batch_size"),
-)
-@dataclass(frozen=True)
-class Settings:
-    problem: BilevelProblem
-    inner_step: Any
-    outer_step: Any
-    series_step: Any
-    terms: int
-    local_steps: int
-    batch_size: int | None
-    outer_batch_size: int | None
-
-
+@bilevel("global")
 def aggitd(
     problem: BilevelProblem,
-    inner_step: float = 0.1,
-    outer_step: float = 0.1,
-    series_step: float = 0.5,
-    terms: int = 5,
-    local_steps: int = 1,
-    batch_size: int | None = None,
-    outer_batch_size: int | str | None = None,
+    inner_step: Positive = 0.1,
+    outer_step: Positive = 0.1,
+    series_step: Positive = 0.5,
+    terms: Count = 5,
+    local_steps: Count = 1,
+    batch_size: Batch = None,
+    outer_batch_size: OuterBatch = None,
 ) -> Algorithm:
     """AggITD.  ``inner_step`` is the step of y, ``outer_step`` alpha, ``series_step`` lambda, ``terms`` N, ``local_steps``
     tau."""
-    check_global("aggitd", problem, local_steps, batch_size, outer_batch_size)
-    check_rates(inner_step=inner_step, outer_step=outer_step, series_step=series_step)
-    whole_number("terms", terms)
-    outer_batch = settle_outer_batch(batch_size, outer_batch_size)
-    return build(Settings(problem, inner_step, outer_step, series_step, terms, local_steps, batch_size, outer_batch))
-
-
-def build(settings: Settings) -> Algorithm:
-    problem, count, terms = settings.problem, settings.local_steps, settings.terms
-    sizes = (settings.batch_size, settings.outer_batch_size)
-    anchor, *steps = inner_phases(problem, settings.inner_step, count, settings.batch_size)
-
-    def gradient(inner: Tree, local: Held, data: LocalData, key: jax.Array) -> tuple[Tree, Held]:
-        (found,) = inner_gradients(problem, ((local.outer, inner),), one_batch(data, key, settings.batch_size))
-        return found, local._replace(inner=inner, calls=local.calls.plus(Calls(gradients=1)))
+    nested = Nested(problem, batch_size, outer_batch_size, inner_step, local_steps)
 
     def begin(inner: Tree, local: Held, data: LocalData, key: jax.Array) -> tuple[Reply, Held]:
         first, second = jax.random.split(key)
-        found, local = gradient(inner, local, data, first)
-        start, local = inner_gradient_of_outer(problem, local, data, second, settings.outer_batch_size)
-        return Reply(found, start), local
+        gradient, local = nested.gradient(inner, local, data, first)
+        start, local = nested.series_start(inner, local, data, second)
+        return Reply(gradient, start), local
 
     def multiply(message: Position, local: Held, data: LocalData, key: jax.Array) -> tuple[Reply, Held]:
         first, second = jax.random.split(key)
-        found, local = gradient(message.inner, local, data, first)
-        image, local = factor(problem, message.adjoint, settings.series_step, local, data, second, settings.batch_size)
-        return Reply(found, image), local
-
-    def first_term(server: Server, mean: Reply) -> Server:
-        adjoint = scale(settings.series_step * terms, mean.adjoint)
-        return anchor.absorb(server, mean.gradient)._replace(adjoint=adjoint)  # type: ignore[no-any-return]
-
-    def next_term(server: Server, mean: Reply) -> Server:
-        return anchor.absorb(server, mean.gradient)._replace(adjoint=mean.adjoint)  # type: ignore[no-any-return]
+        gradient, local = nested.gradient(message.inner, local, data, first)
+        image, local = nested.factor(series_step, message.adjoint, local, data, second)
+        return Reply(gradient, image), local
 
     def share(message: Position, local: Held, data: LocalData, key: jax.Array) -> tuple[Tree, Held]:
-        return hypergradient_share(problem, message.adjoint, local._replace(inner=message.inner), data, key, sizes)
+        return nested.hypergradient(message.adjoint, local._replace(inner=message.inner), data, key)
 
-    def descend(server: Server, mean: Tree) -> Server:
-        return server._replace(outer=problem.into_set(step_along(server.outer, -settings.outer_step, mean)))
+    def first_term(server: Server, mean: Reply) -> Server:
+        return next_term(server, mean._replace(adjoint=scale(series_step * terms, mean.adjoint)))
+
+    def next_term(server: Server, mean: Reply) -> Server:
+        return nested.settle(server, mean.gradient)._replace(adjoint=mean.adjoint)  # type: ignore[no-any-return]
 
     def position(server: Server) -> Position:
         return Position(server.inner, server.adjoint)
 
     def init(key: jax.Array) -> Server:
         outer, inner = problem.init(key)
-        waiting = no_direction(inner, count)
+        waiting = nested.no_direction(inner)
         return Server(problem.into_set(outer), inner, waiting, zeros(inner), jnp.zeros((), jnp.int32))
 
+    anchor, *steps = nested.inner_phases()
+    factors = (Phase("factor", position, multiply, next_term), *steps)
     return Algorithm(
-        name="aggitd",
-        init=init,
-        enroll=partial(enroll, problem),
+        init,
+        partial(enroll, problem),
         plan=(
-            broadcast(),
+            BROADCAST,
             draw_terms(terms),
             Repeat((anchor, *steps), terms - 1, lambda server: server.factors),
             Phase("series", lambda server: server.inner, begin, first_term),
             *steps,
-            Repeat(
-                (Phase("factor", position, multiply, next_term), *steps),
-                terms - 1,
-                lambda server: terms - 1 - server.factors,
-            ),
-            Phase("outer", position, share, descend),
+            Repeat(factors, terms - 1, lambda server: terms - 1 - server.factors),
+            Phase("outer", position, share, partial(nested.descend, outer_step)),
         ),
-        outer=lambda server: server.outer,
-        view=lambda server, local: View(inner=server.inner, calls=local.calls),
-        objective=lambda outer, inner, data: problem.outer_loss(outer, inner, data.whole("val")),
-        check=lambda data: problem.check(data, *sizes),
-        settings=settings,
-        build=build,
-        local_steps=count,
-        problem=problem,
     )

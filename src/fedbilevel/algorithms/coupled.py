@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.local import check_loop, check_problem, inner_gradients
-from fedbilevel.calculus import Calls, Loss, Tree, both_gradients, scale, squared_norm, step_along, subtract, zeros
+from fedbilevel.algorithms.local import inner_gradients
+from fedbilevel.calculus import Calls, Loss, Tree, scale, squared_norm, step_along, subtract, zeros
+from fedbilevel.hypergradients.base import outer_gradients
 from fedbilevel.problem import BilevelProblem
-from fedbilevel.sampling import Batches, Draws, LocalData, draw_round
+from fedbilevel.sampling import Batches, Sampler
 
 
 class Point(NamedTuple):
@@ -32,14 +33,14 @@ class Point(NamedTuple):
     adjoint: Tree
 
 
+def sampler(batch_size: int | None, outer_batch_size: int | None) -> Sampler:
+    """The minibatches that one evaluation of `directions` needs."""
+    return Sampler(batch_size, outer_batch_size, train_batches=1, val_batches=1)
+
+
 def direction_calls(times: int | jax.Array) -> Calls:
     """What the three directions cost at so many points."""
     return Calls(gradients=2 * times, hessian_vector=times, cross=times)
-
-
-def check_global(name: str, problem: Any, local_steps: Any, batch_size: Any, outer_batch_size: Any) -> None:
-    check_problem(name, problem, "global")
-    check_loop(local_steps, batch_size, outer_batch_size)
 
 
 def first_point(problem: BilevelProblem, key: jax.Array) -> Point:
@@ -48,16 +49,19 @@ def first_point(problem: BilevelProblem, key: jax.Array) -> Point:
     return Point(problem.into_set(outer), inner, zeros(inner))
 
 
+def into_set(problem: BilevelProblem, point: Point) -> Point:
+    return point._replace(outer=problem.into_set(point.outer))
+
+
 def directions(problem: BilevelProblem, points: tuple[Point, ...], batches: Batches) -> tuple[Point, ...]:
     """(nu, omega, q) at each point, all on the same minibatches: one for omega, one for f, one for both second derivatives."""
-    omegas = inner_gradients(problem, tuple((point.outer, point.inner) for point in points), batches)
-    train, val = batches.train(0), batches.val(0)
-    found = []
-    for point, omega in zip(points, omegas, strict=True):
-        in_outer, in_inner = both_gradients(problem.outer_loss, point.outer, point.inner, val)
+    pairs = tuple((point.outer, point.inner) for point in points)
+    omegas = inner_gradients(problem, pairs, batches)
+    train, gradients, shares = batches.train(0), outer_gradients(problem, pairs, batches), []
+    for point, omega, (in_outer, in_inner) in zip(points, omegas, gradients, strict=True):
         cross, product = second_products(problem.inner_loss, point, train)
-        found.append(Point(subtract(in_outer, cross), omega, subtract(product, in_inner)))
-    return tuple(found)
+        shares.append(Point(subtract(in_outer, cross), omega, subtract(product, in_inner)))
+    return tuple(shares)
 
 
 def second_products(loss: Loss, point: Point, batch: Tree) -> tuple[Tree, Tree]:
@@ -71,16 +75,9 @@ def second_products(loss: Loss, point: Point, batch: Tree) -> tuple[Tree, Tree]:
     return cross, product
 
 
-def draw_steps(
-    data: LocalData, key: jax.Array, steps: int, batch_size: int | None, outer_batch_size: int | None
-) -> Draws:
-    """The minibatches that ``steps`` evaluations of `directions` need."""
-    return draw_round(
-        data, key, steps, batch_size=batch_size, outer_batch_size=outer_batch_size, train_batches=1, val_batches=1
-    )
-
-
-def descend(problem: BilevelProblem, point: Point, along: Point, rates: tuple[Any, Any, Any], radius: Any) -> Point:
+def descend(
+    problem: BilevelProblem, point: Point, along: Point, rates: tuple[Any, Any, Any], radius: Any = None
+) -> Point:
     """One step against the three directions, with ``rates`` for x, y and u; x stays in its set and u in its ball."""
     outer, inner, adjoint = (
         step_along(value, -rate, direction) for value, rate, direction in zip(point, rates, along, strict=True)

@@ -26,60 +26,30 @@ with I = 20, and with I = 2 that it shrinks with the steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 
-from fedbilevel.algorithms.coupled import (
-    Point,
-    check_global,
-    descend,
-    direction_calls,
-    directions,
-    draw_steps,
-    first_point,
-)
-from fedbilevel.algorithms.local import check_rates, settle_outer_batch
-from fedbilevel.calculus import Calls, Tree, no_calls
-from fedbilevel.plan import Algorithm, Phase, View
+from fedbilevel.algorithms import coupled
+from fedbilevel.algorithms.arguments import Batch, Count, MaybePositive, OuterBatch, Positive, bilevel
+from fedbilevel.algorithms.coupled import Point
+from fedbilevel.algorithms.local import Local, enroll
+from fedbilevel.calculus import counted
+from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData
 
 
-class Local(NamedTuple):
-    """Nothing stays on a client but the count of what it computed."""
-
-    calls: Calls
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("inner_step", "outer_step", "adjoint_step", "radius"),
-    meta_fields=("problem", "local_steps", "batch_size", "outer_batch_size"),
-)
-@dataclass(frozen=True)
-class Settings:
-    problem: BilevelProblem
-    inner_step: Any
-    outer_step: Any
-    adjoint_step: Any
-    radius: Any
-    local_steps: int
-    batch_size: int | None
-    outer_batch_size: int | None
-
-
+@bilevel("global")
 def fedbio_global(
     problem: BilevelProblem,
-    inner_step: float = 0.1,
-    outer_step: float = 0.1,
-    adjoint_step: float = 0.1,
-    local_steps: int = 5,
-    batch_size: int | None = None,
-    outer_batch_size: int | str | None = None,
-    radius: float | None = None,
+    inner_step: Positive = 0.1,
+    outer_step: Positive = 0.1,
+    adjoint_step: Positive = 0.1,
+    local_steps: Count = 5,
+    batch_size: Batch = None,
+    outer_batch_size: OuterBatch = None,
+    radius: MaybePositive = None,
 ) -> Algorithm:
     """FedBiO for a global lower level.  ``inner_step`` is gamma, ``outer_step`` eta, ``adjoint_step`` tau, ``radius`` r.
 
@@ -91,43 +61,18 @@ def fedbio_global(
     >>> bool(abs(result.outer - quadratic.pooled().minimiser()).max() < 1e-3)
     True
     """
-    check_global("fedbio_global", problem, local_steps, batch_size, outer_batch_size)
-    check_rates(inner_step=inner_step, outer_step=outer_step, adjoint_step=adjoint_step, radius=radius)
-    outer_batch = settle_outer_batch(batch_size, outer_batch_size)
-    return build(Settings(problem, inner_step, outer_step, adjoint_step, radius, local_steps, batch_size, outer_batch))
+    sampler = coupled.sampler(batch_size, outer_batch_size)
 
-
-def build(settings: Settings) -> Algorithm:
-    problem = settings.problem
-    rates = (settings.outer_step, settings.inner_step, settings.adjoint_step)
+    def step(point: Point, batches: Batches) -> tuple[Point, None]:
+        (along,) = coupled.directions(problem, (point,), batches)
+        return coupled.descend(problem, point, along, (outer_step, inner_step, adjoint_step), radius), None
 
     def work(message: Point, local: Local, data: LocalData, key: jax.Array) -> tuple[Point, Local]:
-        def step(point: Point, drawn: Any) -> tuple[Point, None]:
-            (along,) = directions(problem, (point,), Batches(data, drawn))
-            return descend(problem, point, along, rates, settings.radius), None
-
-        count = settings.local_steps
-        draws = draw_steps(data, key, count, settings.batch_size, settings.outer_batch_size)
-        point, _ = jax.lax.scan(step, message, draws, length=count)
-        return point, Local(local.calls.plus(direction_calls(count)))
-
-    def absorb(server: Point, mean: Point) -> Point:
-        return mean._replace(outer=problem.into_set(mean.outer))
-
-    def view(server: Point, local: Tree) -> View:
-        return View(inner=server.inner, calls=local.calls)
+        point, _ = sampler.walk(step, message, data, key, local_steps)
+        return point, counted(local, coupled.direction_calls(local_steps))
 
     return Algorithm(
-        name="fedbio_global",
-        init=lambda key: first_point(problem, key),
-        enroll=lambda key: Local(no_calls()),
-        plan=(Phase("local", lambda server: server, work, absorb),),
-        outer=lambda server: server.outer,
-        view=view,
-        objective=lambda outer, inner, data: problem.outer_loss(outer, inner, data.whole("val")),
-        check=lambda data: problem.check(data, settings.batch_size, settings.outer_batch_size),
-        settings=settings,
-        build=build,
-        local_steps=settings.local_steps,
-        problem=problem,
+        partial(coupled.first_point, problem),
+        enroll,
+        plan=(Phase("local", lambda server: server, work, lambda server, mean: coupled.into_set(problem, mean)),),
     )

@@ -23,30 +23,17 @@ starts its inner momentum from its first plain estimate, and one that missed a r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.local import (
-    check_bilevel,
-    check_loop,
-    corrected,
-    cube_root_rate,
-    inner_gradients,
-    kind,
-    local_loop,
-    phase,
-    settle_outer_batch,
-    share_kept,
-)
-from fedbilevel.calculus import Calls, Tree, no_calls, select, step_along, zeros
-from fedbilevel.hypergradients.base import Hypergradient
+from fedbilevel.algorithms.arguments import Batch, Count, Estimator, OuterBatch, Positive, bilevel, one_of
+from fedbilevel.algorithms.local import corrected, cube_root_rate, inner_gradients, phase, share_kept
+from fedbilevel.calculus import Calls, Tree, dtype_of, no_calls, select, step_along, zeros
 from fedbilevel.plan import Algorithm, LocalStep, View
-from fedbilevel.problem import BilevelProblem, positive
-from fedbilevel.sampling import Batches, LocalData
+from fedbilevel.problem import BilevelProblem
+from fedbilevel.sampling import Batches, LocalData, Sampler
 
 
 class Server(NamedTuple):
@@ -96,160 +83,81 @@ class Walk(NamedTuple):
     calls: Calls
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("hypergradient", "inner_step", "outer_step", "delta", "u", "sigma", "c_inner", "c_outer"),
-    meta_fields=("problem", "local_steps", "batch_size", "outer_batch_size", "previous"),
-)
-@dataclass(frozen=True)
-class Settings:
-    problem: BilevelProblem
-    hypergradient: Hypergradient
-    inner_step: Any
-    outer_step: Any
-    delta: Any
-    u: Any
-    sigma: Any
-    c_inner: Any
-    c_outer: Any
-    local_steps: int
-    batch_size: int | None
-    outer_batch_size: int | None
-    previous: str
-
-    def alpha(self, step: jax.Array, like: Any) -> jax.Array:
-        """alpha_t, in the dtype of the variable it scales."""
-        return cube_root_rate(self.delta, self.u, self.sigma, step, like)
-
-    def inner_rate(self, step: jax.Array, like: Any) -> jax.Array:
-        return jnp.asarray(self.inner_step, like) * self.alpha(step, like)
-
-    def outer_rate(self, step: jax.Array, like: Any) -> jax.Array:
-        return jnp.asarray(self.outer_step, like) * self.alpha(step, like)
-
-
 TUNED = {"delta": 1.0, "u": 8.0, "sigma": 1.0, "c_inner": 4.0, "c_outer": 4.0, "inner_step": 1.0, "outer_step": 0.3}
 """Constants that refresh the momentum (c alpha_1^2 about 1): ``fb.fedbioacc(problem, ..., **fb.TUNED)``.
 
 With the paper's own (the defaults) c alpha_1^2 is below 0.01 and most of the first minibatch's error survives."""
 
 
+@bilevel("local")
 def fedbioacc(
     problem: BilevelProblem,
-    hypergradient: Hypergradient,
-    inner_step: float = 1.0,
-    outer_step: float = 1.0,
-    local_steps: int = 5,
-    batch_size: int | None = None,
-    outer_batch_size: int | str | None = None,
-    delta: float = 0.1,
-    u: float = 1.0,
-    sigma: float = 1.0,
-    c_inner: float = 1.0,
-    c_outer: float = 1.0,
-    previous: str = "paper",
+    hypergradient: Estimator,
+    inner_step: Positive = 1.0,
+    outer_step: Positive = 1.0,
+    local_steps: Count = 5,
+    batch_size: Batch = None,
+    outer_batch_size: OuterBatch = None,
+    delta: Positive = 0.1,
+    u: Positive = 1.0,
+    sigma: Positive = 1.0,
+    c_inner: Positive = 1.0,
+    c_outer: Positive = 1.0,
+    previous: Annotated[str, one_of("paper", "local")] = "paper",
 ) -> Algorithm:
     """FedBiOAcc (Alg. 3).  ``inner_step`` is gamma, ``outer_step`` eta, ``c_inner`` c_omega, ``c_outer`` c_nu.
 
     The defaults of delta, u and c are the paper's (sigma is not given there); `TUNED` holds constants that work better.
     """
-    check_bilevel("fedbioacc", problem, hypergradient)
-    check_loop(local_steps, batch_size, outer_batch_size)
-    rates = {"inner_step": inner_step, "outer_step": outer_step, "delta": delta}
-    for name, value in {**rates, "u": u, "sigma": sigma, "c_inner": c_inner, "c_outer": c_outer}.items():
-        positive(name, value)
-    if previous not in ("paper", "local"):
-        raise ValueError(f"previous must be 'paper' or 'local', not {previous!r}.")
-    outer_batch = settle_outer_batch(batch_size, outer_batch_size)
-    return build(
-        Settings(
-            problem,
-            hypergradient,
-            inner_step,
-            outer_step,
-            delta,
-            u,
-            sigma,
-            c_inner,
-            c_outer,
-            local_steps,
-            batch_size,
-            outer_batch,
-            previous,
-        )
-    )
+    sampler = Sampler(batch_size, outer_batch_size, hypergradient.train_batches, hypergradient.val_batches)
+    paper = previous == "paper"
 
+    def alpha(step: jax.Array, variable: Tree) -> jax.Array:
+        """alpha_t, in the dtype of the variable it scales."""
+        return cube_root_rate(delta, u, sigma, step, dtype_of(variable))
 
-def build(settings: Settings) -> Algorithm:
-    problem = settings.problem
-    paper = settings.previous == "paper"
+    def along(variable: Tree, momentum: Tree, factor: Any, step: jax.Array) -> Tree:
+        """One step of length ``factor`` times alpha_t against ``momentum``."""
+        rate = alpha(step, variable)
+        return step_along(variable, -(jnp.asarray(factor, rate.dtype) * rate), momentum)
 
     def descend(outer: Tree, momentum: Tree, step: jax.Array) -> Tree:
-        return problem.into_set(step_along(outer, -settings.outer_rate(step, kind(outer)), momentum))
+        return problem.into_set(along(outer, momentum, outer_step, step))
 
     def step(walk: Walk, batches: Batches) -> tuple[Walk, LocalStep]:
         points = ((walk.outer, walk.inner), (walk.previous_outer, walk.previous_inner))
-        time = walk.step + 1
-        before = settings.alpha(walk.step, kind(walk.outer))
-        inner_kept = jnp.where(walk.started, share_kept(settings.c_inner, before), 0)
-        outer_kept = jnp.where(walk.step > 0, share_kept(settings.c_outer, before), 0)
+        time, before = walk.step + 1, alpha(walk.step, walk.outer)
+        inner_kept = jnp.where(walk.started, share_kept(c_inner, before), 0)
+        outer_kept = jnp.where(walk.step > 0, share_kept(c_outer, before), 0)
         now, then = inner_gradients(problem, points, batches)
         inner_momentum = corrected(now, then, walk.inner_momentum, inner_kept)
-        (now, then), used = settings.hypergradient(problem, points, batches)
+        (now, then), used = hypergradient(problem, points, batches)
         outer_momentum = corrected(now, then, walk.outer_momentum, outer_kept)
-        new_inner = step_along(walk.inner, -settings.inner_rate(time, kind(walk.inner)), inner_momentum)
-        new_outer = descend(walk.outer, outer_momentum, time)
+        outer = descend(walk.outer, outer_momentum, time)
+        inner = along(walk.inner, inner_momentum, inner_step, time)
         calls = walk.calls.plus(used).plus(Calls(gradients=2))
-        state = Walk(
-            new_outer,
-            new_inner,
-            walk.outer,
-            walk.inner,
-            outer_momentum,
-            inner_momentum,
-            time,
-            jnp.ones_like(walk.started),
-            calls,
-        )
-        return state, LocalStep(walk.outer, walk.inner, outer_momentum, inner_momentum, new_outer)
+        started = jnp.ones_like(walk.started)
+        state = Walk(outer, inner, *points[0], outer_momentum, inner_momentum, time, started, calls)
+        return state, LocalStep(*points[0], outer_momentum, inner_momentum, outer)
 
     def loop(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local, LocalStep]:
+        anchor, momentum, done = message
         if paper:
-            outer = descend(message.anchor, message.momentum, message.step)
-            previous_outer = message.anchor
+            points = descend(anchor, momentum, done), local.inner, anchor, local.previous_inner
         else:
-            outer = message.anchor
-            previous_outer = select(local.step == message.step, local.previous_outer, message.anchor)
-        start = Walk(
-            outer,
-            local.inner,
-            previous_outer,
-            local.previous_inner,
-            message.momentum,
-            local.momentum,
-            message.step,
-            local.step > 0,
-            local.calls,
-        )
-        walk, steps = local_loop(
-            step,
-            start,
-            data,
-            key,
-            local_steps=settings.local_steps,
-            batch_size=settings.batch_size,
-            outer_batch_size=settings.outer_batch_size,
-            hypergradient=settings.hypergradient,
-        )
+            before = select(local.step == done, local.previous_outer, anchor)
+            points = anchor, local.inner, before, local.previous_inner
+        start = Walk(*points, momentum, local.momentum, done, local.step > 0, local.calls)
+        walk, steps = sampler.walk(step, start, data, key, local_steps)
         reply = Reply(walk.previous_outer if paper else walk.outer, walk.outer_momentum)
         own_point = None if paper else walk.previous_outer
         kept = Local(walk.inner, own_point, walk.previous_inner, walk.inner_momentum, walk.step, walk.calls)
         return reply, kept, steps
 
     def absorb(server: Server, mean: Reply) -> Server:
-        step = server.step + settings.local_steps
-        outer = descend(mean.outer, mean.momentum, step) if paper else problem.into_set(mean.outer)
-        return Server(outer, mean.outer if paper else server.previous, mean.momentum, step)
+        done = server.step + local_steps
+        outer = descend(mean.outer, mean.momentum, done) if paper else problem.into_set(mean.outer)
+        return Server(outer, mean.outer if paper else server.previous, mean.momentum, done)
 
     def init(key: jax.Array) -> Server:
         outer = problem.into_set(problem.init(key)[0])
@@ -260,28 +168,11 @@ def build(settings: Settings) -> Algorithm:
         own_point = None if paper else problem.into_set(outer)
         return Local(inner, own_point, inner, zeros(inner), jnp.zeros((), jnp.int32), no_calls())
 
+    def send(server: Server) -> Message:
+        return Message(server.previous if paper else server.outer, server.momentum, server.step)
+
     def view(server: Server, local: Local) -> View:
         at_outer = server.previous if paper else local.previous_outer
         return View(local.inner, server.momentum, local.momentum, at_outer, local.previous_inner, local.calls)
 
-    return Algorithm(
-        name="fedbioacc",
-        init=init,
-        enroll=enroll,
-        plan=(
-            phase(
-                "local",
-                lambda server: Message(server.previous if paper else server.outer, server.momentum, server.step),
-                loop,
-                absorb,
-            ),
-        ),
-        outer=lambda server: server.outer,
-        view=view,
-        objective=lambda outer, inner, data: problem.outer_loss(outer, inner, data.whole("val")),
-        check=lambda data: problem.check(data, settings.batch_size, settings.outer_batch_size),
-        settings=settings,
-        build=build,
-        local_steps=settings.local_steps,
-        problem=problem,
-    )
+    return Algorithm(init, enroll, plan=(phase("local", send, loop, absorb),), view=view)

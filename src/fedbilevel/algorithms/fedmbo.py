@@ -31,27 +31,18 @@ that on heterogeneous quadratics it ends near the known root of the truncated se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.coupled import check_global
-from fedbilevel.algorithms.local import check_rates, kind, settle_outer_batch
-from fedbilevel.algorithms.nested import (
-    broadcast,
-    draw_terms,
-    factor,
-    hypergradient_share,
-    inner_gradient_of_outer,
-    inner_phases,
-    no_direction,
-)
-from fedbilevel.calculus import Calls, Tree, no_calls, scale, step_along, zeros
-from fedbilevel.plan import Algorithm, Phase, Relay, Repeat, View
-from fedbilevel.problem import BilevelProblem, whole_number
+from fedbilevel.algorithms.arguments import Batch, Count, OuterBatch, Positive, bilevel
+from fedbilevel.algorithms.nested import BROADCAST, Nested, draw_terms
+from fedbilevel.algorithms.nested import enroll as held
+from fedbilevel.calculus import Calls, Tree, dtype_of, scale, zeros
+from fedbilevel.plan import Algorithm, Phase, Relay, Repeat
+from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import LocalData
 
 
@@ -81,44 +72,64 @@ class Reply(NamedTuple):
     number: jax.Array
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("inner_step", "outer_step", "series_step"),
-    meta_fields=("problem", "terms", "inner_rounds", "local_steps", "batch_size", "outer_batch_size"),
-)
-@dataclass(frozen=True)
-class Settings:
-    problem: BilevelProblem
-    inner_step: Any
-    outer_step: Any
-    series_step: Any
-    terms: int
-    inner_rounds: int
-    local_steps: int
-    batch_size: int | None
-    outer_batch_size: int | None
-
-
+@bilevel("global")
 def fedmbo(
     problem: BilevelProblem,
-    inner_step: float = 0.1,
-    outer_step: float = 0.1,
-    series_step: float = 0.5,
-    terms: int = 5,
-    inner_rounds: int = 1,
-    local_steps: int = 5,
-    batch_size: int | None = None,
-    outer_batch_size: int | str | None = None,
+    inner_step: Positive = 0.1,
+    outer_step: Positive = 0.1,
+    series_step: Positive = 0.5,
+    terms: Count = 5,
+    inner_rounds: Count = 1,
+    local_steps: Count = 5,
+    batch_size: Batch = None,
+    outer_batch_size: OuterBatch = None,
 ) -> Algorithm:
     """FedMBO.  ``inner_step`` is beta, ``outer_step`` alpha, ``series_step`` s, ``terms`` N, ``inner_rounds`` T,
     ``local_steps`` tau (of y)."""
-    check_global("fedmbo", problem, local_steps, batch_size, outer_batch_size)
-    check_rates(inner_step=inner_step, outer_step=outer_step, series_step=series_step)
-    whole_number("terms", terms)
-    whole_number("inner_rounds", inner_rounds)
-    outer_batch = settle_outer_batch(batch_size, outer_batch_size)
-    sizes = (local_steps, batch_size, outer_batch)
-    return build(Settings(problem, inner_step, outer_step, series_step, terms, inner_rounds, *sizes))
+    nested = Nested(problem, batch_size, outer_batch_size, inner_step, local_steps)
+
+    def begin(inner: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
+        vector, local = nested.series_start(inner, local, data, key)
+        return _reply(vector, data), local
+
+    def start(replies: Reply, weights: jax.Array, key: jax.Array) -> tuple[Tree, jax.Array]:
+        """The first vector of every chain, and every client's M w_i."""
+        shares = (jnp.sum(weights > 0, dtype=weights.dtype) * weights).astype(dtype_of(replies.vector))
+        first = jax.vmap(scale)(shares, scale(series_step * terms, replies.vector))
+        return _handed_on(replies._replace(vector=first), weights, key), shares
+
+    def multiply(message: tuple[()], local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
+        step = jnp.asarray(series_step, local.weight.dtype) * local.weight
+        vector, local = nested.factor(step, local.vector, local, data, key)
+        return _reply(vector, data), local
+
+    def share(message: tuple[()], local: Local, data: LocalData, key: jax.Array) -> tuple[Tree, Local]:
+        return nested.hypergradient(local.vector, local, data, key)
+
+    def enroll(key: jax.Array) -> Local:
+        outer, inner, calls = held(problem, key)
+        return Local(outer, inner, zeros(inner), jnp.ones((), dtype_of(inner)), calls)
+
+    def init(key: jax.Array) -> Server:
+        outer, inner = problem.init(key)
+        return Server(problem.into_set(outer), inner, nested.no_direction(inner), jnp.zeros((), jnp.int32))
+
+    received = Relay(start, lambda local, parcel: local._replace(vector=parcel[0], weight=parcel[1]))
+    handed_on = Relay(_handed_on, lambda local, parcel: local._replace(vector=parcel))
+    series = Phase("series", lambda server: server.inner, begin, _unchanged, _nothing, relay=received)
+    factors = Phase("factor", lambda server: (), multiply, _unchanged, _nothing, relay=handed_on)
+    return Algorithm(
+        init,
+        enroll,
+        plan=(
+            BROADCAST,
+            Repeat(nested.inner_phases(), inner_rounds),
+            draw_terms(terms),
+            series,
+            Repeat((factors,), terms - 1, lambda server: server.factors),
+            Phase("hypergradient", lambda server: (), share, partial(nested.descend, outer_step)),
+        ),
+    )
 
 
 def shuffled(key: jax.Array, numbers: jax.Array, present: jax.Array) -> jax.Array:
@@ -131,67 +142,6 @@ def shuffled(key: jax.Array, numbers: jax.Array, present: jax.Array) -> jax.Arra
     order = jnp.argsort(jnp.where(present, lots, 2))
     places = jnp.argsort(jnp.where(present, numbers, jnp.iinfo(numbers.dtype).max))
     return jnp.zeros(present.shape, order.dtype).at[places].set(order)
-
-
-def build(settings: Settings) -> Algorithm:
-    problem, count = settings.problem, settings.local_steps
-    sizes = (settings.batch_size, settings.outer_batch_size)
-
-    def begin(inner: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
-        held = local._replace(inner=inner)
-        vector, local = inner_gradient_of_outer(problem, held, data, key, settings.outer_batch_size)
-        return _reply(vector, data), local
-
-    def start(replies: Reply, weights: jax.Array, key: jax.Array) -> tuple[Tree, jax.Array]:
-        """The first vector of every chain, and every client's M w_i."""
-        shares = (jnp.sum(weights > 0, dtype=weights.dtype) * weights).astype(kind(replies.vector))
-        first = jax.vmap(scale)(shares, scale(settings.series_step * settings.terms, replies.vector))
-        return _handed_on(replies._replace(vector=first), weights, key), shares
-
-    def multiply(message: tuple[()], local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
-        step = jnp.asarray(settings.series_step, local.weight.dtype) * local.weight
-        vector, local = factor(problem, local.vector, step, local, data, key, settings.batch_size)
-        return _reply(vector, data), local
-
-    def share(message: tuple[()], local: Local, data: LocalData, key: jax.Array) -> tuple[Tree, Local]:
-        return hypergradient_share(problem, local.vector, local, data, key, sizes)
-
-    def descend(server: Server, mean: Tree) -> Server:
-        return server._replace(outer=problem.into_set(step_along(server.outer, -settings.outer_step, mean)))
-
-    def enroll(key: jax.Array) -> Local:
-        outer, inner = problem.init(key)
-        return Local(problem.into_set(outer), inner, zeros(inner), jnp.ones((), kind(inner)), no_calls())
-
-    def init(key: jax.Array) -> Server:
-        outer, inner = problem.init(key)
-        return Server(problem.into_set(outer), inner, no_direction(inner, count), jnp.zeros((), jnp.int32))
-
-    received = Relay(start, lambda local, parcel: local._replace(vector=parcel[0], weight=parcel[1]))
-    handed_on = Relay(_handed_on, lambda local, parcel: local._replace(vector=parcel))
-    series = Phase("series", lambda server: server.inner, begin, _unchanged, _nothing, relay=received)
-    factors = Phase("factor", lambda server: (), multiply, _unchanged, _nothing, relay=handed_on)
-    return Algorithm(
-        name="fedmbo",
-        init=init,
-        enroll=enroll,
-        plan=(
-            broadcast(),
-            Repeat(inner_phases(problem, settings.inner_step, count, settings.batch_size), settings.inner_rounds),
-            draw_terms(settings.terms),
-            series,
-            Repeat((factors,), settings.terms - 1, lambda server: server.factors),
-            Phase("hypergradient", lambda server: (), share, descend),
-        ),
-        outer=lambda server: server.outer,
-        view=lambda server, local: View(inner=server.inner, calls=local.calls),
-        objective=lambda outer, inner, data: problem.outer_loss(outer, inner, data.whole("val")),
-        check=lambda data: problem.check(data, *sizes),
-        settings=settings,
-        build=build,
-        local_steps=count,
-        problem=problem,
-    )
 
 
 def _reply(vector: Tree, data: LocalData) -> Reply:

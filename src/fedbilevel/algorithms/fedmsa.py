@@ -26,24 +26,15 @@ Checked: iterates against a naive loop; convergence to the known minimiser of he
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.coupled import (
-    Point,
-    check_global,
-    descend,
-    direction_calls,
-    directions,
-    draw_steps,
-    first_point,
-)
-from fedbilevel.algorithms.local import check_rates, settle_outer_batch
-from fedbilevel.calculus import Calls, add, no_calls, scale, select, subtract, zeros
+from fedbilevel.algorithms import coupled
+from fedbilevel.algorithms.arguments import Batch, Count, OuterBatch, Positive, Share, bilevel
+from fedbilevel.algorithms.coupled import Point
+from fedbilevel.calculus import Calls, add, counted, no_calls, scale, select, subtract, zeros
 from fedbilevel.plan import Algorithm, Phase, View
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData
@@ -76,95 +67,60 @@ class Local(NamedTuple):
     calls: Calls
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("inner_step", "outer_step", "adjoint_step", "rho"),
-    meta_fields=("problem", "local_steps", "batch_size", "outer_batch_size"),
-)
-@dataclass(frozen=True)
-class Settings:
-    problem: BilevelProblem
-    inner_step: Any
-    outer_step: Any
-    adjoint_step: Any
-    rho: Any
-    local_steps: int
-    batch_size: int | None
-    outer_batch_size: int | None
-
-
+@bilevel("global")
 def fedmsa(
     problem: BilevelProblem,
-    inner_step: float = 0.1,
-    outer_step: float = 0.1,
-    adjoint_step: float = 0.1,
-    local_steps: int = 5,
-    batch_size: int | None = None,
-    outer_batch_size: int | str | None = None,
-    rho: float = 0.5,
+    inner_step: Positive = 0.1,
+    outer_step: Positive = 0.1,
+    adjoint_step: Positive = 0.1,
+    local_steps: Count = 5,
+    batch_size: Batch = None,
+    outer_batch_size: OuterBatch = None,
+    rho: Share = 0.5,
 ) -> Algorithm:
     """FedMSA.  ``local_steps`` is tau, ``rho`` in (0, 1] what the momenta forget in a round; steps as in `fedbio_global`."""
-    check_global("fedmsa", problem, local_steps, batch_size, outer_batch_size)
-    check_rates(inner_step=inner_step, outer_step=outer_step, adjoint_step=adjoint_step, rho=rho)
-    if rho > 1:
-        raise ValueError(f"rho must lie in (0, 1], not {rho}.")
-    outer_batch = settle_outer_batch(batch_size, outer_batch_size)
-    return build(Settings(problem, inner_step, outer_step, adjoint_step, rho, local_steps, batch_size, outer_batch))
-
-
-def build(settings: Settings) -> Algorithm:
-    problem, count = settings.problem, settings.local_steps
-    rates = (settings.outer_step, settings.inner_step, settings.adjoint_step)
-    sizes = (settings.batch_size, settings.outer_batch_size)
+    sampler = coupled.sampler(batch_size, outer_batch_size)
 
     def move(point: Point, along: Point) -> Point:
-        return descend(problem, point, along, rates, None)
+        return coupled.descend(problem, point, along, (outer_step, inner_step, adjoint_step))
 
     def estimate(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Estimate, Local]:
         before = select(local.round == message.round, local.point, message.point)
-        drawn = jax.tree.map(lambda rows: rows[0], draw_steps(data, key, 1, *sizes))
-        now, then = directions(problem, (message.point, before), Batches(data, drawn))
-        kept = jnp.where(message.round > 0, 1 - settings.rho, 0)
-        calls = local.calls.plus(direction_calls(2))
+        now, then = coupled.directions(problem, (message.point, before), sampler.once(data, key))
+        kept = jnp.where(message.round > 0, 1 - rho, 0)
+        calls = local.calls.plus(coupled.direction_calls(2))
         return Estimate(subtract(now, scale(kept, then))), Local(message.point, message.round + 1, calls)
 
     def settle(server: Server, mean: Estimate) -> Server:
         # At first h is zero, so that adding a share of it is right there too.
-        momenta = add(mean.share, scale(1 - settings.rho, server.momenta))
-        server = Server(server.point, momenta, server.round + 1)
-        return server._replace(point=move(server.point, momenta)) if count == 1 else server
+        momenta = add(mean.share, scale(1 - rho, server.momenta))
+        point = move(server.point, momenta) if local_steps == 1 else server.point
+        return Server(point, momenta, server.round + 1)
+
+    def step(held: tuple[Point, Point, Point], batches: Batches) -> tuple[tuple[Point, Point, Point], None]:
+        point, before, along = held
+        now, then = coupled.directions(problem, (point, before), batches)
+        along = add(now, subtract(along, then))
+        return (move(point, along), point, along), None
 
     def walk(message: Point, local: Local, data: LocalData, key: jax.Array) -> tuple[Point, Local]:
-        def step(held: tuple[Point, Point, Point], drawn: Any) -> tuple[tuple[Point, Point, Point], None]:
-            point, before, along = held
-            now, then = directions(problem, (point, before), Batches(data, drawn))
-            along = add(now, subtract(along, then))
-            return (move(point, along), point, along), None
-
-        first = (move(local.point, message), local.point, message)
-        (point, _, _), _ = jax.lax.scan(step, first, draw_steps(data, key, count - 1, *sizes), length=count - 1)
-        return point, local._replace(calls=local.calls.plus(direction_calls(2 * (count - 1))))
+        first, rest = (move(local.point, message), local.point, message), local_steps - 1
+        (point, _, _), _ = sampler.walk(step, first, data, key, rest)
+        return point, counted(local, coupled.direction_calls(2 * rest))
 
     def absorb(server: Server, mean: Point) -> Server:
-        return server._replace(point=mean._replace(outer=problem.into_set(mean.outer)))
+        return server._replace(point=coupled.into_set(problem, mean))
 
     def init(key: jax.Array) -> Server:
-        point = first_point(problem, key)
+        point = coupled.first_point(problem, key)
         return Server(point, zeros(point), jnp.zeros((), jnp.int32))
 
     momenta = Phase("momenta", lambda server: Message(server.point, server.round), estimate, settle)
     local = Phase("local", lambda server: server.momenta, walk, absorb)
     return Algorithm(
-        name="fedmsa",
-        init=init,
-        enroll=lambda key: Local(first_point(problem, key), jnp.zeros((), jnp.int32), no_calls()),
-        plan=(momenta,) if count == 1 else (momenta, local),
+        init,
+        enroll=lambda key: Local(coupled.first_point(problem, key), jnp.zeros((), jnp.int32), no_calls()),
+        plan=(momenta,) if local_steps == 1 else (momenta, local),
         outer=lambda server: server.point.outer,
         view=lambda server, local: View(inner=server.point.inner, calls=local.calls),
-        objective=lambda outer, inner, data: problem.outer_loss(outer, inner, data.whole("val")),
-        check=lambda data: problem.check(data, *sizes),
-        settings=settings,
-        build=build,
-        local_steps=count,
-        problem=problem,
     )

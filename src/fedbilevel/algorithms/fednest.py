@@ -30,30 +30,18 @@ distance from the minimiser that shrinks like (1 - s mu)^N.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.coupled import check_global
-from fedbilevel.algorithms.local import check_rates, settle_outer_batch
-from fedbilevel.algorithms.nested import (
-    Held,
-    broadcast,
-    draw_terms,
-    enroll,
-    factor,
-    hypergradient_share,
-    inner_gradient_of_outer,
-    inner_phases,
-    no_direction,
-)
-from fedbilevel.calculus import Calls, Tree, add, scale, step_along, subtract, zeros
-from fedbilevel.plan import Algorithm, Phase, Plan, Repeat, View
-from fedbilevel.problem import BilevelProblem, whole_number
-from fedbilevel.sampling import Batches, LocalData, draw_round
+from fedbilevel.algorithms.arguments import Batch, Count, OuterBatch, Positive, bilevel, one_of
+from fedbilevel.algorithms.nested import BROADCAST, Held, Nested, draw_terms, enroll
+from fedbilevel.calculus import Calls, Tree, add, counted, scale, step_along, subtract, zeros
+from fedbilevel.plan import Algorithm, Phase, Repeat
+from fedbilevel.problem import BilevelProblem
+from fedbilevel.sampling import Batches, LocalData, Sampler
 
 
 class Server(NamedTuple):
@@ -72,119 +60,66 @@ class Reply(NamedTuple):
     outer: Tree
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("inner_step", "outer_step", "series_step"),
-    meta_fields=("problem", "terms", "inner_rounds", "local_steps", "batch_size", "outer_batch_size", "series"),
-)
-@dataclass(frozen=True)
-class Settings:
-    problem: BilevelProblem
-    inner_step: Any
-    outer_step: Any
-    series_step: Any
-    terms: int
-    inner_rounds: int
-    local_steps: int
-    batch_size: int | None
-    outer_batch_size: int | None
-    series: str
-
-
+@bilevel("global")
 def fednest(
     problem: BilevelProblem,
-    inner_step: float = 0.1,
-    outer_step: float = 0.1,
-    series_step: float = 0.5,
-    terms: int = 5,
-    inner_rounds: int = 1,
-    local_steps: int = 5,
-    batch_size: int | None = None,
-    outer_batch_size: int | str | None = None,
-    series: str = "random",
+    inner_step: Positive = 0.1,
+    outer_step: Positive = 0.1,
+    series_step: Positive = 0.5,
+    terms: Count = 5,
+    inner_rounds: Count = 1,
+    local_steps: Count = 5,
+    batch_size: Batch = None,
+    outer_batch_size: OuterBatch = None,
+    series: Annotated[str, one_of("random", "sum")] = "random",
 ) -> Algorithm:
     """FedNest.  ``inner_step`` is beta, ``outer_step`` alpha, ``series_step`` s = 1/l, ``terms`` N, ``inner_rounds`` T,
     ``local_steps`` tau; ``series`` draws the length of the series ("random", the paper's) or adds its terms ("sum")."""
-    check_global("fednest", problem, local_steps, batch_size, outer_batch_size)
-    check_rates(inner_step=inner_step, outer_step=outer_step, series_step=series_step)
-    whole_number("terms", terms)
-    whole_number("inner_rounds", inner_rounds)
-    if series not in ("random", "sum"):
-        raise ValueError(f"series must be 'random' or 'sum', not {series!r}.")
-    outer_batch = settle_outer_batch(batch_size, outer_batch_size)
-    sizes = (local_steps, batch_size, outer_batch)
-    return build(Settings(problem, inner_step, outer_step, series_step, terms, inner_rounds, *sizes, series))
-
-
-def build(settings: Settings) -> Algorithm:
-    problem, count, summed = settings.problem, settings.local_steps, settings.series == "sum"
-    sizes = (settings.batch_size, settings.outer_batch_size)
-
-    def begin(inner: Tree, local: Held, data: LocalData, key: jax.Array) -> tuple[Tree, Held]:
-        return inner_gradient_of_outer(problem, local._replace(inner=inner), data, key, settings.outer_batch_size)
+    nested, summed = Nested(problem, batch_size, outer_batch_size, inner_step, local_steps), series == "sum"
 
     def first_term(server: Server, mean: Tree) -> Server:
-        term = scale(settings.series_step * (1 if summed else settings.terms), mean)
+        term = scale(series_step * (1 if summed else terms), mean)
         return server._replace(term=term, adjoint=term)
-
-    def multiply(term: Tree, local: Held, data: LocalData, key: jax.Array) -> tuple[Tree, Held]:
-        return factor(problem, term, settings.series_step, local, data, key, settings.batch_size)
 
     def next_term(server: Server, mean: Tree) -> Server:
         return server._replace(term=mean, adjoint=add(server.adjoint, mean) if summed else mean)
 
-    def share(adjoint: Tree, local: Held, data: LocalData, key: jax.Array) -> tuple[Tree, Held]:
-        return hypergradient_share(problem, adjoint, local, data, key, sizes)
-
     def settle(server: Server, mean: Tree) -> Server:
-        if count == 1:
-            return server._replace(outer=problem.into_set(step_along(server.outer, -settings.outer_step, mean)))
-        return server._replace(outer_direction=mean)
+        if local_steps > 1:
+            return server._replace(outer_direction=mean)
+        return nested.descend(outer_step, server, mean)  # type: ignore[no-any-return]
 
     def outer_steps(direction: Tree, local: Held, data: LocalData, key: jax.Array) -> tuple[Reply, Held]:
-        def walk(outer: Tree, drawn: Any) -> tuple[Tree, None]:
-            batch = Batches(data, drawn).val(0)
+        def step(outer: Tree, batches: Batches) -> tuple[Tree, None]:
+            batch = batches.val(0)
             now, there = (jax.grad(problem.outer_loss)(point, local.inner, batch) for point in (outer, local.outer))
             along = add(subtract(now, there), direction)
-            return problem.into_set(step_along(outer, -settings.outer_step / count, along)), None
+            return problem.into_set(step_along(outer, -outer_step / local_steps, along)), None
 
-        draws = draw_round(data, key, count, batch_size=None, outer_batch_size=settings.outer_batch_size, val_batches=1)
-        outer, _ = jax.lax.scan(walk, local.outer, draws, length=count)
-        return Reply(outer), local._replace(calls=local.calls.plus(Calls(gradients=2 * count)))
+        sampler = Sampler(None, outer_batch_size, val_batches=1)
+        outer, _ = sampler.walk(step, local.outer, data, key, local_steps)
+        return Reply(outer), counted(local, Calls(gradients=2 * local_steps))
+
+    def absorb(server: Server, mean: Reply) -> Server:
+        return server._replace(outer=problem.into_set(mean.outer))
 
     def init(key: jax.Array) -> Server:
         outer, inner = problem.init(key)
-        outer, zero = problem.into_set(outer), zeros(inner)
-        waiting = None if count == 1 else zeros(outer)
-        return Server(outer, inner, no_direction(inner, count), zero, zero, jnp.zeros((), jnp.int32), waiting)
+        outer, zero, no_direction = problem.into_set(outer), zeros(inner), nested.no_direction
+        return Server(outer, inner, no_direction(inner), zero, zero, jnp.zeros((), jnp.int32), no_direction(outer))
 
-    factors = Phase("factor", lambda server: server.term, multiply, next_term)
-    turns = None if summed else (lambda server: server.factors)
-    plan: Plan = (
-        broadcast(),
-        Repeat(inner_phases(problem, settings.inner_step, count, settings.batch_size), settings.inner_rounds),
-        *(() if summed else (draw_terms(settings.terms),)),
-        Phase("series", lambda server: server.inner, begin, first_term),
-        Repeat((factors,), settings.terms - 1, turns),
-        Phase("hypergradient", lambda server: server.adjoint, share, settle),
-    )
-    if count > 1:
-
-        def absorb(server: Server, mean: Reply) -> Server:
-            return server._replace(outer=problem.into_set(mean.outer))
-
-        plan = (*plan, Phase("outer", lambda server: server.outer_direction, outer_steps, absorb))
+    multiply = Phase("factor", lambda server: server.term, partial(nested.factor, series_step), next_term)
+    outer = Phase("outer", lambda server: server.outer_direction, outer_steps, absorb)
     return Algorithm(
-        name="fednest",
-        init=init,
-        enroll=partial(enroll, problem),
-        plan=plan,
-        outer=lambda server: server.outer,
-        view=lambda server, local: View(inner=server.inner, calls=local.calls),
-        objective=lambda outer, inner, data: problem.outer_loss(outer, inner, data.whole("val")),
-        check=lambda data: problem.check(data, *sizes),
-        settings=settings,
-        build=build,
-        local_steps=count,
-        problem=problem,
+        init,
+        partial(enroll, problem),
+        plan=(
+            BROADCAST,
+            Repeat(nested.inner_phases(), inner_rounds),
+            *(() if summed else (draw_terms(terms),)),
+            Phase("series", lambda server: server.inner, nested.series_start, first_term),
+            Repeat((multiply,), terms - 1, None if summed else lambda server: server.factors),
+            Phase("hypergradient", lambda server: server.adjoint, nested.hypergradient, settle),
+            *(() if local_steps == 1 else (outer,)),
+        ),
     )

@@ -26,20 +26,18 @@ that is from the minimiser; that it converges to the minimiser when all clients 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
-from fedbilevel.algorithms.coupled import check_global
-from fedbilevel.algorithms.local import check_estimator, check_rates, inner_gradients, settle_outer_batch
-from fedbilevel.algorithms.nested import Held, broadcast, enroll
-from fedbilevel.calculus import Calls, Tree, step_along
-from fedbilevel.hypergradients.base import Hypergradient
-from fedbilevel.plan import Algorithm, Phase, Repeat, View
-from fedbilevel.problem import BilevelProblem, whole_number
-from fedbilevel.sampling import Batches, LocalData, draw_round
+from fedbilevel.algorithms.arguments import Batch, Count, Estimator, OuterBatch, Positive, bilevel
+from fedbilevel.algorithms.local import inner_gradients
+from fedbilevel.algorithms.nested import BROADCAST, Held, enroll
+from fedbilevel.calculus import Calls, Tree, counted, step_along
+from fedbilevel.plan import Algorithm, Phase, Repeat
+from fedbilevel.problem import BilevelProblem
+from fedbilevel.sampling import Batches, LocalData, Sampler
 
 
 class Server(NamedTuple):
@@ -51,95 +49,44 @@ class Reply(NamedTuple):
     outer: Tree
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("hypergradient", "inner_step", "outer_step"),
-    meta_fields=("problem", "inner_rounds", "local_steps", "batch_size", "outer_batch_size"),
-)
-@dataclass(frozen=True)
-class Settings:
-    problem: BilevelProblem
-    hypergradient: Hypergradient
-    inner_step: Any
-    outer_step: Any
-    inner_rounds: int
-    local_steps: int
-    batch_size: int | None
-    outer_batch_size: int | None
-
-
+@bilevel("global")
 def lfednest(
     problem: BilevelProblem,
-    hypergradient: Hypergradient,
-    inner_step: float = 0.1,
-    outer_step: float = 0.1,
-    inner_rounds: int = 1,
-    local_steps: int = 5,
-    batch_size: int | None = None,
-    outer_batch_size: int | str | None = None,
+    hypergradient: Estimator,
+    inner_step: Positive = 0.1,
+    outer_step: Positive = 0.1,
+    inner_rounds: Count = 1,
+    local_steps: Count = 5,
+    batch_size: Batch = None,
+    outer_batch_size: OuterBatch = None,
 ) -> Algorithm:
     """LFedNest.  ``inner_step`` is beta, ``outer_step`` alpha, ``inner_rounds`` T, ``local_steps`` tau."""
-    check_global("lfednest", problem, local_steps, batch_size, outer_batch_size)
-    check_estimator(hypergradient)
-    check_rates(inner_step=inner_step, outer_step=outer_step)
-    whole_number("inner_rounds", inner_rounds)
-    outer_batch = settle_outer_batch(batch_size, outer_batch_size)
-    sizes = (local_steps, batch_size, outer_batch)
-    return build(Settings(problem, hypergradient, inner_step, outer_step, inner_rounds, *sizes))
-
-
-def build(settings: Settings) -> Algorithm:
-    problem, count, estimator = settings.problem, settings.local_steps, settings.hypergradient
+    sampler = Sampler(batch_size, outer_batch_size, hypergradient.train_batches, hypergradient.val_batches)
 
     def inner_work(message: Tree, local: Held, data: LocalData, key: jax.Array) -> tuple[Tree, Held]:
-        def walk(inner: Tree, drawn: Any) -> tuple[Tree, None]:
-            (gradient,) = inner_gradients(problem, ((local.outer, inner),), Batches(data, drawn))
-            return step_along(inner, -settings.inner_step / count, gradient), None
+        def step(inner: Tree, batches: Batches) -> tuple[Tree, None]:
+            (gradient,) = inner_gradients(problem, ((local.outer, inner),), batches)
+            return step_along(inner, -inner_step / local_steps, gradient), None
 
-        draws = draw_round(data, key, count, batch_size=settings.batch_size)
-        inner, _ = jax.lax.scan(walk, message, draws, length=count)
-        return inner, local._replace(calls=local.calls.plus(Calls(gradients=count)))
+        inner, _ = Sampler(batch_size).walk(step, message, data, key, local_steps)
+        return inner, counted(local, Calls(gradients=local_steps))
 
     def outer_work(message: Tree, local: Held, data: LocalData, key: jax.Array) -> tuple[Reply, Held]:
-        def walk(held: tuple[Tree, Calls], drawn: Any) -> tuple[tuple[Tree, Calls], None]:
+        def step(held: tuple[Tree, Calls], batches: Batches) -> tuple[tuple[Tree, Calls], None]:
             outer, calls = held
-            (estimate,), used = estimator(problem, ((outer, message),), Batches(data, drawn))
-            return (problem.into_set(step_along(outer, -settings.outer_step / count, estimate)), calls.plus(used)), None
+            (estimate,), used = hypergradient(problem, ((outer, message),), batches)
+            return (problem.into_set(step_along(outer, -outer_step / local_steps, estimate)), calls.plus(used)), None
 
-        draws = draw_round(
-            data,
-            key,
-            count,
-            batch_size=settings.batch_size,
-            outer_batch_size=settings.outer_batch_size,
-            train_batches=estimator.train_batches,
-            val_batches=estimator.val_batches,
-        )
-        (outer, calls), _ = jax.lax.scan(walk, (local.outer, local.calls), draws, length=count)
+        (outer, calls), _ = sampler.walk(step, (local.outer, local.calls), data, key, local_steps)
         return Reply(outer), local._replace(calls=calls)
 
     def init(key: jax.Array) -> Server:
         outer, inner = problem.init(key)
         return Server(problem.into_set(outer), inner)
 
+    def absorb(server: Server, mean: Reply) -> Server:
+        return server._replace(outer=problem.into_set(mean.outer))
+
     inner = Phase("inner", lambda server: server.inner, inner_work, lambda server, mean: server._replace(inner=mean))
-    outer = Phase(
-        "outer",
-        lambda server: server.inner,
-        outer_work,
-        lambda server, mean: server._replace(outer=problem.into_set(mean.outer)),
-    )
-    return Algorithm(
-        name="lfednest",
-        init=init,
-        enroll=partial(enroll, problem),
-        plan=(broadcast(), Repeat((inner,), settings.inner_rounds), outer),
-        outer=lambda server: server.outer,
-        view=lambda server, local: View(inner=server.inner, calls=local.calls),
-        objective=lambda outer, inner, data: problem.outer_loss(outer, inner, data.whole("val")),
-        check=lambda data: problem.check(data, settings.batch_size, settings.outer_batch_size),
-        settings=settings,
-        build=build,
-        local_steps=count,
-        problem=problem,
-    )
+    outer = Phase("outer", lambda server: server.inner, outer_work, absorb)
+    return Algorithm(init, partial(enroll, problem), plan=(BROADCAST, Repeat((inner,), inner_rounds), outer))

@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.algorithms.local import inner_gradients
-from fedbilevel.calculus import Calls, Tree, add, both_gradients, hessian_vector, no_calls, step_along, subtract, zeros
-from fedbilevel.hypergradients.base import assemble
+from fedbilevel.calculus import Calls, Tree, add, counted, hessian_vector, no_calls, step_along, subtract, zeros
+from fedbilevel.hypergradients.base import assemble, outer_gradients
 from fedbilevel.plan import Phase, ServerStep
 from fedbilevel.problem import BilevelProblem
-from fedbilevel.sampling import Batches, LocalData, draw_round
+from fedbilevel.sampling import Batches, LocalData, Sampler
 
 
 class Held(NamedTuple):
@@ -37,62 +37,85 @@ def enroll(problem: BilevelProblem, key: jax.Array) -> Held:
     return Held(problem.into_set(outer), inner, no_calls())
 
 
-def one_batch(
-    data: LocalData, key: jax.Array, batch_size: int | None, outer_batch_size: int | None = None, val: bool = False
-) -> Batches:
-    """A training minibatch, ``.inner()``, and with ``val`` a validation minibatch, ``.val(0)``."""
-    draws = draw_round(
-        data, key, 1, batch_size=batch_size, outer_batch_size=outer_batch_size if val else None, val_batches=int(val)
-    )
-    return Batches(data, jax.tree.map(lambda rows: rows[0], draws))
+class Nested(NamedTuple):
+    """What clients and server do on a problem, for client states and server states with ``outer`` and ``inner``.
+
+    The functions with arguments ``(message, local, data, key)`` are the ``work`` of a phase, or a part of it.
+    """
+
+    problem: BilevelProblem
+    batch_size: int | None
+    outer_batch_size: int | None
+    inner_step: Any
+    local_steps: int
+
+    def no_direction(self, variable: Tree) -> Tree:
+        """The server's place for a mean direction, where it needs one."""
+        return None if self.local_steps == 1 else zeros(variable)
+
+    def gradient(self, inner: Tree, local: Any, data: LocalData, key: jax.Array) -> tuple[Tree, Any]:
+        """grad_y g(x, y; B), at the y that is sent."""
+        batches = Sampler(self.batch_size).once(data, key)
+        (share,) = inner_gradients(self.problem, ((local.outer, inner),), batches)
+        return share, counted(local._replace(inner=inner), Calls(gradients=1))
+
+    def settle(self, server: Any, mean: Tree) -> Any:
+        """The mean gradient is where clients go or, with tau = 1, the step of all."""
+        if self.local_steps > 1:
+            return server._replace(direction=mean)
+        return server._replace(inner=step_along(server.inner, -self.inner_step, mean))
+
+    def inner_steps(self, direction: Tree, local: Any, data: LocalData, key: jax.Array) -> tuple[Tree, Any]:
+        """The local steps of FedInn from the y each client holds, towards the mean gradient the server sends."""
+
+        def step(inner: Tree, batches: Batches) -> tuple[Tree, None]:
+            now, there = inner_gradients(self.problem, ((local.outer, inner), (local.outer, local.inner)), batches)
+            along = add(subtract(now, there), direction)
+            return step_along(inner, -self.inner_step / self.local_steps, along), None
+
+        inner, _ = Sampler(self.batch_size).walk(step, local.inner, data, key, self.local_steps)
+        return inner, counted(local, Calls(gradients=2 * self.local_steps))
+
+    def inner_phases(self) -> tuple[Phase, ...]:
+        """FedInn, for a server state with ``direction`` too: one exchange or, with tau > 1, two."""
+        first = Phase("anchor", lambda server: server.inner, self.gradient, self.settle)
+        second = Phase("inner", lambda server: server.direction, self.inner_steps, _set_inner)
+        return (first,) if self.local_steps == 1 else (first, second)
+
+    def series_start(self, inner: Tree, local: Any, data: LocalData, key: jax.Array) -> tuple[Tree, Any]:
+        """grad_y f(x, y; B), at the y that is sent: where every series starts."""
+        batches = Sampler(None, self.outer_batch_size, val_batches=1).once(data, key)
+        ((_, in_inner),) = outer_gradients(self.problem, ((local.outer, inner),), batches)
+        return in_inner, counted(local._replace(inner=inner), Calls(gradients=1))
+
+    def factor(self, step: Any, vector: Tree, local: Any, data: LocalData, key: jax.Array) -> tuple[Tree, Any]:
+        """(I - step d2g/dy2) vector, on a minibatch of its own."""
+        batch = Sampler(self.batch_size).once(data, key).inner()
+        image = hessian_vector(self.problem.inner_loss, local.outer, local.inner, batch, vector)
+        return step_along(vector, -step, image), counted(local, Calls(hessian_vector=1))
+
+    def hypergradient(self, adjoint: Tree, local: Any, data: LocalData, key: jax.Array) -> tuple[Tree, Any]:
+        """grad_x f - (d2g/dxdy) p at what the client holds, p given."""
+        batches = Sampler(self.batch_size, self.outer_batch_size, val_batches=1).once(data, key)
+        point = local.outer, local.inner
+        ((in_outer, _),) = outer_gradients(self.problem, (point,), batches)
+        share = assemble(self.problem, point, in_outer, adjoint, batches.inner())
+        return share, counted(local, Calls(gradients=1, cross=1))
+
+    def descend(self, outer_step: Any, server: Any, mean: Tree) -> Any:
+        return server._replace(outer=self.problem.into_set(step_along(server.outer, -outer_step, mean)))
 
 
-def broadcast() -> Phase:
-    """x to every client; nothing comes back."""
-
-    def work(outer: Tree, local: Any, data: LocalData, key: jax.Array) -> tuple[tuple[()], Any]:
-        return (), local._replace(outer=outer)
-
-    return Phase("broadcast", lambda server: server.outer, work, lambda server, mean: server)
+def _set_inner(server: Any, mean: Tree) -> Any:
+    return server._replace(inner=mean)
 
 
-def inner_phases(problem: BilevelProblem, step: Any, local_steps: int, batch_size: int | None) -> tuple[Phase, ...]:
-    """FedInn, for a server state with ``outer``, ``inner`` and ``direction``: one exchange or, with tau > 1, two."""
-
-    def anchor(inner: Tree, local: Any, data: LocalData, key: jax.Array) -> tuple[Tree, Any]:
-        (gradient,) = inner_gradients(problem, ((local.outer, inner),), one_batch(data, key, batch_size))
-        return gradient, local._replace(inner=inner, calls=local.calls.plus(Calls(gradients=1)))
-
-    def settle(server: Any, mean: Tree) -> Any:
-        if local_steps == 1:
-            return server._replace(inner=step_along(server.inner, -step, mean))
-        return server._replace(direction=mean)
-
-    first = Phase("anchor", lambda server: server.inner, anchor, settle)
-    if local_steps == 1:
-        return (first,)
-    return first, inner_steps(problem, step, local_steps, batch_size)
+def _hold_outer(outer: Tree, local: Any, data: LocalData, key: jax.Array) -> tuple[tuple[()], Any]:
+    return (), local._replace(outer=outer)
 
 
-def inner_steps(problem: BilevelProblem, step: Any, local_steps: int, batch_size: int | None) -> Phase:
-    """The local steps of FedInn from the y each client holds, towards the mean gradient the server sends."""
-
-    def work(direction: Tree, local: Any, data: LocalData, key: jax.Array) -> tuple[Tree, Any]:
-        def walk(inner: Tree, drawn: Any) -> tuple[Tree, None]:
-            points = ((local.outer, inner), (local.outer, local.inner))
-            now, there = inner_gradients(problem, points, Batches(data, drawn))
-            return step_along(inner, -step / local_steps, add(subtract(now, there), direction)), None
-
-        draws = draw_round(data, key, local_steps, batch_size=batch_size)
-        inner, _ = jax.lax.scan(walk, local.inner, draws, length=local_steps)
-        return inner, local._replace(calls=local.calls.plus(Calls(gradients=2 * local_steps)))
-
-    return Phase("inner", lambda server: server.direction, work, lambda server, mean: server._replace(inner=mean))
-
-
-def no_direction(inner: Tree, local_steps: int) -> Tree:
-    """The server's place for q, where it needs one."""
-    return None if local_steps == 1 else zeros(inner)
+BROADCAST = Phase("broadcast", lambda server: server.outer, _hold_outer, lambda server, mean: server)
+"""x to every client; nothing comes back."""
 
 
 def draw_terms(terms: int) -> ServerStep:
@@ -100,37 +123,3 @@ def draw_terms(terms: int) -> ServerStep:
     return ServerStep(
         "truncate", lambda server, key: server._replace(factors=jax.random.randint(key, (), 0, terms, jnp.int32))
     )
-
-
-def inner_gradient_of_outer(
-    problem: BilevelProblem, local: Any, data: LocalData, key: jax.Array, outer_batch_size: int | None
-) -> tuple[Tree, Any]:
-    """grad_y f(x, y; B) at what the client holds: where every series starts."""
-    batch = one_batch(data, key, None, outer_batch_size, val=True).val(0)
-    _, in_inner = both_gradients(problem.outer_loss, local.outer, local.inner, batch)
-    return in_inner, local._replace(calls=local.calls.plus(Calls(gradients=1)))
-
-
-def factor(
-    problem: BilevelProblem,
-    vector: Tree,
-    step: Any,
-    local: Any,
-    data: LocalData,
-    key: jax.Array,
-    batch_size: int | None,
-) -> tuple[Tree, Any]:
-    """(I - step d2g/dy2) vector, on a minibatch of its own."""
-    batch = one_batch(data, key, batch_size).inner()
-    image = hessian_vector(problem.inner_loss, local.outer, local.inner, batch, vector)
-    return step_along(vector, -step, image), local._replace(calls=local.calls.plus(Calls(hessian_vector=1)))
-
-
-def hypergradient_share(
-    problem: BilevelProblem, adjoint: Tree, local: Any, data: LocalData, key: jax.Array, sizes: tuple[Any, Any]
-) -> tuple[Tree, Any]:
-    """grad_x f - (d2g/dxdy) p at what the client holds, p given."""
-    batches = one_batch(data, key, *sizes, val=True)
-    in_outer, _ = both_gradients(problem.outer_loss, local.outer, local.inner, batches.val(0))
-    share = assemble(problem, (local.outer, local.inner), in_outer, adjoint, batches.inner())
-    return share, local._replace(calls=local.calls.plus(Calls(gradients=1, cross=1)))

@@ -24,18 +24,14 @@ that larger q bring the clients' losses closer together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.fedavg import Local, ModelLoss, fedavg
-from fedbilevel.algorithms.fedavg import Settings as Averaging
-from fedbilevel.algorithms.fedavg import build as averaging
-from fedbilevel.algorithms.local import check_rates
+from fedbilevel.algorithms.arguments import Batch, Count, NotNegative, Positive, Start, algorithm
+from fedbilevel.algorithms.fedavg import ModelLoss, fedavg
+from fedbilevel.algorithms.local import Local
 from fedbilevel.calculus import Tree, scale, squared_norm, step_along, subtract
 from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.sampling import LocalData
@@ -50,61 +46,30 @@ class Reply(NamedTuple):
     curvature: jax.Array
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("step", "q", "start"),
-    meta_fields=("loss", "init", "local_steps", "batch_size"),
-)
-@dataclass(frozen=True)
-class Settings:
-    loss: ModelLoss
-    init: Callable[[jax.Array], Tree] | None
-    start: Tree
-    step: Any
-    q: Any
-    local_steps: int
-    batch_size: int | None
-
-
+@algorithm()
 def qfedavg(
     loss: ModelLoss,
-    init: Callable[[jax.Array], Tree] | Tree,
-    step: float = 0.1,
-    q: float = 1.0,
-    local_steps: int = 5,
-    batch_size: int | None = None,
+    init: Start,
+    step: Positive = 0.1,
+    q: NotNegative = 1.0,
+    local_steps: Count = 5,
+    batch_size: Batch = None,
 ) -> Algorithm:
     """q-FedAvg.  ``loss(model, batch)`` must not be negative, ``init`` is the first model or a function of the key, ``step``
     eta = 1/L; arguments else as in `fedavg`."""
-    base = fedavg(loss, init, step, local_steps, batch_size).settings
-    if q != 0:
-        check_rates(q=q)
-    return build(Settings(loss, base.init, base.start, step, q, local_steps, batch_size))
-
-
-def build(settings: Settings) -> Algorithm:
-    base = averaging(
-        Averaging(
-            settings.loss, settings.init, settings.start, settings.step, settings.local_steps, settings.batch_size
-        )
-    )
+    base = fedavg(loss, init, step, local_steps, batch_size)
     (local_phase,) = base.plan
     assert isinstance(local_phase, Phase)
 
     def work(model: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
         reply, local = local_phase.work(model, local, data, key)
-        loss = jnp.maximum(settings.loss(model, data.whole("train")), SMALLEST_LOSS)
-        q, smoothness = (jnp.asarray(value, loss.dtype) for value in (settings.q, 1 / settings.step))
+        value = jnp.maximum(loss(model, data.whole("train")), SMALLEST_LOSS)
+        power, smoothness = (jnp.asarray(number, value.dtype) for number in (q, 1 / step))
         change = scale(smoothness, subtract(model, reply.outer))
-        curvature = q * loss ** (q - 1) * squared_norm(change).astype(loss.dtype) + smoothness * loss**q
-        return Reply(scale(loss**q, change), curvature), local
+        bend = power * value ** (power - 1) * squared_norm(change).astype(value.dtype)
+        return Reply(scale(value**power, change), bend + smoothness * value**power), local
 
     def absorb(model: Tree, mean: Reply) -> Tree:
         return step_along(model, -1 / mean.curvature, mean.update)
 
-    return base._replace(
-        name="qfedavg",
-        plan=(Phase("local", lambda server: server, work, absorb),),
-        settings=settings,
-        build=build,
-    )
+    return base._replace(plan=(Phase("local", lambda server: server, work, absorb),))

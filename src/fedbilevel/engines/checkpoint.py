@@ -40,6 +40,8 @@ def fingerprint(name: str, settings: Tree, run: dict[str, Any], data: Tree) -> s
 
 def _structure(settings: Tree) -> str:
     """Static fields by name; functions by their qualified name, since an address changes from process to process."""
+    if isinstance(settings, jax.tree_util.Partial):
+        return _structure(settings.func)
     fields = getattr(settings, "__dataclass_fields__", None)
     if fields is None:
         if callable(settings):

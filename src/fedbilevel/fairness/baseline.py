@@ -7,17 +7,19 @@ parameters with ``scores(params, features) -> [n]``, the logits of class 1.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.calculus import Tree, squared_norm
+from fedbilevel.algorithms.arguments import Kind, Start, function_of
+from fedbilevel.algorithms.fedavg import ModelLoss, fedavg
+from fedbilevel.calculus import Tree, dtype_of, squared_norm
+from fedbilevel.plan import Algorithm
 from fedbilevel.problem import ClientData, shapes_of
 
-Scores = Callable[[Tree, jax.Array], jax.Array]
-"""``(params, features [n, ...]) -> [n]``."""
+Scores = Annotated[Callable[[Tree, jax.Array], jax.Array], function_of("(params, features) -> [n]")]
 
 LEAVES = ("features", "labels", "groups")
 
@@ -40,19 +42,44 @@ def plain_loss(scores: Scores, ridge: Any) -> Callable[[Tree, Tree], jax.Array]:
     )
 
 
-def check_scores(scores: Any) -> None:
-    if not callable(scores):
-        raise TypeError(f"scores must be a function (params, features) -> [n], not {type(scores).__name__}.")
+def counts_by_group(remedy: str) -> Kind:
+    """A positive number for each of at least two groups, as an array; ``remedy``: what to say where one is missing."""
+
+    def settle(name: str, value: Any) -> Any:
+        counts = np.asarray(value, np.float64)
+        if counts.ndim != 1 or len(counts) < 2:
+            raise ValueError(f"{name} must be one number for each of at least two groups, not of shape {counts.shape}.")
+        if not (np.isfinite(counts) & (counts > 0)).all():
+            empty = int(np.argmin(np.where(np.isfinite(counts), counts, -np.inf)))
+            raise ValueError(f"{name}[{empty}] is {counts[empty]:g}: {remedy}.")
+        return counts
+
+    return Kind(settle, traced=True)
 
 
-def not_negative(name: str, value: Any) -> None:
-    """Like `fedbilevel.problem.positive`, with 0 allowed."""
-    if isinstance(value, jax.core.Tracer):
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"{name} must be a number, not {value!r}.")
-    if not (np.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} must be a number of at least 0, not {value}.")
+def shares_of(counts: Any, model: Tree) -> jax.Array:
+    """Counts by group as shares of their sum, in the type of the model's numbers."""
+    numbers = jnp.asarray(counts, dtype_of(model))
+    return numbers / jnp.sum(numbers)
+
+
+def mean_losses(sums: jax.Array, shares: jax.Array, last: jax.Array) -> jax.Array:
+    """Mean loss of each group; a group that nobody saw keeps its last one."""
+    seen = shares > 0
+    return jnp.where(seen, sums / jnp.where(seen, shares, 1), last).astype(last.dtype)
+
+
+def fair_averaging(
+    loss: ModelLoss, scores: Scores, init: Start, step: Any, local_steps: int, batch_size: int | None, groups: int
+) -> Algorithm:
+    """FedAvg that looks at its rows first: what the baselines start from."""
+    base = fedavg(loss, init, step, local_steps, batch_size)
+
+    def check(data: ClientData) -> None:
+        check_rows(data, groups, scores, base.init)
+        base.check(data)
+
+    return base._replace(check=check)
 
 
 def check_rows(data: ClientData, groups: int, scores: Scores, first: Callable[[jax.Array], Tree]) -> None:
@@ -78,8 +105,7 @@ def check_rows(data: ClientData, groups: int, scores: Scores, first: Callable[[j
         )
     params = shapes_of(first, "init", jax.random.key(0))
     features = data.example("train")["features"]
-    found = shapes_of(scores, "scores", params, features)
-    if getattr(found, "shape", None) != features.shape[:1]:
-        raise ValueError(
-            f"scores must return one number per row (shape {features.shape[:1]}), not {getattr(found, 'shape', found)}."
-        )
+    result = shapes_of(scores, "scores", params, features)
+    shape = getattr(result, "shape", result)
+    if shape != features.shape[:1]:
+        raise ValueError(f"scores must return one number per row (shape {features.shape[:1]}), not {shape}.")

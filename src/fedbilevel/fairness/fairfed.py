@@ -24,23 +24,17 @@ FedAvg.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.fedavg import Local as Counted
-from fedbilevel.algorithms.fedavg import Settings as Averaging
-from fedbilevel.algorithms.fedavg import build as averaging
-from fedbilevel.algorithms.fedavg import fedavg
-from fedbilevel.calculus import Calls, Tree, no_calls
-from fedbilevel.fairness.baseline import Scores, check_rows, check_scores, not_negative, plain_loss
+from fedbilevel.algorithms.arguments import AtLeastTwo, Batch, Count, NotNegative, Positive, Start, algorithm
+from fedbilevel.algorithms.local import Local as Counted
+from fedbilevel.calculus import Calls, Tree, dtype_of, no_calls
+from fedbilevel.fairness.baseline import Scores, fair_averaging, plain_loss
 from fedbilevel.fairness.soft import Rates, group_totals, largest_gap
 from fedbilevel.plan import Algorithm, Phase, weighted_mean
-from fedbilevel.problem import ClientData, whole_number
 from fedbilevel.sampling import LocalData
 
 
@@ -77,34 +71,17 @@ class Reply(NamedTuple):
     correction: jax.Array
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("step", "beta", "ridge", "start"),
-    meta_fields=("scores", "init", "local_steps", "batch_size", "groups"),
-)
-@dataclass(frozen=True)
-class Settings:
-    scores: Scores
-    init: Callable[[jax.Array], Tree] | None
-    start: Tree
-    step: Any
-    local_steps: int
-    batch_size: int | None
-    beta: Any
-    groups: int
-    ridge: Any
-
-
+@algorithm()
 def fairfed(
     scores: Scores,
-    init: Callable[[jax.Array], Tree] | Tree,
-    step: float = 0.1,
-    local_steps: int = 5,
-    batch_size: int | None = 128,
-    beta: float = 0.1,
+    init: Start,
+    step: Positive = 0.1,
+    local_steps: Count = 5,
+    batch_size: Batch = 128,
+    beta: NotNegative = 0.1,
     *,
-    groups: int,
-    ridge: float = 0.0,
+    groups: AtLeastTwo,
+    ridge: NotNegative = 0.0,
 ) -> Algorithm:
     """FairFed.  ``beta`` is how fast disagreement moves the weights; the other arguments as in `fedreg`.
 
@@ -114,39 +91,24 @@ def fairfed(
     >>> [phase.name for phase in algo.plan]
     ['rates', 'disagreement', 'local']
     """
-    check_scores(scores)
-    whole_number("groups", groups, least=2)
-    not_negative("beta", beta)
-    not_negative("ridge", ridge)
-    base = fedavg(plain_loss(scores, ridge), init, step, local_steps, batch_size).settings
-    return build(Settings(scores, base.init, base.start, step, local_steps, batch_size, beta, groups, ridge))
-
-
-def build(settings: Settings) -> Algorithm:
-    base = averaging(
-        Averaging(
-            plain_loss(settings.scores, settings.ridge), settings.init, settings.start, settings.step,
-            settings.local_steps, settings.batch_size,
-        )
-    )  # fmt: skip
+    base = fair_averaging(plain_loss(scores, ridge), scores, init, step, local_steps, batch_size, groups)
     (training,) = base.plan
     assert isinstance(training, Phase)
 
     def unknown(model: Tree) -> tuple[Rates, jax.Array, jax.Array]:
-        kind = jax.tree.leaves(model)[0].dtype
-        zero = jnp.zeros((), kind)
-        return Rates(jnp.zeros(settings.groups, kind), jnp.zeros(settings.groups, bool)), zero, zero
+        zero = jnp.zeros((), dtype_of(model))
+        return Rates(jnp.zeros(groups, zero.dtype), jnp.zeros(groups, bool)), zero, zero
 
     def measure(model: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Counts, Local]:
         rows, real = data.whole_with_mask("train")
-        scores = settings.scores(model, rows["features"])
-        size = data.train_size.astype(scores.dtype)
-        labels, accepted = rows["labels"].astype(scores.dtype), (scores > 0).astype(scores.dtype)
+        logits = scores(model, rows["features"])
+        size = data.train_size.astype(logits.dtype)
+        labels, accepted = rows["labels"].astype(logits.dtype), (logits > 0).astype(logits.dtype)
         positive = jnp.where(real, labels, 0)
         positives, hits = (
-            group_totals(values, rows["groups"], settings.groups) / size for values in (positive, positive * accepted)
+            group_totals(values, rows["groups"], groups) / size for values in (positive, positive * accepted)
         )
-        right = jnp.sum(real & (labels == accepted), dtype=scores.dtype) / size
+        right = jnp.sum(real & (labels == accepted), dtype=logits.dtype) / size
         kept = local._replace(model=model, rates=_rates(positives, hits), accuracy=right)
         return Counts(positives, hits, right), kept
 
@@ -167,8 +129,8 @@ def build(settings: Settings) -> Algorithm:
 
     def train(mean: jax.Array, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
         reply, counted = training.work(local.model, Counted(local.calls), data, key)
-        beta = jnp.asarray(settings.beta, local.correction.dtype)
-        correction = local.correction - beta * (local.disagreement - mean)
+        rate = jnp.asarray(beta, local.correction.dtype)
+        correction = local.correction - rate * (local.disagreement - mean)
         return Reply(reply.outer, correction), local._replace(correction=correction, calls=counted.calls)
 
     def combine(replies: Reply, weights: jax.Array) -> Tree:
@@ -177,7 +139,7 @@ def build(settings: Settings) -> Algorithm:
         shares = jnp.where(mass > 0, moved / jnp.where(mass > 0, mass, 1), weights.astype(moved.dtype))
         return weighted_mean(replies.outer, shares)
 
-    def init(key: jax.Array) -> Server:
+    def first(key: jax.Array) -> Server:
         model = base.init(key)
         return Server(model, *unknown(model))
 
@@ -186,35 +148,24 @@ def build(settings: Settings) -> Algorithm:
         rates, zero, _ = unknown(model)
         return Local(model, rates, zero, zero, zero, no_calls())
 
-    def check(data: ClientData) -> None:
-        check_rows(data, settings.groups, settings.scores, base.init)
-        base.check(data)
+    def compared(server: Server) -> tuple[Rates, jax.Array]:
+        return server.rates, server.accuracy
+
+    def set_disagreement(server: Server, mean: jax.Array) -> Server:
+        return server._replace(disagreement=mean)
+
+    def set_model(server: Server, model: Tree) -> Server:
+        return server._replace(model=model)
 
     return base._replace(
-        name="fairfed",
-        init=init,
+        init=first,
         enroll=enroll,
         plan=(
             Phase("rates", lambda server: server.model, measure, learn),
-            Phase(
-                "disagreement",
-                lambda server: (server.rates, server.accuracy),
-                compare,
-                lambda server, mean: server._replace(disagreement=mean),
-                aggregate=plain_mean,
-            ),
-            Phase(
-                "local",
-                lambda server: server.disagreement,
-                train,
-                lambda server, model: server._replace(model=model),
-                aggregate=combine,
-            ),
+            Phase("disagreement", compared, compare, set_disagreement, aggregate=plain_mean),
+            Phase("local", lambda server: server.disagreement, train, set_model, aggregate=combine),
         ),
         outer=lambda server: server.model,
-        check=check,
-        settings=settings,
-        build=build,
     )
 
 

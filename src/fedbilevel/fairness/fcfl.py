@@ -25,24 +25,20 @@ linear programs; with unequal client weights w_k, p_k is proportional to w_k exp
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.fedavg import Local, fedavg
-from fedbilevel.algorithms.fedavg import Settings as Averaging
-from fedbilevel.algorithms.fedavg import build as averaging
-from fedbilevel.calculus import Calls, Tree, dot, scale, select, squared_norm, step_along, zeros
+from fedbilevel.algorithms.arguments import AtLeastTwo, Batch, Kind, NotNegative, Positive, Start, algorithm
+from fedbilevel.algorithms.local import Local
+from fedbilevel.calculus import Calls, Tree, counted, dot, dtype_of, scale, select, squared_norm, step_along, zeros
 from fedbilevel.fairness import whole_set
-from fedbilevel.fairness.baseline import Scores, check_rows, check_scores, not_negative, penalty, plain_loss, row_losses
+from fedbilevel.fairness.baseline import Scores, fair_averaging, penalty, plain_loss, row_losses
 from fedbilevel.fairness.linear_program import maximise
 from fedbilevel.fairness.soft import largest_gap, soft_true_positive_rates
 from fedbilevel.plan import Algorithm, Phase, weighted_mean
-from fedbilevel.problem import ClientData, positive, whole_number
+from fedbilevel.problem import not_negative
 from fedbilevel.sampling import LocalData
 
 SHRINK = 0.01
@@ -80,38 +76,30 @@ class Replies(NamedTuple):
     weights: jax.Array
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("step", "epsilon", "stage_one", "temperature", "delta", "ridge", "start"),
-    meta_fields=("scores", "init", "groups"),
-)
-@dataclass(frozen=True)
-class Settings:
-    scores: Scores
-    init: Callable[[jax.Array], Tree] | None
-    start: Tree
-    step: Any
-    groups: int
-    epsilon: Any
-    stage_one: Any
-    temperature: Any
-    delta: Any
-    ridge: Any
+def _share_of_rounds(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What stage one gets of a run of ``rounds`` rounds."""
+    first, second, rounds = (arguments[argument] for argument in ("stage_one", "stage_two", "rounds"))
+    if rounds is not None:
+        if first + second == 0:
+            raise ValueError("stage_one and stage_two must not both be 0 when rounds is given.")
+        first = round(rounds * first / (first + second))
+    return {**arguments, "stage_one": float(first), "stage_two": None, "rounds": None}
 
 
+@algorithm(_share_of_rounds)
 def fcfl(
     scores: Scores,
-    init: Callable[[jax.Array], Tree] | Tree,
-    step: float = 0.1,
+    init: Start,
+    step: Positive = 0.1,
     *,
-    groups: int,
-    epsilon: float = 0.05,
-    stage_one: float = 800,
-    stage_two: float = 220,
-    rounds: int | None = None,
-    temperature: float = 10.0,
-    delta: float = 0.5,
-    ridge: float = 0.0,
+    groups: AtLeastTwo,
+    epsilon: NotNegative = 0.05,
+    stage_one: NotNegative = 800,
+    stage_two: Annotated[float, Kind(not_negative)] = 220,
+    rounds: Batch = None,
+    temperature: Positive = 10.0,
+    delta: Positive = 0.5,
+    ridge: NotNegative = 0.0,
 ) -> Algorithm:
     """FCFL.  ``epsilon``: the disparity aimed at; ``delta``: the first smoothing of both maxima; ``temperature``: T.
 
@@ -125,80 +113,50 @@ def fcfl(
     >>> algo.settings.stage_one
     1569.0
     """
-    check_scores(scores)
-    whole_number("groups", groups, least=2)
-    whole_number("rounds", rounds, optional=True)
-    for name, value in (("epsilon", epsilon), ("stage_one", stage_one), ("stage_two", stage_two), ("ridge", ridge)):
-        not_negative(name, value)
-    positive("temperature", temperature)
-    positive("delta", delta)
-    if rounds is not None:
-        if stage_one + stage_two == 0:
-            raise ValueError("stage_one and stage_two must not both be 0 when rounds is given.")
-        stage_one = round(rounds * stage_one / (stage_one + stage_two))
-    base = fedavg(plain_loss(scores, ridge), init, step, 1, None).settings
-    return build(
-        Settings(scores, base.init, base.start, step, groups, epsilon, float(stage_one), temperature, delta, ridge)
-    )
+    base = fair_averaging(plain_loss(scores, ridge), scores, init, step, 1, None, groups)
 
-
-def build(settings: Settings) -> Algorithm:
-    base = averaging(
-        Averaging(plain_loss(settings.scores, settings.ridge), settings.init, settings.start, settings.step, 1, None)
-    )
-
-    def init(key: jax.Array) -> Server:
+    def first(key: jax.Array) -> Server:
         model = base.init(key)
-        delta = jnp.asarray(settings.delta, jax.tree.leaves(model)[0].dtype)
-        return Server(model, delta, delta, jnp.zeros((), jnp.int32))
+        smoothing = jnp.asarray(delta, dtype_of(model))
+        return Server(model, smoothing, smoothing, jnp.zeros((), jnp.int32))
 
     def work(model: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
-        counted = Local(local.calls.plus(Calls(gradients=2)))
-        if whole_set.applies(settings.scores, model):
-            found = whole_set.loss_and_gap(model, data, settings.groups, settings.temperature)
-            loss = found.loss + penalty(model, settings.ridge)
-            loss_gradient = step_along(found.loss_gradient, settings.ridge, model)
-            return Reply(loss, found.gap, jnp.stack([loss_gradient, found.gap_gradient])), counted
+        local = counted(local, Calls(gradients=2))
+        if whole_set.applies(scores, model):
+            sums = whole_set.loss_and_gap(model, data, groups, temperature)
+            loss_gradient = step_along(sums.loss_gradient, ridge, model)
+            gradients = jnp.stack([loss_gradient, sums.gap_gradient])
+            return Reply(sums.loss + penalty(model, ridge), sums.gap, gradients), local
         rows = data.whole("train")
 
         def loss_and_gap(params: Tree) -> jax.Array:
-            scores = settings.scores(params, rows["features"])
-            rates = soft_true_positive_rates(
-                scores, rows["labels"], rows["groups"], settings.groups, settings.temperature
-            )
-            loss = jnp.mean(row_losses(scores, rows["labels"])) + penalty(params, settings.ridge)
+            logits = scores(params, rows["features"])
+            rates = soft_true_positive_rates(logits, rows["labels"], rows["groups"], groups, temperature)
+            loss = jnp.mean(row_losses(logits, rows["labels"])) + penalty(params, ridge)
             return jnp.stack([loss, largest_gap(rates)])
 
         # One forward pass, and one backward pass that carries both gradients through the features together.
         values, pull = jax.vjp(loss_and_gap, model)
         (gradients,) = jax.vmap(pull)(jnp.eye(2, dtype=values.dtype))
-        return Reply(values[0], values[1], gradients), counted
+        return Reply(values[0], values[1], gradients), local
 
     def gather(replies: Reply, weights: jax.Array) -> Replies:
         of_loss, of_gap = (jax.tree.map(lambda leaf, i=i: leaf[:, i], replies.gradients) for i in (0, 1))
         return Replies(replies.loss, replies.gap, of_loss, of_gap, weights.astype(replies.loss.dtype))
 
     def absorb(server: Server, replies: Replies) -> Server:
-        epsilon = jnp.asarray(settings.epsilon, replies.gap.dtype)
-        first = server.round.astype(server.loss_delta.dtype) < jnp.asarray(settings.stage_one, server.loss_delta.dtype)
+        aim, kind = jnp.asarray(epsilon, replies.gap.dtype), server.loss_delta.dtype
         direction, loss_delta, gap_delta = jax.lax.cond(
-            first, lambda: _stage_one(server, replies, epsilon), lambda: _stage_two(server, replies, epsilon)
+            server.round.astype(kind) < jnp.asarray(stage_one, kind),
+            lambda: _stage_one(server, replies, aim),
+            lambda: _stage_two(server, replies, aim),
         )
-        model = step_along(server.model, -settings.step, direction)
-        return Server(model, loss_delta, gap_delta, server.round + 1)
-
-    def check(data: ClientData) -> None:
-        check_rows(data, settings.groups, settings.scores, base.init)
-        base.check(data)
+        return Server(step_along(server.model, -step, direction), loss_delta, gap_delta, server.round + 1)
 
     return base._replace(
-        name="fcfl",
-        init=init,
+        init=first,
         plan=(Phase("gradients", lambda server: server.model, work, absorb, aggregate=gather),),
         outer=lambda server: server.model,
-        check=check,
-        settings=settings,
-        build=build,
     )
 
 

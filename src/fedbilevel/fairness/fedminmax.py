@@ -27,26 +27,35 @@ Differences from the paper: minibatches; the ridge term, which enters the client
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.algorithms.afl import onto_simplex
-from fedbilevel.algorithms.fedavg import Local, fedavg
-from fedbilevel.algorithms.fedavg import Settings as Averaging
-from fedbilevel.algorithms.fedavg import build as averaging
-from fedbilevel.calculus import Calls, Tree, step_along
+from fedbilevel.algorithms.arguments import Batch, NotNegative, Positive, Start, algorithm, one_of
+from fedbilevel.algorithms.local import Local
+from fedbilevel.calculus import Calls, Tree, counted, step_along
 from fedbilevel.fairness import whole_set
-from fedbilevel.fairness.baseline import Scores, check_rows, check_scores, not_negative, penalty, plain_loss, row_losses
+from fedbilevel.fairness.baseline import (
+    Scores,
+    counts_by_group,
+    fair_averaging,
+    mean_losses,
+    penalty,
+    plain_loss,
+    row_losses,
+    shares_of,
+)
 from fedbilevel.fairness.soft import group_totals
 from fedbilevel.plan import Algorithm, Phase
-from fedbilevel.problem import ClientData, positive
-from fedbilevel.sampling import Batches, LocalData, draw_round
+from fedbilevel.sampling import LocalData, Sampler
+
+GroupCounts = Annotated[
+    Sequence[int] | np.ndarray, counts_by_group("every group needs rows; renumber the groups without it")
+]
 
 
 class Server(NamedTuple):
@@ -77,33 +86,16 @@ class Reply(NamedTuple):
     groups: GroupLosses | None
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("step", "group_step", "ridge", "start", "group_counts"),
-    meta_fields=("scores", "init", "batch_size", "risks"),
-)
-@dataclass(frozen=True)
-class Settings:
-    scores: Scores
-    init: Callable[[jax.Array], Tree] | None
-    start: Tree
-    group_counts: Any
-    step: Any
-    group_step: Any
-    batch_size: int | None
-    ridge: Any
-    risks: str
-
-
+@algorithm()
 def fedminmax(
     scores: Scores,
-    init: Callable[[jax.Array], Tree] | Tree,
-    group_counts: Sequence[int] | np.ndarray,
-    step: float = 0.1,
-    group_step: float = 0.1,
-    batch_size: int | None = 128,
-    ridge: float = 0.0,
-    risks: str = "averaged",
+    init: Start,
+    group_counts: GroupCounts,
+    step: Positive = 0.1,
+    group_step: Positive = 0.1,
+    batch_size: Batch = 128,
+    ridge: NotNegative = 0.0,
+    risks: Annotated[str, one_of("averaged", "sent")] = "averaged",
 ) -> Algorithm:
     """FedMinMax with one local step a round.  ``group_counts[a]``: training rows of group a over all clients;
     ``step`` is eta, ``group_step`` eta_mu; ``risks`` when the group risks are taken, "averaged" or "sent" (see above).
@@ -114,95 +106,50 @@ def fedminmax(
     >>> [phase.name for phase in algo.plan]
     ['descent', 'ascent']
     """
-    check_scores(scores)
-    not_negative("ridge", ridge)
-    positive("group_step", group_step)
-    if risks not in ("averaged", "sent"):
-        raise ValueError(f"risks must be 'averaged' or 'sent', not {risks!r}.")
-    counts = np.asarray(group_counts, np.float64)
-    if counts.ndim != 1 or len(counts) < 2:
-        raise ValueError(
-            f"group_counts must be one number for each of at least two groups, not of shape {counts.shape}."
-        )
-    if not (np.isfinite(counts) & (counts > 0)).all():
-        empty = int(np.argmin(np.where(np.isfinite(counts), counts, -np.inf)))
-        raise ValueError(
-            f"group_counts[{empty}] is {counts[empty]:g}: every group needs rows; renumber the groups without it."
-        )
-    base = fedavg(plain_loss(scores, ridge), init, step, 1, batch_size).settings
-    return build(Settings(scores, base.init, base.start, counts, step, group_step, batch_size, ridge, risks))
+    count = len(group_counts)
+    base = fair_averaging(plain_loss(scores, ridge), scores, init, step, 1, batch_size, count)
 
-
-def build(settings: Settings) -> Algorithm:
-    count = settings.group_counts.shape[0]
-    loss = plain_loss(settings.scores, settings.ridge)
-    base = averaging(Averaging(loss, settings.init, settings.start, settings.step, 1, settings.batch_size))
-
-    def proportions(model: Tree) -> jax.Array:
-        counts = jnp.asarray(settings.group_counts, jax.tree.leaves(model)[0].dtype)
-        return counts / jnp.sum(counts)
-
-    def init(key: jax.Array) -> Server:
+    def first(key: jax.Array) -> Server:
         model = base.init(key)
-        rho = proportions(model)
+        rho = shares_of(group_counts, model)
         return Server(model, rho, jnp.zeros_like(rho))
 
     def by_group(losses: jax.Array, groups: jax.Array) -> GroupLosses:
-        rows = losses.shape[0]
-        return GroupLosses(
-            group_totals(losses, groups, count) / rows, group_totals(jnp.ones_like(losses), groups, count) / rows
-        )
+        return GroupLosses(*(group_totals(row, groups, count) / len(row) for row in (losses, jnp.ones_like(losses))))
 
-    def step(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Any]:
-        draws = jax.tree.map(lambda rows: rows[0], draw_round(data, key, 1, batch_size=settings.batch_size))
-        batch = Batches(data, draws).inner()
+    def send(server: Server) -> Message:
+        return Message(server.model, server.group_weights / shares_of(group_counts, server.model))
+
+    def descend(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
+        batch = Sampler(batch_size).once(data, key).inner()
 
         def weighted(params: Tree) -> tuple[jax.Array, jax.Array]:
-            losses = row_losses(settings.scores(params, batch["features"]), batch["labels"])
+            losses = row_losses(scores(params, batch["features"]), batch["labels"])
             weights = message.row_weights.astype(losses.dtype)[batch["groups"]]
-            return jnp.mean(weights * losses) + penalty(params, settings.ridge), losses
+            return jnp.mean(weights * losses) + penalty(params, ridge), losses
 
         gradient, losses = jax.grad(weighted, has_aux=True)(message.model)
-        groups = by_group(losses, batch["groups"]) if settings.risks == "sent" else None
-        reply = Reply(step_along(message.model, -settings.step, gradient), groups)
-        return reply, Local(local.calls.plus(Calls(gradients=1)))
+        groups = by_group(losses, batch["groups"]) if risks == "sent" else None
+        return Reply(step_along(message.model, -step, gradient), groups), counted(local, Calls(gradients=1))
 
     def evaluate(model: Tree, local: Tree, data: LocalData, key: jax.Array) -> tuple[GroupLosses, Tree]:
-        if whole_set.applies(settings.scores, model):
+        if whole_set.applies(scores, model):
             return GroupLosses(*whole_set.group_losses(model, data, count)), local
         rows = data.whole("train")
-        return by_group(row_losses(settings.scores(model, rows["features"]), rows["labels"]), rows["groups"]), local
+        return by_group(row_losses(scores(model, rows["features"]), rows["labels"]), rows["groups"]), local
 
     def ascend(server: Server, mean: GroupLosses) -> Server:
-        seen = mean.shares > 0
-        risks = jnp.where(seen, mean.losses / jnp.where(seen, mean.shares, 1), server.risks)
-        risks = risks.astype(server.risks.dtype)
-        moved = step_along(server.group_weights, settings.group_step, risks)
-        return server._replace(group_weights=onto_simplex(moved), risks=risks)
+        means = mean_losses(*mean, server.risks)
+        moved = step_along(server.group_weights, group_step, means)
+        return server._replace(group_weights=onto_simplex(moved), risks=means)
 
-    def descend(server: Server, mean: Reply) -> Server:
-        if mean.groups is not None:
-            server = ascend(server, mean.groups)
-        return server._replace(model=mean.outer)
+    def absorb(server: Server, mean: Reply) -> Server:
+        return (server if mean.groups is None else ascend(server, mean.groups))._replace(model=mean.outer)
 
-    descent = Phase(
-        "descent",
-        lambda server: Message(server.model, server.group_weights / proportions(server.model)),
-        step,
-        descend,
-    )
+    descent = Phase("descent", send, descend, absorb)
     ascent = Phase("ascent", lambda server: server.model, evaluate, ascend)
-
-    def check(data: ClientData) -> None:
-        check_rows(data, count, settings.scores, base.init)
-        base.check(data)
-
     return base._replace(
-        name="fedminmax",
-        init=init,
-        plan=(descent, ascent) if settings.risks == "averaged" else (descent,),
+        init=first,
+        plan=(descent, ascent) if risks == "averaged" else (descent,),
         outer=lambda server: server.model,
-        check=check,
-        settings=settings,
-        build=build,
     )

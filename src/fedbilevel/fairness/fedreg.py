@@ -16,54 +16,28 @@ above, at ``temperature`` 1.  For more than two groups the term is the largest p
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.fedavg import Settings as Averaging
-from fedbilevel.algorithms.fedavg import build as averaging
-from fedbilevel.algorithms.fedavg import fedavg
+from fedbilevel.algorithms.arguments import AtLeastTwo, Batch, Count, NotNegative, Positive, Start, algorithm
 from fedbilevel.calculus import Tree
-from fedbilevel.fairness.baseline import Scores, check_rows, check_scores, not_negative, penalty, plain_loss, row_losses
+from fedbilevel.fairness.baseline import Scores, fair_averaging, penalty, row_losses
 from fedbilevel.fairness.soft import largest_gap, soft_true_positive_rates
 from fedbilevel.plan import Algorithm
-from fedbilevel.problem import ClientData, positive, whole_number
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("step", "strength", "ridge", "temperature", "start"),
-    meta_fields=("scores", "init", "local_steps", "batch_size", "groups"),
-)
-@dataclass(frozen=True)
-class Settings:
-    scores: Scores
-    init: Callable[[jax.Array], Tree] | None
-    start: Tree
-    step: Any
-    local_steps: int
-    batch_size: int | None
-    strength: Any
-    groups: int
-    ridge: Any
-    temperature: Any
-
-
+@algorithm()
 def fedreg(
     scores: Scores,
-    init: Callable[[jax.Array], Tree] | Tree,
-    step: float = 0.1,
-    local_steps: int = 5,
-    batch_size: int | None = 128,
-    strength: float = 0.1,
+    init: Start,
+    step: Positive = 0.1,
+    local_steps: Count = 5,
+    batch_size: Batch = 128,
+    strength: NotNegative = 0.1,
     *,
-    groups: int,
-    ridge: float = 0.0,
-    temperature: float = 1.0,
+    groups: AtLeastTwo,
+    ridge: NotNegative = 0.0,
+    temperature: Positive = 1.0,
 ) -> Algorithm:
     """FedReg: ``scores(params, features)`` are logits of class 1, ``init`` the first parameters or a function of the key,
     ``groups`` how many groups there are, ``strength`` lambda.  Simulate with ``weights="samples"`` for FedAvg's n_k / n.
@@ -77,33 +51,11 @@ def fedreg(
     >>> fb.simulate(algo, fb.ClientData(train=rows), rounds=3, record_every=None).outer.shape
     (3,)
     """
-    check_scores(scores)
-    whole_number("groups", groups, least=2)
-    not_negative("strength", strength)
-    not_negative("ridge", ridge)
-    positive("temperature", temperature)
-    base = fedavg(plain_loss(scores, ridge), init, step, local_steps, batch_size).settings
-    return build(
-        Settings(scores, base.init, base.start, step, local_steps, batch_size, strength, groups, ridge, temperature)
-    )
 
-
-def build(settings: Settings) -> Algorithm:
     def loss(params: Tree, batch: Tree) -> jax.Array:
-        scores = settings.scores(params, batch["features"])
-        rates = soft_true_positive_rates(
-            scores, batch["labels"], batch["groups"], settings.groups, settings.temperature
-        )
-        gap = largest_gap(rates)
-        strength = jnp.asarray(settings.strength, gap.dtype)
-        return jnp.mean(row_losses(scores, batch["labels"])) + strength * gap + penalty(params, settings.ridge)
+        logits = scores(params, batch["features"])
+        gap = largest_gap(soft_true_positive_rates(logits, batch["labels"], batch["groups"], groups, temperature))
+        fair = jnp.asarray(strength, gap.dtype) * gap
+        return jnp.mean(row_losses(logits, batch["labels"])) + fair + penalty(params, ridge)
 
-    base = averaging(
-        Averaging(loss, settings.init, settings.start, settings.step, settings.local_steps, settings.batch_size)
-    )
-
-    def check(data: ClientData) -> None:
-        check_rows(data, settings.groups, settings.scores, base.init)
-        base.check(data)
-
-    return base._replace(name="fedreg", check=check, settings=settings, build=build)
+    return fair_averaging(loss, scores, init, step, local_steps, batch_size, groups)
