@@ -14,97 +14,63 @@ from typing import TYPE_CHECKING, Any
 from fedbilevel._version import __version__
 
 if TYPE_CHECKING:
-    from fedbilevel.algorithms.afl import afl
-    from fedbilevel.algorithms.aggitd import aggitd
-    from fedbilevel.algorithms.fedavg import fedavg
-    from fedbilevel.algorithms.fedbio import fedbio
-    from fedbilevel.algorithms.fedbio_global import fedbio_global
-    from fedbilevel.algorithms.fedbioacc import TUNED, fedbioacc
-    from fedbilevel.algorithms.fedbioacc_global import fedbioacc_global
-    from fedbilevel.algorithms.fedmbo import fedmbo
-    from fedbilevel.algorithms.fedmsa import fedmsa
-    from fedbilevel.algorithms.fednest import fednest
-    from fedbilevel.algorithms.lfednest import lfednest
-    from fedbilevel.algorithms.qfedavg import qfedavg
-    from fedbilevel.algorithms.simfbo import shrofbo, simfbo
-    from fedbilevel.engines.checkpoint import CheckpointError
-    from fedbilevel.engines.result import Diverged, Interrupted, Progress, Result
-    from fedbilevel.engines.simulate import simulate, trace
-    from fedbilevel.engines.sweep import Sweep, sweep
-    from fedbilevel.hypergradients.conjugate_gradient import conjugate_gradient
-    from fedbilevel.hypergradients.exact import exact
-    from fedbilevel.hypergradients.neumann import neumann
-    from fedbilevel.linear import LinearInner
-    from fedbilevel.plan import Algorithm, Phase, Relay, Repeat, ServerStep
-    from fedbilevel.problem import BilevelProblem, ClientData, linear_problem
+    from fedbilevel.algorithms.afl import afl as afl
+    from fedbilevel.algorithms.aggitd import aggitd as aggitd
+    from fedbilevel.algorithms.fedavg import fedavg as fedavg
+    from fedbilevel.algorithms.fedbio import fedbio as fedbio
+    from fedbilevel.algorithms.fedbio_global import fedbio_global as fedbio_global
+    from fedbilevel.algorithms.fedbioacc import TUNED as TUNED
+    from fedbilevel.algorithms.fedbioacc import fedbioacc as fedbioacc
+    from fedbilevel.algorithms.fedbioacc_global import fedbioacc_global as fedbioacc_global
+    from fedbilevel.algorithms.fedmbo import fedmbo as fedmbo
+    from fedbilevel.algorithms.fedmsa import fedmsa as fedmsa
+    from fedbilevel.algorithms.fednest import fednest as fednest
+    from fedbilevel.algorithms.lfednest import lfednest as lfednest
+    from fedbilevel.algorithms.qfedavg import qfedavg as qfedavg
+    from fedbilevel.algorithms.simfbo import shrofbo as shrofbo
+    from fedbilevel.algorithms.simfbo import simfbo as simfbo
+    from fedbilevel.engines.checkpoint import CheckpointError as CheckpointError
+    from fedbilevel.engines.result import Diverged as Diverged
+    from fedbilevel.engines.result import Interrupted as Interrupted
+    from fedbilevel.engines.result import Progress as Progress
+    from fedbilevel.engines.result import Result as Result
+    from fedbilevel.engines.simulate import simulate as simulate
+    from fedbilevel.engines.sweep import Sweep as Sweep
+    from fedbilevel.engines.sweep import sweep as sweep
+    from fedbilevel.engines.simulate import trace as trace
+    from fedbilevel.hypergradients.conjugate_gradient import conjugate_gradient as conjugate_gradient
+    from fedbilevel.hypergradients.exact import exact as exact
+    from fedbilevel.hypergradients.neumann import neumann as neumann
+    from fedbilevel.linear import LinearInner as LinearInner
+    from fedbilevel.plan import Algorithm as Algorithm
+    from fedbilevel.plan import Phase as Phase
+    from fedbilevel.plan import Relay as Relay
+    from fedbilevel.plan import Repeat as Repeat
+    from fedbilevel.plan import ServerStep as ServerStep
+    from fedbilevel.problem import BilevelProblem as BilevelProblem
+    from fedbilevel.problem import ClientData as ClientData
+    from fedbilevel.problem import linear_problem as linear_problem
 
-# Each name by the module that defines it: several functions are called like their module.
+_ALGORITHMS = (
+    "afl aggitd fedavg fedbio fedbio_global fedbioacc fedbioacc_global fedmbo fedmsa fednest lfednest qfedavg simfbo"
+)
 _HOMES = {
-    "fedbilevel.problem": ("BilevelProblem", "ClientData", "linear_problem"),
-    "fedbilevel.linear": ("LinearInner",),
-    "fedbilevel.plan": ("Algorithm", "Phase", "Relay", "Repeat", "ServerStep"),
-    "fedbilevel.hypergradients.conjugate_gradient": ("conjugate_gradient",),
-    "fedbilevel.hypergradients.exact": ("exact",),
-    "fedbilevel.hypergradients.neumann": ("neumann",),
-    "fedbilevel.algorithms.afl": ("afl",),
-    "fedbilevel.algorithms.aggitd": ("aggitd",),
-    "fedbilevel.algorithms.fedavg": ("fedavg",),
-    "fedbilevel.algorithms.fedbio": ("fedbio",),
-    "fedbilevel.algorithms.fedbio_global": ("fedbio_global",),
-    "fedbilevel.algorithms.fedbioacc": ("TUNED", "fedbioacc"),
-    "fedbilevel.algorithms.fedbioacc_global": ("fedbioacc_global",),
-    "fedbilevel.algorithms.fedmbo": ("fedmbo",),
-    "fedbilevel.algorithms.fedmsa": ("fedmsa",),
-    "fedbilevel.algorithms.fednest": ("fednest",),
-    "fedbilevel.algorithms.lfednest": ("lfednest",),
-    "fedbilevel.algorithms.qfedavg": ("qfedavg",),
-    "fedbilevel.algorithms.simfbo": ("shrofbo", "simfbo"),
-    "fedbilevel.engines.checkpoint": ("CheckpointError",),
-    "fedbilevel.engines.result": ("Diverged", "Interrupted", "Progress", "Result"),
-    "fedbilevel.engines.simulate": ("simulate", "trace"),
-    "fedbilevel.engines.sweep": ("Sweep", "sweep"),
+    **{f"algorithms.{name}": name for name in _ALGORITHMS.split()},
+    **{f"hypergradients.{name}": name for name in ("conjugate_gradient", "exact", "neumann")},
+    "algorithms.fedbioacc": "TUNED fedbioacc",
+    "algorithms.simfbo": "shrofbo simfbo",
+    "engines.checkpoint": "CheckpointError",
+    "engines.result": "Diverged Interrupted Progress Result",
+    "engines.simulate": "simulate trace",
+    "engines.sweep": "Sweep sweep",
+    "linear": "LinearInner",
+    "plan": "Algorithm Phase Relay Repeat ServerStep",
+    "problem": "BilevelProblem ClientData linear_problem",
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_HOME = {name: f"fedbilevel.{module}" for module, names in _HOMES.items() for name in names.split()}
+"""Each name by the module that defines it: several functions are called like their module."""
 
-__all__ = [
-    "TUNED",
-    "Algorithm",
-    "BilevelProblem",
-    "CheckpointError",
-    "ClientData",
-    "Diverged",
-    "Interrupted",
-    "LinearInner",
-    "Phase",
-    "Progress",
-    "Relay",
-    "Repeat",
-    "Result",
-    "ServerStep",
-    "Sweep",
-    "__version__",
-    "afl",
-    "aggitd",
-    "conjugate_gradient",
-    "exact",
-    "fedavg",
-    "fedbio",
-    "fedbio_global",
-    "fedbioacc",
-    "fedbioacc_global",
-    "fedmbo",
-    "fedmsa",
-    "fednest",
-    "lfednest",
-    "linear_problem",
-    "neumann",
-    "qfedavg",
-    "shrofbo",
-    "simfbo",
-    "simulate",
-    "sweep",
-    "trace",
-]
+__all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:

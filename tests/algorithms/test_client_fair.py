@@ -88,21 +88,3 @@ def test_qfedavg_evens_out_the_losses():
         ends.append(float(fb.simulate(algorithm, three, 3000, record_every=None).outer))
         assert ends[-1] == pytest.approx(4 / (1 + 2 ** (1 / (2 * q + 1))), abs=1e-6)
     assert ends == sorted(ends)
-
-
-@pytest.mark.parametrize(
-    ("make", "kind", "sentence"),
-    [
-        (lambda: fb.afl(squares, np.zeros(()), clients=1), ValueError, "clients must be at least 2, not 1"),
-        (
-            lambda: fb.afl(squares, np.zeros(()), 2, mixture_step=0.0),
-            ValueError,
-            "mixture_step must be a positive number",
-        ),
-        (lambda: fb.afl(bowl, start, 2).check(data), ValueError, "clients=2, but the data hold 5 clients"),
-        (lambda: fb.qfedavg(squares, np.zeros(()), q=-1.0), ValueError, "q must be a number of at least 0, not -1.0"),
-    ],
-)
-def test_bad_arguments(make, kind, sentence):
-    with pytest.raises(kind, match=sentence):
-        make()

@@ -98,26 +98,6 @@ def test_first_model_may_be_any_tree():
     close(with_one_step, {"a": np.array(1.5), "b": [np.array(1.5)]})
 
 
-@pytest.mark.parametrize(
-    ("change", "kind", "sentence"),
-    [
-        ({"step": -0.1}, ValueError, "step must be a positive number, not -0.1"),
-        ({"step": float("nan")}, ValueError, "step must be a positive number, not nan"),
-        ({"step": [0.1]}, TypeError, "step must be a number, not"),
-        ({"step": None}, TypeError, "step must be a number, not None"),
-        ({"step": "0.1"}, TypeError, "step must be a number, not '0.1'"),
-        ({"local_steps": 0}, ValueError, "local_steps must be at least 1, not 0"),
-        ({"local_steps": 2.0}, TypeError, "local_steps must be a whole number"),
-        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, not 0"),
-        ({"batch_size": True}, TypeError, "batch_size must be a whole number"),
-        ({"loss": 3.0}, TypeError, "loss must be a function"),
-    ],
-)
-def test_bad_arguments(change, kind, sentence):
-    with pytest.raises(kind, match=sentence):
-        fb.fedavg(**{"loss": bowl, "init": np.zeros(4), **change})
-
-
 def test_integer_model_and_vector_loss_are_refused_before_compiling():
     data = fb.ClientData(train=np.ones((2, 3)))
     with pytest.raises(TypeError, match=r"The model variable has a leaf of type int64.*floating-point leaves"):

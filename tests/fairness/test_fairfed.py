@@ -61,16 +61,3 @@ def test_a_client_with_the_opposite_gap_loses_weight():
     assert corrections[3] < -0.1
     assert (corrections[:3] > 0).all()
     assert corrections.sum() == pytest.approx(0, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "sentence"),
-    [
-        ({"beta": -1.0}, ValueError, "beta must be a number of at least 0"),
-        ({"groups": 1}, ValueError, "groups must be at least 2, not 1"),
-        ({"scores": None}, TypeError, "scores must be a function"),
-    ],
-)
-def test_bad_arguments(change, kind, sentence):
-    with pytest.raises(kind, match=sentence):
-        fairfed(**{"scores": LINEAR.package, "init": np.zeros(4), "groups": 2, **change})

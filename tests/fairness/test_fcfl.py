@@ -141,21 +141,3 @@ def test_sends_two_gradients_and_two_numbers():
     traffic = Simulation(fcfl(NETWORK.package, NETWORK.first(), groups=5), data, Options()).traffic
     assert traffic.up == 8 * (2 * 15 + 2)
     assert traffic.down == 8 * 15
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "sentence"),
-    [
-        ({"epsilon": -0.1}, ValueError, "epsilon must be a number of at least 0, not -0.1"),
-        ({"stage_one": -1}, ValueError, "stage_one must be a number of at least 0"),
-        ({"delta": 0}, ValueError, "delta must be a positive number"),
-        ({"temperature": float("nan")}, ValueError, "temperature must be a positive number"),
-        ({"rounds": 10.5}, TypeError, "rounds must be a whole number"),
-        ({"rounds": 10, "stage_one": 0, "stage_two": 0}, ValueError, "must not both be 0"),
-        ({"groups": 1}, ValueError, "groups must be at least 2"),
-        ({"scores": "z"}, TypeError, "scores must be a function"),
-    ],
-)
-def test_bad_arguments(change, kind, sentence):
-    with pytest.raises(kind, match=sentence):
-        fcfl(**{"scores": LINEAR.package, "init": np.zeros(4), "groups": 2, **change})

@@ -1,7 +1,6 @@
 """FedFB equals the naive loop, and the groups' positive losses come closer."""
 
 import numpy as np
-import pytest
 
 import fedbilevel as fb
 from fedbilevel.engines.simulation import Options, Simulation
@@ -46,17 +45,3 @@ def test_the_gap_of_the_positive_losses_narrows():
         gaps.append(abs(np.diff([each[(a == group) & (t == 1)].mean() for group in (0, 1)])[0]))
     assert gaps[0] > 0.1
     assert gaps[1] < 0.3 * gaps[0]
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "sentence"),
-    [
-        ({"positive_counts": [3, 0]}, ValueError, r"positive_counts\[1\] is 0: every group needs positive rows"),
-        ({"positive_counts": 3}, ValueError, "at least two groups"),
-        ({"group_step": 0.0}, ValueError, "group_step must be a positive number"),
-        ({"scores": None}, TypeError, "scores must be a function"),
-    ],
-)
-def test_bad_arguments(change, kind, sentence):
-    with pytest.raises(kind, match=sentence):
-        fedfb(**{"scores": LINEAR.package, "init": np.zeros(4), "positive_counts": [3, 4], **change})

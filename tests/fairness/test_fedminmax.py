@@ -96,24 +96,6 @@ def test_counts_what_it_sends():
         assert traffic.down == 8 * (15 * models_down + 5)
 
 
-@pytest.mark.parametrize(
-    ("change", "kind", "sentence"),
-    [
-        ({"group_counts": [3, 0]}, ValueError, r"group_counts\[1\] is 0: every group needs rows"),
-        ({"group_counts": [3, float("nan")]}, ValueError, r"group_counts\[1\] is nan"),
-        ({"group_counts": [3]}, ValueError, "at least two groups"),
-        ({"group_counts": 3}, ValueError, "at least two groups"),
-        ({"group_step": 0.0}, ValueError, "group_step must be a positive number"),
-        ({"risks": "later"}, ValueError, "risks must be 'averaged' or 'sent', not 'later'"),
-        ({"ridge": -1.0}, ValueError, "ridge must be a number of at least 0"),
-        ({"scores": None}, TypeError, "scores must be a function"),
-    ],
-)
-def test_bad_arguments(change, kind, sentence):
-    with pytest.raises(kind, match=sentence):
-        fedminmax(**{"scores": LINEAR.package, "init": np.zeros(4), "group_counts": [3, 4], **change})
-
-
 def test_more_groups_in_the_data_than_counted():
     _, data = federation(5)
     algorithm = fedminmax(LINEAR.package, np.zeros(4), [50, 50], batch_size=8)

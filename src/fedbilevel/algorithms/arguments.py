@@ -122,7 +122,7 @@ ANYTHING = Kind(lambda name, value: value)
 
 def _kinds(body: Callable[..., Algorithm]) -> dict[str, Kind]:
     hints = get_type_hints(body, include_extras=True)
-    marks = {name: getattr(hints[name], "__metadata__", ()) for name in inspect.signature(body).parameters}
+    marks = {name: getattr(hints.get(name), "__metadata__", ()) for name in inspect.signature(body).parameters}
     return {name: next((mark for mark in given if isinstance(mark, Kind)), ANYTHING) for name, given in marks.items()}
 
 

@@ -7,7 +7,7 @@ parameters with ``scores(params, features) -> [n]``, the logits of class 1.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,16 +57,50 @@ def counts_by_group(remedy: str) -> Kind:
     return Kind(settle, traced=True)
 
 
-def shares_of(counts: Any, model: Tree) -> jax.Array:
-    """Counts by group as shares of their sum, in the type of the model's numbers."""
-    numbers = jnp.asarray(counts, dtype_of(model))
-    return numbers / jnp.sum(numbers)
+class Server(NamedTuple):
+    """Of the methods that weight groups: theta, the group weights mu, and the mean losses r that last moved mu."""
+
+    model: Tree
+    group_weights: jax.Array
+    risks: jax.Array
 
 
-def mean_losses(sums: jax.Array, shares: jax.Array, last: jax.Array) -> jax.Array:
-    """Mean loss of each group; a group that nobody saw keeps its last one."""
-    seen = shares > 0
-    return jnp.where(seen, sums / jnp.where(seen, shares, 1), last).astype(last.dtype)
+class Message(NamedTuple):
+    model: Tree
+    row_weights: jax.Array
+
+
+class GroupLosses(NamedTuple):
+    """Per group, over the rows looked at: sum of losses and number of rows, both divided by all rows looked at.
+
+    Being means over rows, they average over clients like anything else; r is the ratio of the averages.
+    """
+
+    losses: jax.Array
+    shares: jax.Array
+
+
+class GroupWeights(NamedTuple):
+    """Weights of the groups, beginning with their shares of all rows, which are known by ``counts``."""
+
+    counts: Any
+
+    def shares(self, model: Tree) -> jax.Array:
+        numbers = jnp.asarray(self.counts, dtype_of(model))
+        return numbers / jnp.sum(numbers)
+
+    def first(self, model: Tree) -> Server:
+        return Server(model, self.shares(model), jnp.zeros_like(self.shares(model)))
+
+    def send(self, server: Server) -> Message:
+        """A row counts as often as its group is heavier than at first."""
+        return Message(server.model, server.group_weights / self.shares(server.model))
+
+
+def mean_losses(mean: GroupLosses, last: jax.Array) -> jax.Array:
+    """r, the mean loss of each group; a group that nobody saw keeps its last one."""
+    seen = mean.shares > 0
+    return jnp.where(seen, mean.losses / jnp.where(seen, mean.shares, 1), last).astype(last.dtype)
 
 
 def fair_averaging(

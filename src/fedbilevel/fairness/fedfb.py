@@ -36,42 +36,20 @@ from fedbilevel.algorithms.afl import onto_simplex
 from fedbilevel.algorithms.arguments import Batch, Count, NotNegative, Positive, Start, algorithm
 from fedbilevel.algorithms.local import Local
 from fedbilevel.calculus import Calls, Tree, counted, step_along
-from fedbilevel.fairness.baseline import (
-    Scores,
-    counts_by_group,
-    fair_averaging,
-    mean_losses,
-    penalty,
-    plain_loss,
-    row_losses,
-    shares_of,
-)
+from fedbilevel.fairness import baseline
+from fedbilevel.fairness.baseline import GroupLosses, GroupWeights, Message, Scores, Server
 from fedbilevel.fairness.soft import group_totals
 from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.sampling import Batches, LocalData, Sampler
 
-PositiveCounts = Annotated[Sequence[int] | np.ndarray, counts_by_group("every group needs positive rows")]
-
-
-class Server(NamedTuple):
-    """theta, mu, and the r that last moved mu."""
-
-    model: Tree
-    group_weights: jax.Array
-    risks: jax.Array
-
-
-class Message(NamedTuple):
-    model: Tree
-    row_weights: jax.Array
+PositiveCounts = Annotated[Sequence[int] | np.ndarray, baseline.counts_by_group("every group needs positive rows")]
 
 
 class Reply(NamedTuple):
-    """The model, and per group the sum of its positives' losses and their number, both divided by all rows."""
+    """The model, and the losses of the positives of each group."""
 
     outer: Tree
-    losses: jax.Array
-    shares: jax.Array
+    positives: GroupLosses
 
 
 @algorithm()
@@ -94,41 +72,38 @@ def fedfb(
     >>> [phase.name for phase in algo.plan]
     ['local']
     """
-    count = len(positive_counts)
-    base = fair_averaging(plain_loss(scores, ridge), scores, init, step, local_steps, batch_size, count)
-
-    def first(key: jax.Array) -> Server:
-        model = base.init(key)
-        shares = shares_of(positive_counts, model)
-        return Server(model, shares, jnp.zeros_like(shares))
-
-    def send(server: Server) -> Message:
-        return Message(server.model, server.group_weights / shares_of(positive_counts, server.model))
+    count, weights = len(positive_counts), GroupWeights(positive_counts)
+    loss = baseline.plain_loss(scores, ridge)
+    base = baseline.fair_averaging(loss, scores, init, step, local_steps, batch_size, count)
 
     def work(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
         def weighted(params: Tree, batch: Tree) -> jax.Array:
-            losses = row_losses(scores(params, batch["features"]), batch["labels"])
+            losses = baseline.row_losses(scores(params, batch["features"]), batch["labels"])
             looked_up = message.row_weights.astype(losses.dtype)[batch["groups"]]
-            return jnp.mean(jnp.where(batch["labels"] > 0, looked_up, 1) * losses) + penalty(params, ridge)
+            return jnp.mean(jnp.where(batch["labels"] > 0, looked_up, 1) * losses) + baseline.penalty(params, ridge)
 
         def descend(model: Tree, batches: Batches) -> tuple[Tree, None]:
             return step_along(model, -step, jax.grad(weighted)(model, batches.inner())), None
 
         model, _ = Sampler(batch_size).walk(descend, message.model, data, key, local_steps)
         rows, real = data.whole_with_mask("train")
-        losses = row_losses(scores(message.model, rows["features"]), rows["labels"])
+        losses = baseline.row_losses(scores(message.model, rows["features"]), rows["labels"])
         positive = jnp.where(real, rows["labels"].astype(losses.dtype), 0)
         size = data.train_size.astype(losses.dtype)
-        sums, numbers = (group_totals(values, rows["groups"], count) / size for values in (positive * losses, positive))
-        return Reply(model, sums, numbers), counted(local, Calls(gradients=local_steps))
+        totals = (group_totals(values, rows["groups"], count) / size for values in (positive * losses, positive))
+        return Reply(model, GroupLosses(*totals)), counted(local, Calls(gradients=local_steps))
 
     def absorb(server: Server, mean: Reply) -> Server:
-        risks = mean_losses(mean.losses, mean.shares, server.risks)
+        risks = baseline.mean_losses(mean.positives, server.risks)
         gaps = risks[1:] - risks[0]
         size = jnp.sqrt(jnp.sum(gaps**2))
         along = gaps / jnp.where(size > 0, size, 1)
         direction = jnp.concatenate([-jnp.sum(along, keepdims=True), along])
-        weights = onto_simplex(step_along(server.group_weights, group_step, direction))
-        return Server(mean.outer, weights, risks)
+        moved = step_along(server.group_weights, group_step, direction)
+        return Server(mean.outer, onto_simplex(moved), risks)
 
-    return base._replace(init=first, plan=(Phase("local", send, work, absorb),), outer=lambda server: server.model)
+    return base._replace(
+        init=lambda key: weights.first(base.init(key)),
+        plan=(Phase("local", weights.send, work, absorb),),
+        outer=lambda server: server.model,
+    )

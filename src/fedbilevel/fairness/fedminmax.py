@@ -38,47 +38,15 @@ from fedbilevel.algorithms.afl import onto_simplex
 from fedbilevel.algorithms.arguments import Batch, NotNegative, Positive, Start, algorithm, one_of
 from fedbilevel.algorithms.local import Local
 from fedbilevel.calculus import Calls, Tree, counted, step_along
-from fedbilevel.fairness import whole_set
-from fedbilevel.fairness.baseline import (
-    Scores,
-    counts_by_group,
-    fair_averaging,
-    mean_losses,
-    penalty,
-    plain_loss,
-    row_losses,
-    shares_of,
-)
+from fedbilevel.fairness import baseline, whole_set
+from fedbilevel.fairness.baseline import GroupLosses, GroupWeights, Message, Scores, Server
 from fedbilevel.fairness.soft import group_totals
 from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.sampling import LocalData, Sampler
 
 GroupCounts = Annotated[
-    Sequence[int] | np.ndarray, counts_by_group("every group needs rows; renumber the groups without it")
+    Sequence[int] | np.ndarray, baseline.counts_by_group("every group needs rows; renumber the groups without it")
 ]
-
-
-class Server(NamedTuple):
-    """theta, mu, and the group risks r that last moved mu."""
-
-    model: Tree
-    group_weights: jax.Array
-    risks: jax.Array
-
-
-class GroupLosses(NamedTuple):
-    """Per group, over the rows looked at: sum of losses and number of rows, both divided by all rows looked at.
-
-    Being means over rows, they average over clients like anything else; r is the ratio of the averages.
-    """
-
-    losses: jax.Array
-    shares: jax.Array
-
-
-class Message(NamedTuple):
-    model: Tree
-    row_weights: jax.Array
 
 
 class Reply(NamedTuple):
@@ -106,27 +74,20 @@ def fedminmax(
     >>> [phase.name for phase in algo.plan]
     ['descent', 'ascent']
     """
-    count = len(group_counts)
-    base = fair_averaging(plain_loss(scores, ridge), scores, init, step, 1, batch_size, count)
-
-    def first(key: jax.Array) -> Server:
-        model = base.init(key)
-        rho = shares_of(group_counts, model)
-        return Server(model, rho, jnp.zeros_like(rho))
+    count, weights = len(group_counts), GroupWeights(group_counts)
+    loss = baseline.plain_loss(scores, ridge)
+    base = baseline.fair_averaging(loss, scores, init, step, 1, batch_size, count)
 
     def by_group(losses: jax.Array, groups: jax.Array) -> GroupLosses:
         return GroupLosses(*(group_totals(row, groups, count) / len(row) for row in (losses, jnp.ones_like(losses))))
-
-    def send(server: Server) -> Message:
-        return Message(server.model, server.group_weights / shares_of(group_counts, server.model))
 
     def descend(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
         batch = Sampler(batch_size).once(data, key).inner()
 
         def weighted(params: Tree) -> tuple[jax.Array, jax.Array]:
-            losses = row_losses(scores(params, batch["features"]), batch["labels"])
-            weights = message.row_weights.astype(losses.dtype)[batch["groups"]]
-            return jnp.mean(weights * losses) + penalty(params, ridge), losses
+            losses = baseline.row_losses(scores(params, batch["features"]), batch["labels"])
+            looked_up = message.row_weights.astype(losses.dtype)[batch["groups"]]
+            return jnp.mean(looked_up * losses) + baseline.penalty(params, ridge), losses
 
         gradient, losses = jax.grad(weighted, has_aux=True)(message.model)
         groups = by_group(losses, batch["groups"]) if risks == "sent" else None
@@ -136,20 +97,20 @@ def fedminmax(
         if whole_set.applies(scores, model):
             return GroupLosses(*whole_set.group_losses(model, data, count)), local
         rows = data.whole("train")
-        return by_group(row_losses(scores(model, rows["features"]), rows["labels"]), rows["groups"]), local
+        return by_group(baseline.row_losses(scores(model, rows["features"]), rows["labels"]), rows["groups"]), local
 
     def ascend(server: Server, mean: GroupLosses) -> Server:
-        means = mean_losses(*mean, server.risks)
+        means = baseline.mean_losses(mean, server.risks)
         moved = step_along(server.group_weights, group_step, means)
         return server._replace(group_weights=onto_simplex(moved), risks=means)
 
     def absorb(server: Server, mean: Reply) -> Server:
         return (server if mean.groups is None else ascend(server, mean.groups))._replace(model=mean.outer)
 
-    descent = Phase("descent", send, descend, absorb)
+    descent = Phase("descent", weights.send, descend, absorb)
     ascent = Phase("ascent", lambda server: server.model, evaluate, ascend)
     return base._replace(
-        init=first,
+        init=lambda key: weights.first(base.init(key)),
         plan=(descent, ascent) if risks == "averaged" else (descent,),
         outer=lambda server: server.model,
     )

@@ -11,13 +11,11 @@ the class with ``jax.tree_util.register_dataclass``: float fields are data (trac
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from fedbilevel.calculus import Calls, Tree, both_gradients, cross_product, subtract
+from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches
-
-if TYPE_CHECKING:
-    from fedbilevel.problem import BilevelProblem
 
 Points = tuple[tuple[Tree, Tree], ...]
 

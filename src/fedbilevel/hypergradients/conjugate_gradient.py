@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +27,8 @@ from fedbilevel.calculus import (
     zeros,
 )
 from fedbilevel.hypergradients.base import Points, assemble, outer_gradients
-from fedbilevel.problem import positive, whole_number
+from fedbilevel.problem import BilevelProblem, positive, whole_number
 from fedbilevel.sampling import Batches
-
-if TYPE_CHECKING:
-    from fedbilevel.problem import BilevelProblem
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("tolerance",), meta_fields=("steps",))

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import jax
 from jax.flatten_util import ravel_pytree
 
 from fedbilevel.calculus import Calls, Tree
 from fedbilevel.hypergradients.base import Points, assemble, outer_gradients
+from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches
-
-if TYPE_CHECKING:
-    from fedbilevel.problem import BilevelProblem
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=(), meta_fields=())

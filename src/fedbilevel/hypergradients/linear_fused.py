@@ -6,7 +6,7 @@ into an outer-shaped vector by one vector-Jacobian product of the weight table w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,9 @@ import jax.numpy as jnp
 from fedbilevel import kernels
 from fedbilevel.calculus import Tree, subtract
 from fedbilevel.hypergradients.base import Points
+from fedbilevel.linear import LinearInner
+from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches
-
-if TYPE_CHECKING:
-    from fedbilevel.linear import LinearInner
-    from fedbilevel.problem import BilevelProblem
 
 
 def applies(problem: BilevelProblem, batches: Batches) -> bool:

@@ -11,18 +11,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from fedbilevel.calculus import Calls, Tree, add, hessian_operator, hessian_vector, scale, step_along
 from fedbilevel.hypergradients import linear_fused
 from fedbilevel.hypergradients.base import Points, assemble, outer_gradients
-from fedbilevel.problem import positive, whole_number
+from fedbilevel.problem import BilevelProblem, positive, whole_number
 from fedbilevel.sampling import Batches
-
-if TYPE_CHECKING:
-    from fedbilevel.problem import BilevelProblem
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("step",), meta_fields=("terms",))
