@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from fedbilevel.engines.result import Progress as Progress
     from fedbilevel.engines.result import Result as Result
     from fedbilevel.engines.simulate import simulate as simulate
+    from fedbilevel.engines.simulate import trace as trace
     from fedbilevel.engines.sweep import Sweep as Sweep
     from fedbilevel.engines.sweep import sweep as sweep
-    from fedbilevel.engines.simulate import trace as trace
     from fedbilevel.hypergradients.conjugate_gradient import conjugate_gradient as conjugate_gradient
     from fedbilevel.hypergradients.exact import exact as exact
     from fedbilevel.hypergradients.neumann import neumann as neumann
