@@ -1,33 +1,37 @@
-"""FedAvg equals the naive loop."""
+"""FedAvg, AFL and q-FedAvg equal their naive loops, and the fair two end where they should."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedbilevel as fb
+from fedbilevel.algorithms.afl import onto_simplex
+from tests.contracts.cases import bowl
+from tests.references import client_fair
 from tests.references.compare import close, cohorts
 from tests.references.fedavg import fedavg
 from tests.references.logistic import logistic, losses, sigmoid
 from tests.references.quadratic import quadratic
 from tests.references.rows import drawn, whole
 
-ROUNDS, STEPS = 4, 3
-WEIGHTS = (1.0, 3.0, 0.5)
+ROUNDS, STEPS, SEED = 8, 2, 11
+START = np.array([0.5, -1.0, 0.2, 0.0])
+OPTIONS = {"participation": 3, "dropout": 0.4, "weights": np.array([1.0, 2.0, 0.5, 1.0, 3.0])}
+five = quadratic(sizes=((6, 4),) * 5)
 
 
-def bowl(model, batch):
-    return 0.5 * model @ jnp.mean(batch["H"], 0) @ model - model @ jnp.mean(batch["b"], 0)
+def value_of_bowl(reference):
+    def value(client, model, rows):
+        hessian, offset = (reference.mean(client, 0, name, rows) for name in ("H", "b"))
+        return 0.5 * model @ hessian @ model - model @ offset + 10
+
+    return value
 
 
-def cross_entropy(model, batch):
-    return jnp.mean(losses(model, batch))
-
-
-def bowl_gradient(clients):
+def gradient_of_bowl(reference):
     def gradient(client, model, rows):
-        leaves = clients[client][0]
-        hessian, offset = (np.mean(leaves[name] if rows is None else leaves[name][rows], 0) for name in ("H", "b"))
-        return hessian @ model - offset
+        return reference.mean(client, 0, "H", rows) @ model - reference.mean(client, 0, "b", rows)
 
     return gradient
 
@@ -44,46 +48,86 @@ def entropy_gradient(reference):
 def case(request):
     """(loss, its NumPy gradient, first model, data)."""
     if request.param == "quadratic":
-        reference = quadratic()
-        return bowl, bowl_gradient(reference.clients), np.array([0.5, -1.0, 0.2, 0.0]), reference.data()
+        return bowl, gradient_of_bowl(quadratic()), START, quadratic().data()
     reference = logistic()
-    return cross_entropy, entropy_gradient(reference), np.linspace(-1, 1, 5), reference.data()
+    loss = lambda model, batch: jnp.mean(losses(model, batch))  # noqa: E731
+    return loss, entropy_gradient(reference), np.linspace(-1, 1, 5), reference.data()
 
 
 @pytest.mark.parametrize("batch_size", [None, 3])
-def test_iterates_equal_the_naive_loop(case, batch_size):
+def test_fedavg_equals_the_naive_loop(case, batch_size):
     loss, gradient, start, data = case
-    algorithm = fb.fedavg(loss, init=start, step=0.3, local_steps=STEPS, batch_size=batch_size)
-    rows = whole if batch_size is None else drawn(data, 5, ROUNDS, STEPS, batch_size)
-    for weights in ((1.0, 1.0, 1.0), WEIGHTS):
-        found = fb.simulate(algorithm, data, ROUNDS, seed=5, weights=np.array(weights), record_every=None)
-        wanted = fedavg(gradient, start, rows, rounds=ROUNDS, local_steps=STEPS, step=0.3, weights=weights)
-        close(found.outer, wanted)
+    algorithm = fb.fedavg(loss, init=start, step=0.3, local_steps=3, batch_size=batch_size)
+    rows = whole if batch_size is None else drawn(data, SEED, 4, 3, batch_size)
+    for weights in ((1.0, 1.0, 1.0), (1.0, 3.0, 0.5)):
+        found = fb.simulate(algorithm, data, 4, seed=SEED, weights=np.array(weights), record_every=None)
+        close(found.outer, fedavg(gradient, start, rows, rounds=4, local_steps=3, step=0.3, weights=weights))
         assert found.inner is None
 
 
-def test_partial_participation_and_dropout():
-    reference = quadratic(sizes=((6, 4),) * 5)
-    data, start, weights = reference.data(), np.zeros(4), np.array([1.0, 2.0, 0.5, 1.0, 3.0])
-    algorithm = fb.fedavg(bowl, init=lambda key: jnp.zeros(4), step=0.3, local_steps=2, batch_size=3)
-    options = {"participation": 3, "dropout": 0.4, "weights": weights}
-    replied = cohorts(algorithm, data, 11, 8, **options)
+def run_on_five(algorithm, steps=STEPS):
+    """(the run, its minibatches, who replies) with part of five clients and lost replies."""
+    data = five.data()
+    replied = cohorts(algorithm, data, SEED, ROUNDS, **OPTIONS)
     assert {len(active) for active in replied} > {2, 3}, "the seed must show rounds with and without lost replies"
-    found = fb.simulate(algorithm, data, 8, seed=11, record_every=None, **options)
-    rows = drawn(data, 11, 8, 2, 3)
-    close(
-        found.outer,
-        fedavg(
-            bowl_gradient(reference.clients),
-            start,
-            rows,
-            rounds=8,
-            local_steps=2,
-            step=0.3,
-            weights=weights,
-            cohorts=replied,
-        ),
-    )
+    found = fb.simulate(algorithm, data, ROUNDS, seed=SEED, record_every=None, **OPTIONS)
+    return found, drawn(data, SEED, ROUNDS, steps, 3), {"rounds": ROUNDS, "step": 0.3, "cohorts": replied}
+
+
+def test_partial_participation_and_dropout():
+    shared = {"local_steps": STEPS, "weights": OPTIONS["weights"]}
+    algorithm = fb.fedavg(bowl, init=lambda key: jnp.asarray(START), step=0.3, local_steps=STEPS, batch_size=3)
+    found, rows, options = run_on_five(algorithm)
+    plain = fedavg(gradient_of_bowl(five), START, rows, **options, **shared)
+    close(found.outer, plain)
+    for q in (1.7, 0.0):
+        found, rows, options = run_on_five(fb.qfedavg(bowl, START, step=0.3, q=q, local_steps=STEPS, batch_size=3))
+        oracles = value_of_bowl(five), gradient_of_bowl(five)
+        close(found.outer, client_fair.qfedavg(*oracles, START, rows, q=q, **options, **shared))
+    close(found.outer, plain)
+
+
+def test_afl_equals_the_naive_loop():
+    algorithm = fb.afl(bowl, init=START, clients=5, step=0.3, mixture_step=0.05, batch_size=3)
+    found, rows, options = run_on_five(algorithm, steps=1)
+    oracles = value_of_bowl(five), gradient_of_bowl(five)
+    wanted = client_fair.afl(*oracles, START, rows, clients=5, mixture_step=0.05, **options)
+    close((found.outer, found.server.mixture), wanted)
+
+
+def squares(model, batch):
+    return jnp.mean((model - batch) ** 2)
+
+
+def test_afl_minimises_the_largest_loss():
+    """Distances to 0, 1 and 4: the middle of 0 and 4 is best for the worst off, who share all the weight."""
+    three = fb.ClientData(train=np.array([[0.0], [1.0], [4.0]]))
+    algorithm = fb.afl(squares, np.zeros(()), clients=3, step=0.1, mixture_step=0.01)
+    found = fb.simulate(algorithm, three, 4000, record_every=None)
+    assert float(found.outer) == pytest.approx(2.0, abs=1e-4)
+    np.testing.assert_allclose(found.server.mixture, [0.5, 0, 0.5], atol=1e-4)
+
+
+def test_projection_is_the_nearest_point_of_the_simplex():
+    rng, project = np.random.default_rng(0), jax.jit(onto_simplex)
+    points = [rng.normal(size=5) * size for size in (0.1, 1, 10) for _ in range(10)]
+    points += [np.full(5, 0.2), np.eye(5)[2], np.zeros(5), np.array([3.0, 3.0, -1.0, -1.0, 3.0])]
+    for point in points:
+        found = project(point)
+        assert found.min() >= 0
+        close(found, client_fair.onto_simplex(point))
+        close(project(0.3 * point, 0.3), 0.3 * client_fair.onto_simplex(point))
+
+
+def test_qfedavg_evens_out_the_losses():
+    """Clients at 0, 0 and 4: sum_i |theta - a_i|^(2q+2) is least at 4 / (1 + 2^(1/(2q+1)))."""
+    three = fb.ClientData(train=np.array([[0.0], [0.0], [4.0]]))
+    ends = []
+    for q in (0.0, 1.0, 4.0):
+        algorithm = fb.qfedavg(squares, np.ones(()), step=0.1, q=q, local_steps=1)
+        ends.append(float(fb.simulate(algorithm, three, 3000, record_every=None).outer))
+        assert ends[-1] == pytest.approx(4 / (1 + 2 ** (1 / (2 * q + 1))), abs=1e-6)
+    assert ends == sorted(ends)
 
 
 def test_first_model_may_be_any_tree():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedbilevel as fb
+from tests.references.client_fair import onto_simplex
 
 
 def sigmoid(s):
@@ -127,18 +128,6 @@ def fedreg_gradient(model, clients, groups, strength, ridge, temperature=1.0):
         )
 
     return gradient
-
-
-def onto_simplex(point):
-    """By trying every set of positive entries."""
-    best, where = np.inf, None
-    for size in range(1, len(point) + 1):
-        for chosen in combinations(range(len(point)), size):
-            trial = np.zeros(len(point))
-            trial[list(chosen)] = point[list(chosen)] - (point[list(chosen)].sum() - 1) / size
-            if trial.min() >= 0 and np.sum((trial - point) ** 2) < best:
-                best, where = np.sum((trial - point) ** 2), trial
-    return where
 
 
 def fedminmax(model, clients, theta, rows, counts, *, rounds, step, group_step, ridge, risks):

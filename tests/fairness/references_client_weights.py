@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tests.fairness.references_baselines import losses, onto_simplex, read, sigmoid
+from tests.fairness.references_baselines import losses, read, sigmoid
+from tests.references.client_fair import onto_simplex
 
 
 def gradient(model, theta, z, t, w, ridge):

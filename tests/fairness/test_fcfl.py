@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.engines.simulation import Options, Simulation
 from fedbilevel.fairness.fcfl import Replies, Server, balance, fcfl
 from tests.fairness.references_baselines import (
     Logistic,
@@ -134,10 +133,3 @@ def test_stages_are_split_by_number_or_by_proportion():
     assert first_stage(rounds=2000) == round(2000 * 800 / 1020)
     assert first_stage(rounds=50, stage_one=0.2, stage_two=0.8) == 10
     assert first_stage(rounds=50, stage_one=1, stage_two=0) == 50
-
-
-def test_sends_two_gradients_and_two_numbers():
-    _, data = federation(5)
-    traffic = Simulation(fcfl(NETWORK.package, NETWORK.first(), groups=5), data, Options()).traffic
-    assert traffic.up == 8 * (2 * 15 + 2)
-    assert traffic.down == 8 * 15

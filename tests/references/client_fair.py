@@ -1,19 +1,20 @@
 """AFL and q-FedAvg, naively: lists of clients, no JAX."""
 
+from itertools import combinations
+
 import numpy as np
 
 
 def onto_simplex(point):
-    """By trying every set of entries that may be positive."""
-    best = None
-    order = np.argsort(-point)
-    for count in range(1, len(point) + 1):
-        kept = order[:count]
-        candidate = np.zeros_like(point)
-        candidate[kept] = point[kept] - (point[kept].sum() - 1) / count
-        near = candidate.min() >= 0 and (best is None or np.sum((candidate - point) ** 2) < best[0])
-        best = (np.sum((candidate - point) ** 2), candidate) if near else best
-    return best[1]
+    """By trying every set of positive entries."""
+    best, where = np.inf, None
+    for size in range(1, len(point) + 1):
+        for chosen in combinations(range(len(point)), size):
+            trial = np.zeros(len(point))
+            trial[list(chosen)] = point[list(chosen)] - (point[list(chosen)].sum() - 1) / size
+            if trial.min() >= 0 and np.sum((trial - point) ** 2) < best:
+                best, where = np.sum((trial - point) ** 2), trial
+    return where
 
 
 def afl(value, gradient, start, rows, *, rounds, clients, step, mixture_step, cohorts):

@@ -1,0 +1,242 @@
+"""FedReg, FedMinMax, FedFB and FairFed equal their naive loops, send what they say, and do what they are for."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedbilevel as fb
+from fedbilevel.engines.simulation import Options, Simulation
+from fedbilevel.fairness.baseline import plain_loss
+from fedbilevel.fairness.fairfed import fairfed
+from fedbilevel.fairness.fcfl import fcfl
+from fedbilevel.fairness.fedfb import fedfb
+from fedbilevel.fairness.fedminmax import fedminmax
+from fedbilevel.fairness.fedreg import fedreg
+from tests.fairness import references_baselines, references_client_weights
+from tests.fairness.references_baselines import (
+    Logistic,
+    Perceptron,
+    federation,
+    fedreg_gradient,
+    losses,
+    read,
+    soft_gap,
+    tilted,
+)
+from tests.references.compare import ROUNDING, close
+from tests.references.fedavg import fedavg
+from tests.references.rows import drawn, whole
+
+ROUNDS, SEED = 6, 3
+LINEAR, NETWORK = Logistic(), Perceptron()
+SIZES = (40, 30, 40)
+
+
+def run(algorithm, data, rounds=ROUNDS):
+    return fb.simulate(algorithm, data, rounds, seed=SEED, weights="samples", record_every=None)
+
+
+def pooled(clients):
+    """Features, labels and groups of all clients together."""
+    return [np.concatenate([own[name] for own in clients]) for name in ("features", "labels", "groups")]
+
+
+def totals(clients, groups, positive=False):
+    """Rows of every group, or positive rows."""
+    _, labels, numbers = pooled(clients)
+    return np.bincount(numbers[labels == 1] if positive else numbers, minlength=groups).astype(float)
+
+
+def regularised(model, groups, batch_size, **changes):
+    chosen = {"step": 0.3, "strength": 0.7, "ridge": 0.05, **changes}
+    return fedreg(model.package, init=model.first(), local_steps=3, batch_size=batch_size, groups=groups, **chosen)
+
+
+@pytest.mark.parametrize(("model", "groups", "batch_size"), [(LINEAR, 2, None), (NETWORK, 5, 16)])
+def test_fedreg_equals_the_naive_loop(model, groups, batch_size):
+    clients, data = federation(groups, SIZES)
+    rows = whole if batch_size is None else drawn(data, SEED, ROUNDS, 3, batch_size)
+    # The strength is not compiled in: 0 runs the same program and must be FedAvg.
+    for strength in (0.7, 0.0):
+        found = run(regularised(model, groups, batch_size, strength=strength), data)
+        gradient = fedreg_gradient(model, clients, groups, strength, ridge=0.05)
+        options = {"rounds": ROUNDS, "local_steps": 3, "step": 0.3, "weights": np.array(SIZES, float)}
+        close(model.flat(found.outer), fedavg(gradient, model.flat(model.first()), rows, **options))
+
+
+@pytest.mark.parametrize(
+    ("model", "groups", "batch_size", "risks"),
+    [(LINEAR, 2, None, "averaged"), (LINEAR, 5, 6, "averaged"), (NETWORK, 5, 6, "sent")],
+)
+def test_fedminmax_equals_the_naive_loop(model, groups, batch_size, risks):
+    clients, data = federation(groups, SIZES)
+    counts = totals(clients, groups)
+    options = {"step": 0.4, "group_step": 0.3, "ridge": 0.05, "risks": risks}
+    server = run(fedminmax(model.package, model.first(), counts, batch_size=batch_size, **options), data).server
+    rows = whole if batch_size is None else drawn(data, SEED, ROUNDS, 1, batch_size)
+    naive = references_baselines.fedminmax
+    wanted = naive(model, clients, model.flat(model.first()), rows, counts, rounds=ROUNDS, **options)
+    close((model.flat(server.model), server.group_weights, server.risks), wanted)
+    if risks == "sent" and batch_size is not None:
+        drawn_groups = [
+            {int(g) for k in range(3) for g in clients[k]["groups"][rows(number, k, 0).inner]}
+            for number in range(ROUNDS)
+        ]
+        assert min(map(len, drawn_groups)) < groups, "some round must miss a group, to show that its risk is kept"
+
+
+def test_fedfb_equals_the_naive_loop():
+    clients, data = federation(3, SIZES)
+    counts = totals(clients, 3, positive=True)
+    options = {"step": 0.4, "group_step": 0.6, "local_steps": 2, "ridge": 0.05}
+    server = run(fedfb(NETWORK.package, NETWORK.first(), counts, batch_size=6, **options), data).server
+    rows, naive = drawn(data, SEED, ROUNDS, 2, 6), references_client_weights.fedfb
+    wanted = naive(NETWORK, clients, NETWORK.flat(NETWORK.first()), rows, counts, rounds=ROUNDS, **options)
+    close((NETWORK.flat(server.model), server.group_weights, server.risks), wanted)
+    assert wanted[1].min() == 0, "the projection must bind"
+
+
+@pytest.mark.parametrize(("model", "groups"), [(LINEAR, 2), (NETWORK, 5)])
+def test_fairfed_equals_the_naive_loop(model, groups):
+    clients, data = federation(groups, SIZES)
+    options = {"step": 0.4, "local_steps": 2, "beta": 0.4, "groups": groups, "ridge": 0.05}
+    found = run(fairfed(model.package, model.first(), batch_size=6, **options), data)
+    # The third exchange of a round draws minibatches, by its own ordinal.
+    rows, naive = drawn(data, SEED, ROUNDS, 2, 6, ordinal=2), references_client_weights.fairfed
+    *wanted, fell_back = naive(model, clients, model.flat(model.first()), rows, rounds=ROUNDS, **options)
+    close([model.flat(found.outer), found.local.correction], wanted)
+    assert bool(fell_back) == (groups == 2), "with two groups client 1 can measure no gap"
+
+
+def test_what_they_send():
+    """A network of 15 numbers and five groups.  FairFed says which of the global rates exist, a byte each."""
+    model, first, counts = NETWORK.package, NETWORK.first(), [10] * 5
+    sent = [
+        (regularised(NETWORK, 5, 16), 15, 15),
+        (fedminmax(model, first, counts, batch_size=8), 15 + 2 * 5, 2 * 15 + 5),
+        (fedminmax(model, first, counts, batch_size=8, risks="sent"), 15 + 2 * 5, 15 + 5),
+        (fedfb(model, first, counts, batch_size=8), 15 + 2 * 5, 15 + 5),
+        (fairfed(model, first, batch_size=8, groups=5), 2 * 5 + 1 + 1 + 15 + 1, 15 + 5 + 1 + 1 + 5 / 8),
+        (fcfl(model, first, groups=5), 2 * 15 + 2, 15),
+    ]
+    for algorithm, up, down in sent:
+        traffic = Simulation(algorithm, federation(5)[1], Options()).traffic
+        assert (traffic.up, traffic.down) == (8 * up, 8 * down), algorithm.name
+
+
+def test_the_clients_that_lack_groups_are_there():
+    for groups in (2, 5):
+        clients, _ = federation(groups, SIZES)
+        _, labels, numbers = read(clients, 1)
+        assert not (numbers == groups - 1).any()
+        if groups > 2:
+            assert (numbers == 0).any()
+            assert not labels[numbers == 0].any()
+            assert soft_gap(np.ones(30), labels, numbers, groups, 1.0)[0] == 0
+            assert len(set(numbers[labels == 1])) > 1
+
+
+def test_fedreg_lowers_the_soft_gap_of_fedavg():
+    gaps, accuracies = [], []
+    for seed in range(5):
+        clients, data = tilted(SIZES, seed)
+        for strength in (0.0, 1.0):
+            theta = np.asarray(run(regularised(LINEAR, 2, None, strength=strength), data, 100).outer)
+            own = [soft_gap(z @ theta, t, a, 2, 1.0)[0] for z, t, a in (read(clients, client) for client in range(3))]
+            gaps.append(np.average(own, weights=SIZES))
+            accuracies.append(np.mean((clients[0]["features"] @ theta > 0) == clients[0]["labels"]))
+    plain, fair = np.reshape(gaps, (5, 2)).T
+    assert (fair < plain).all()
+    assert fair.mean() < 0.5 * plain.mean()
+    accuracy = np.reshape(accuracies, (5, 2)).mean(0)
+    assert accuracy[1] > accuracy[0] - 0.1, "the gap must not be closed by giving up on the task"
+
+
+def test_fedminmax_helps_the_worst_group():
+    """The minority's labels follow another rule; the majority outvotes it until its weight grows."""
+    rng = np.random.default_rng(1)
+    clients = []
+    for size in SIZES:
+        a = (np.arange(size) % 7 == 0).astype(np.int32)
+        z = np.column_stack([rng.normal(size=(size, 3)), np.ones(size)])
+        clients.append({"features": z, "labels": (np.where(a == 1, z[:, 1], z[:, 0]) > 0).astype(float), "groups": a})
+    data, (z, labels, groups) = fb.ClientData.from_clients(clients), pooled(clients)
+
+    def risks(group_step):
+        algorithm = fedminmax(LINEAR.package, np.zeros(4), np.bincount(groups), group_step=group_step, batch_size=None)
+        result = run(algorithm, data, 400)
+        each = losses(z @ np.asarray(result.outer), labels)
+        return np.array([each[groups == group].mean() for group in (0, 1)]), result.server
+
+    plain, _ = risks(1e-12)
+    fair, server = risks(0.1)
+    assert plain[1] > plain[0] + 0.2
+    assert fair.max() < plain.max() - 0.1
+    assert abs(fair[0] - fair[1]) < 0.1 * fair.max()
+    np.testing.assert_allclose(server.risks, fair, rtol=0, atol=ROUNDING)
+    assert server.group_weights[1] > 0.3
+
+
+def test_fedfb_narrows_the_gap_of_the_positive_losses():
+    clients, data = tilted((60, 50))
+    z, t, a = pooled(clients)
+    gaps = []
+    for group_step in (1e-9, 0.02):
+        counts = totals(clients, 2, positive=True)
+        model = run(fedfb(LINEAR.package, np.zeros(4), counts, 0.3, group_step, 2, None, 0.01), data, 300).outer
+        each = losses(z @ np.asarray(model), t)
+        gaps.append(abs(np.diff([each[(a == group) & (t == 1)].mean() for group in (0, 1)])[0]))
+    assert gaps[0] > 0.1
+    assert gaps[1] < 0.3 * gaps[0]
+
+
+def test_fairfed_without_beta_is_fedavg():
+    _, data = federation(2, SIZES)
+    algorithm = fairfed(LINEAR.package, LINEAR.first(), 0.3, 2, None, 0.0, groups=2)
+    plain = fb.fedavg(plain_loss(LINEAR.package, 0.0), LINEAR.first(), 0.3, 2)
+    close(run(algorithm, data, 4).outer, run(plain, data, 4).outer)
+
+
+def test_fairfed_takes_weight_from_a_client_with_the_opposite_gap():
+    """Three clients accept group 1 less often, the fourth accepts it more often."""
+    rng = np.random.default_rng(0)
+    clients = []
+    for number in range(4):
+        groups = np.arange(400, dtype=np.int32) % 2
+        side = np.where(groups == 1, -1.0, 1.0) * (-1 if number == 3 else 1)
+        z = np.column_stack([rng.normal(size=400) + side, rng.normal(size=(400, 2)), np.ones(400)])
+        clients.append({"features": z, "labels": (rng.random(400) < 0.6).astype(float), "groups": groups})
+    algorithm = fairfed(LINEAR.package, np.array([1.0, 0, 0, 0]), 1e-6, 1, None, 0.05, groups=2)
+    corrections = np.asarray(run(algorithm, fb.ClientData.from_clients(clients), 5).local.correction)
+    assert corrections[3] < -0.1
+    assert (corrections[:3] > 0).all()
+    assert corrections.sum() == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "sentence"),
+    [
+        ({"mask": np.ones((3, 40))}, ValueError, "must be a dict with features, labels and groups, not .*mask"),
+        ({"labels": np.full((3, 40), 2.0)}, ValueError, "labels must be 0 or 1, but one is 2.0"),
+        ({"labels": np.ones((3, 40, 1))}, ValueError, "labels must have one number per row"),
+        ({"groups": np.zeros((3, 40))}, TypeError, r"groups must be whole numbers 0..1, but their type is float64"),
+        ({"groups": np.full((3, 40), 2)}, ValueError, r"groups must lie in 0..1 \(groups=2\), but the data hold 2..2"),
+    ],
+)
+def test_bad_rows(change, kind, sentence):
+    train = {**federation(2)[1].train, **change}
+    for algorithm in (regularised(LINEAR, 2, None), fedminmax(LINEAR.package, np.zeros(4), [50, 50], batch_size=8)):
+        with pytest.raises(kind, match=sentence):
+            algorithm.check(fb.ClientData(train=train))
+
+
+@pytest.mark.parametrize(
+    ("scores", "size", "sentence"),
+    [
+        (lambda params, z: (z @ params)[:, None], 4, r"scores must return one number per row \(shape \(40,\)\), not \(40, 1\)"),
+        (lambda params, z: z @ params, 7, "scores cannot be evaluated on arguments of shapes"),
+    ],
+)  # fmt: skip
+def test_scores_must_be_one_number_per_row(scores, size, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        fedreg(scores, init=jnp.zeros(size), groups=2, batch_size=8).check(federation(2)[1])
