@@ -13,23 +13,19 @@ Differences from the paper: every round has exactly I local steps.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
 from fedbilevel.algorithms.arguments import Batch, Count, Positive, Start, algorithm, function_of
-from fedbilevel.algorithms.local import Local, enroll, phase
+from fedbilevel.algorithms.local import Local, Reply, enroll, phase
 from fedbilevel.calculus import Calls, Tree, counted, step_along
 from fedbilevel.plan import Algorithm, LocalStep
 from fedbilevel.problem import ClientData, check_loss, check_variable, shapes_of
 from fedbilevel.sampling import Batches, LocalData, Sampler
 
 ModelLoss = Annotated[Callable[[Tree, Tree], jax.Array], function_of("(model, batch) -> scalar")]
-
-
-class Reply(NamedTuple):
-    outer: Tree
 
 
 @algorithm()

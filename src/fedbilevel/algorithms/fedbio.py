@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 
 from fedbilevel.algorithms.arguments import Batch, Count, Estimator, OuterBatch, Positive, bilevel
-from fedbilevel.algorithms.local import inner_gradients, phase
+from fedbilevel.algorithms.local import Reply, inner_gradients, phase
 from fedbilevel.calculus import Calls, Tree, no_calls, step_along
 from fedbilevel.plan import Algorithm, LocalStep
 from fedbilevel.problem import BilevelProblem
@@ -32,10 +32,6 @@ class Local(NamedTuple):
 
     inner: Tree
     calls: Calls
-
-
-class Reply(NamedTuple):
-    outer: Tree
 
 
 @bilevel("local")

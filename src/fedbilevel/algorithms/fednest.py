@@ -37,6 +37,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.algorithms.arguments import Batch, Count, OuterBatch, Positive, bilevel, one_of
+from fedbilevel.algorithms.local import Reply
 from fedbilevel.algorithms.nested import BROADCAST, Held, Nested, draw_terms, enroll
 from fedbilevel.calculus import Calls, Tree, add, counted, scale, step_along, subtract, zeros
 from fedbilevel.plan import Algorithm, Phase, Repeat
@@ -54,10 +55,6 @@ class Server(NamedTuple):
     adjoint: Tree
     factors: jax.Array
     outer_direction: Tree
-
-
-class Reply(NamedTuple):
-    outer: Tree
 
 
 @bilevel("global")

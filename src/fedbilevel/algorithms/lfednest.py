@@ -32,7 +32,7 @@ from typing import NamedTuple
 import jax
 
 from fedbilevel.algorithms.arguments import Batch, Count, Estimator, OuterBatch, Positive, bilevel
-from fedbilevel.algorithms.local import inner_gradients
+from fedbilevel.algorithms.local import Reply, inner_gradients
 from fedbilevel.algorithms.nested import BROADCAST, Held, enroll
 from fedbilevel.calculus import Calls, Tree, counted, step_along
 from fedbilevel.plan import Algorithm, Phase, Repeat
@@ -43,10 +43,6 @@ from fedbilevel.sampling import Batches, LocalData, Sampler
 class Server(NamedTuple):
     outer: Tree
     inner: Tree
-
-
-class Reply(NamedTuple):
-    outer: Tree
 
 
 @bilevel("global")

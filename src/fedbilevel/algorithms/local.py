@@ -23,6 +23,10 @@ class Local(NamedTuple):
     calls: Calls
 
 
+class Reply(NamedTuple):
+    outer: Tree
+
+
 def enroll(key: jax.Array) -> Local:
     return Local(no_calls())
 

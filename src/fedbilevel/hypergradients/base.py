@@ -11,7 +11,8 @@ the class with ``jax.tree_util.register_dataclass``: float fields are data (trac
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from fedbilevel.calculus import Calls, Tree, both_gradients, cross_product, subtract
 from fedbilevel.problem import BilevelProblem
@@ -40,3 +41,17 @@ def assemble(problem: BilevelProblem, point: tuple[Tree, Tree], in_outer: Tree, 
     """grad_x f - (d2g/dxdy) solution, the last line of every estimator."""
     outer, inner = point
     return subtract(in_outer, cross_product(problem.inner_loss, outer, inner, batch, solution))
+
+
+def by_solving(
+    problem: BilevelProblem, points: Points, batches: Batches, solve: Callable[[tuple[Tree, Tree], Tree, Tree], Any]
+) -> tuple[tuple[Tree, ...], Calls]:
+    """An estimator on one training batch: ``solve(point, batch, right)`` is (d2g/dy2)^-1 right and its Hessian-vector
+    products."""
+    batch, gradients = batches.train(0), outer_gradients(problem, points, batches)
+    estimates, products = [], 0
+    for point, (in_outer, in_inner) in zip(points, gradients, strict=True):
+        solution, used = solve(point, batch, in_inner)
+        estimates.append(assemble(problem, point, in_outer, solution, batch))
+        products = products + used
+    return tuple(estimates), Calls(len(points), products, len(points))

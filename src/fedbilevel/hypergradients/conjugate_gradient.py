@@ -26,7 +26,7 @@ from fedbilevel.calculus import (
     subtract,
     zeros,
 )
-from fedbilevel.hypergradients.base import Points, assemble, outer_gradients
+from fedbilevel.hypergradients.base import Points, by_solving
 from fedbilevel.problem import BilevelProblem, positive, whole_number
 from fedbilevel.sampling import Batches
 
@@ -41,15 +41,10 @@ class ConjugateGradient:
     val_batches = 1
 
     def __call__(self, problem: BilevelProblem, points: Points, batches: Batches) -> tuple[tuple[Tree, ...], Calls]:
-        batch = batches.train(0)
-        gradients = outer_gradients(problem, points, batches)
-        estimates, products = [], jnp.zeros((), jnp.int32)
-        for point, (in_outer, in_inner) in zip(points, gradients, strict=True):
-            operator = hessian_operator(problem.inner_loss, *point, batch)
-            solution, used = solve(operator, in_inner, self.steps, self.tolerance)
-            estimates.append(assemble(problem, point, in_outer, solution, batch))
-            products = products + used
-        return tuple(estimates), Calls(len(points), products, len(points))
+        def by_products(point: tuple[Tree, Tree], batch: Tree, right: Tree) -> tuple[Tree, jax.Array]:
+            return solve(hessian_operator(problem.inner_loss, *point, batch), right, self.steps, self.tolerance)
+
+        return by_solving(problem, points, batches, by_products)
 
 
 def solve(

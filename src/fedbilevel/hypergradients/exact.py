@@ -13,7 +13,7 @@ import jax
 from jax.flatten_util import ravel_pytree
 
 from fedbilevel.calculus import Calls, Tree
-from fedbilevel.hypergradients.base import Points, assemble, outer_gradients
+from fedbilevel.hypergradients.base import Points, by_solving
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches
 
@@ -25,27 +25,19 @@ class Exact:
     val_batches = 1
 
     def __call__(self, problem: BilevelProblem, points: Points, batches: Batches) -> tuple[tuple[Tree, ...], Calls]:
-        batch = batches.train(0)
-        gradients = outer_gradients(problem, points, batches)
-        estimates = []
-        for point, (in_outer, in_inner) in zip(points, gradients, strict=True):
-            solution = solve_dense(problem, point, batch, in_inner)
-            estimates.append(assemble(problem, point, in_outer, solution, batch))
-        size = sum(leaf.size for leaf in jax.tree.leaves(points[0][1]))
-        return tuple(estimates), Calls(len(points), len(points) * size, len(points))
+        def solve(point: tuple[Tree, Tree], batch: Tree, right: Tree) -> tuple[Tree, int]:
+            hessian = dense_hessian(problem, point, batch)
+            return solve_with(hessian, right), len(hessian)
 
-
-def solve_dense(problem: BilevelProblem, point: tuple[Tree, Tree], batch: Tree, right: Tree) -> Tree:
-    """(d2g/dy2)^-1 right."""
-    return solve_with(dense_hessian(problem, point, batch), right)
+        return by_solving(problem, points, batches, solve)
 
 
 def dense_hessian(problem: BilevelProblem, point: tuple[Tree, Tree], batch: Tree) -> jax.Array:
     """d2g/dy2 as a matrix over the flattened inner variable."""
     outer, inner = point
     flat, restore = ravel_pytree(inner)
-    found: jax.Array = jax.jacfwd(jax.grad(lambda vector: problem.inner_loss(outer, restore(vector), batch)))(flat)
-    return found
+    hessian: jax.Array = jax.jacfwd(jax.grad(lambda vector: problem.inner_loss(outer, restore(vector), batch)))(flat)
+    return hessian
 
 
 def solve_with(hessian: jax.Array, right: Tree) -> Tree:

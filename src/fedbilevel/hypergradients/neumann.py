@@ -51,26 +51,22 @@ class Neumann:
     def _series(
         self, problem: BilevelProblem, points: Points, batches: Batches, right: tuple[Tree, ...]
     ) -> tuple[Tree, ...]:
-        whole = (
-            [hessian_operator(problem.inner_loss, *point, batches.train(0)) for point in points]
-            if batches.whole_train
-            else None
-        )
+        # One gather serves every point; on whole sets the Hessian is the same each time and linearised once.
+        whole = batches.whole_train and [
+            hessian_operator(problem.inner_loss, *point, batches.train(0)) for point in points
+        ]
+
+        def multiply(vectors: tuple[Tree, ...], number: jax.Array) -> list[Tree]:
+            if whole:
+                return [operator(vector) for operator, vector in zip(whole, vectors, strict=True)]
+            batch = batches.train(number)
+            pairs = zip(points, vectors, strict=True)
+            return [hessian_vector(problem.inner_loss, *point, batch, vector) for point, vector in pairs]
 
         def factor(state: tuple[Any, Any], number: jax.Array) -> tuple[tuple[Any, Any], None]:
             vectors, totals = state
-            # One gather serves every point; on whole sets the Hessian is the same each time and linearised once.
-            if whole is None:
-                batch = batches.train(number)
-                images = [
-                    hessian_vector(problem.inner_loss, *point, batch, vector)
-                    for point, vector in zip(points, vectors, strict=True)
-                ]
-            else:
-                images = [operator(vector) for operator, vector in zip(whole, vectors, strict=True)]
-            vectors = tuple(
-                step_along(vector, -self.step, image) for vector, image in zip(vectors, images, strict=True)
-            )
+            images = multiply(vectors, number)
+            vectors = tuple(step_along(one, -self.step, image) for one, image in zip(vectors, images, strict=True))
             return (vectors, tuple(map(add, totals, vectors))), None
 
         (_, totals), _ = jax.lax.scan(factor, (right, right), jax.numpy.arange(self.terms))
