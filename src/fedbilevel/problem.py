@@ -53,6 +53,11 @@ class BilevelProblem:
     def into_set(self, outer: Tree) -> Tree:
         return outer if self.project is None else self.project(outer)
 
+    def start(self, key: jax.Array) -> tuple[Tree, Tree]:
+        """Where algorithms start: what ``init`` says, in the set."""
+        outer, inner = self.init(key)
+        return self.into_set(outer), inner
+
     def check(self, data: ClientData, batch_size: int | None, outer_batch_size: int | None) -> None:
         """Evaluate shapes only: nothing is computed or compiled."""
         if data.val is None:

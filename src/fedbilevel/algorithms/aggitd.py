@@ -105,9 +105,8 @@ def aggitd(
         return Position(server.inner, server.adjoint)
 
     def init(key: jax.Array) -> Server:
-        outer, inner = problem.init(key)
-        waiting = nested.no_direction(inner)
-        return Server(problem.into_set(outer), inner, waiting, zeros(inner), jnp.zeros((), jnp.int32))
+        outer, inner = problem.start(key)
+        return Server(outer, inner, nested.no_direction(inner), zeros(inner), jnp.zeros((), jnp.int32))
 
     anchor, *steps = nested.inner_phases()
     factors = (Phase("factor", position, multiply, next_term), *steps)

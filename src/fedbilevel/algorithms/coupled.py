@@ -45,8 +45,8 @@ def direction_calls(times: int | jax.Array) -> Calls:
 
 def first_point(problem: BilevelProblem, key: jax.Array) -> Point:
     """The problem's own start, and u = 0."""
-    outer, inner = problem.init(key)
-    return Point(problem.into_set(outer), inner, zeros(inner))
+    outer, inner = problem.start(key)
+    return Point(outer, inner, zeros(inner))
 
 
 def into_set(problem: BilevelProblem, point: Point) -> Point:

@@ -66,8 +66,8 @@ def fedbio(
         return Reply(outer), Local(*kept), steps
 
     return Algorithm(
-        init=lambda key: problem.into_set(problem.init(key)[0]),
-        enroll=lambda key: Local(problem.init(key)[1], no_calls()),
+        init=lambda key: problem.start(key)[0],
+        enroll=lambda key: Local(problem.start(key)[1], no_calls()),
         plan=(phase("local", lambda server: server, loop, lambda server, mean: problem.into_set(mean.outer)),),
         outer=lambda server: server,
     )

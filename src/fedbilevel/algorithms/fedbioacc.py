@@ -160,13 +160,12 @@ def fedbioacc(
         return Server(outer, mean.outer if paper else server.previous, mean.momentum, done)
 
     def init(key: jax.Array) -> Server:
-        outer = problem.into_set(problem.init(key)[0])
+        outer, _ = problem.start(key)
         return Server(outer, outer, zeros(outer), jnp.zeros((), jnp.int32))
 
     def enroll(key: jax.Array) -> Local:
-        outer, inner = problem.init(key)
-        own_point = None if paper else problem.into_set(outer)
-        return Local(inner, own_point, inner, zeros(inner), jnp.zeros((), jnp.int32), no_calls())
+        outer, inner = problem.start(key)
+        return Local(inner, None if paper else outer, inner, zeros(inner), jnp.zeros((), jnp.int32), no_calls())
 
     def send(server: Server) -> Message:
         return Message(server.previous if paper else server.outer, server.momentum, server.step)

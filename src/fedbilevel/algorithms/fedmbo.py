@@ -39,8 +39,7 @@ import jax.numpy as jnp
 
 from fedbilevel.algorithms.arguments import Batch, Count, OuterBatch, Positive, bilevel
 from fedbilevel.algorithms.nested import BROADCAST, Nested, draw_terms
-from fedbilevel.algorithms.nested import enroll as held
-from fedbilevel.calculus import Calls, Tree, dtype_of, scale, zeros
+from fedbilevel.calculus import Calls, Tree, dtype_of, no_calls, scale, zeros
 from fedbilevel.plan import Algorithm, Phase, Relay, Repeat
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import LocalData
@@ -107,12 +106,12 @@ def fedmbo(
         return nested.hypergradient(local.vector, local, data, key)
 
     def enroll(key: jax.Array) -> Local:
-        outer, inner, calls = held(problem, key)
-        return Local(outer, inner, zeros(inner), jnp.ones((), dtype_of(inner)), calls)
+        outer, inner = problem.start(key)
+        return Local(outer, inner, zeros(inner), jnp.ones((), dtype_of(inner)), no_calls())
 
     def init(key: jax.Array) -> Server:
-        outer, inner = problem.init(key)
-        return Server(problem.into_set(outer), inner, nested.no_direction(inner), jnp.zeros((), jnp.int32))
+        outer, inner = problem.start(key)
+        return Server(outer, inner, nested.no_direction(inner), jnp.zeros((), jnp.int32))
 
     received = Relay(start, lambda local, parcel: local._replace(vector=parcel[0], weight=parcel[1]))
     handed_on = Relay(_handed_on, lambda local, parcel: local._replace(vector=parcel))

@@ -101,9 +101,9 @@ def fednest(
         return server._replace(outer=problem.into_set(mean.outer))
 
     def init(key: jax.Array) -> Server:
-        outer, inner = problem.init(key)
-        outer, zero, no_direction = problem.into_set(outer), zeros(inner), nested.no_direction
-        return Server(outer, inner, no_direction(inner), zero, zero, jnp.zeros((), jnp.int32), no_direction(outer))
+        (outer, inner), waiting = problem.start(key), nested.no_direction
+        zero, none = zeros(inner), jnp.zeros((), jnp.int32)
+        return Server(outer, inner, waiting(inner), zero, zero, none, waiting(outer))
 
     multiply = Phase("factor", lambda server: server.term, partial(nested.factor, series_step), next_term)
     outer = Phase("outer", lambda server: server.outer_direction, outer_steps, absorb)

@@ -76,13 +76,13 @@ def lfednest(
         (outer, calls), _ = sampler.walk(step, (local.outer, local.calls), data, key, local_steps)
         return Reply(outer), local._replace(calls=calls)
 
-    def init(key: jax.Array) -> Server:
-        outer, inner = problem.init(key)
-        return Server(problem.into_set(outer), inner)
-
     def absorb(server: Server, mean: Reply) -> Server:
         return server._replace(outer=problem.into_set(mean.outer))
 
     inner = Phase("inner", lambda server: server.inner, inner_work, lambda server, mean: server._replace(inner=mean))
     outer = Phase("outer", lambda server: server.inner, outer_work, absorb)
-    return Algorithm(init, partial(enroll, problem), plan=(BROADCAST, Repeat((inner,), inner_rounds), outer))
+    return Algorithm(
+        init=lambda key: Server(*problem.start(key)),
+        enroll=partial(enroll, problem),
+        plan=(BROADCAST, Repeat((inner,), inner_rounds), outer),
+    )

@@ -33,8 +33,7 @@ class Held(NamedTuple):
 
 
 def enroll(problem: BilevelProblem, key: jax.Array) -> Held:
-    outer, inner = problem.init(key)
-    return Held(problem.into_set(outer), inner, no_calls())
+    return Held(*problem.start(key), no_calls())
 
 
 class Nested(NamedTuple):
