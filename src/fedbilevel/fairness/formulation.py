@@ -23,11 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.calculus import Tree, squared_norm
-from fedbilevel.fairness.baseline import not_negative
 from fedbilevel.fairness.models import Model, row_losses, soft_decisions
 from fedbilevel.fairness.soft import group_totals
 from fedbilevel.linear import LinearInner
-from fedbilevel.problem import BilevelProblem, linear_problem, positive, whole_number
+from fedbilevel.problem import BilevelProblem, linear_problem, not_negative, positive, whole_number
 
 FORMULATIONS = ("cells", "paper")
 REAL = "real"
