@@ -35,7 +35,7 @@ from fedbilevel.problem import BilevelProblem, ClientData
 from fedbilevel.tasks.deal import deal_images
 from fedbilevel.tasks.images import CLASSES, Images
 from fedbilevel.tasks.task import (
-    Start,
+    FixedStart,
     Task,
     accuracy,
     cross_entropies,
@@ -100,7 +100,7 @@ def data_cleaning(
     batch = {"features": dealt.train.features, "labels": observed, "row": rows}
     model = shape(dealt.train.features.shape[-1], CLASSES)
     loss = CleaningInner(kind, rows.size, ridge)
-    start = Start(shape(rows.size) if kind == "samples" else model, model)
+    start = FixedStart(shape(rows.size) if kind == "samples" else model, model)
 
     def evaluate(outer: Tree, inner: Tree) -> dict[str, float]:
         decisions = np.argmax(dealt.test.features @ np.asarray(inner), axis=-1)

@@ -24,7 +24,7 @@ from fedbilevel.problem import BilevelProblem, ClientData
 from fedbilevel.tasks.deal import deal, gather, proportions
 from fedbilevel.tasks.images import CLASSES, Images
 from fedbilevel.tasks.task import (
-    Start,
+    FixedStart,
     Task,
     balanced_accuracy,
     cross_entropies,
@@ -98,7 +98,9 @@ def loss_tuning(
     held = _equal_rows(images.test_labels, 1, int(np.bincount(images.test_labels, minlength=CLASSES).min()), generator)
     dealt = gather(images, rare, val, held)
     one_a_class = shape(CLASSES)
-    start = Start(LossParameters(one_a_class, one_a_class, one_a_class), shape(dealt.train.features.shape[-1], CLASSES))
+    start = FixedStart(
+        LossParameters(one_a_class, one_a_class, one_a_class), shape(dealt.train.features.shape[-1], CLASSES)
+    )
 
     def evaluate(outer: Tree, inner: Tree) -> dict[str, float]:
         decisions = np.argmax(dealt.test.features[0] @ np.asarray(inner), axis=-1)

@@ -24,7 +24,7 @@ from fedbilevel.tasks.task import (
     LOWER_LEVELS,
     Array,
     ClientRows,
-    Start,
+    FixedStart,
     Task,
     accuracy,
     largest_moment,
@@ -65,7 +65,7 @@ def penalty_tuning(
     for name, rows in (("train", train), ("val", val), ("test", test)):
         _check_rows(name, rows, columns, link)
     coefficients = shape(columns, dtype=np.asarray(train.features).dtype)
-    start = Start(coefficients, coefficients, FIRST)
+    start = FixedStart(coefficients, coefficients, FIRST)
 
     def evaluate(outer: Tree, inner: Tree) -> dict[str, float]:
         margin = np.einsum("mnd,md->mn", test.features, np.asarray(inner))

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedbilevel.calculus import Tree
 from fedbilevel.problem import BilevelProblem, ClientData
-from fedbilevel.tasks.task import Array, Start, Task, shape
+from fedbilevel.tasks.task import Array, FixedStart, Task, shape
 
 
 class InnerSample(NamedTuple):
@@ -302,7 +302,7 @@ def known_quadratic(
         gradient_noise=gradient_noise, hessian_noise=hessian_noise, heterogeneity=heterogeneity,
     )  # fmt: skip
     precision = jnp.zeros(()).dtype
-    start = Start(shape(outer_size, dtype=precision), shape(inner_size, dtype=precision))
+    start = FixedStart(shape(outer_size, dtype=precision), shape(inner_size, dtype=precision))
     from_zero = QuadraticClients(drawn.train, drawn.val, np.zeros(outer_size), np.zeros(inner_size))
     exact = from_zero.pooled() if lower_level == "global" else from_zero
     first, least = float(exact.objective(exact.outer)), exact.minimum()

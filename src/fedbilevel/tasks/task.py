@@ -61,7 +61,7 @@ class ClientRows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Start:
+class FixedStart:
     """``init`` of a problem that starts where no key decides: trees of shapes, filled with ``outer_value`` and zeros."""
 
     outer: Tree
