@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import subprocess
 import sys
 from typing import NamedTuple
 from unittest import mock
@@ -80,6 +82,19 @@ def fitted(tmp_path_factory):
 @pytest.fixture
 def call():
     return command
+
+
+@pytest.fixture(scope="session")
+def process():
+    """``fedbilevel ARGUMENTS`` as a process of its own."""
+
+    def run(*arguments, **environment):
+        return subprocess.run(
+            [sys.executable, "-m", "fedbilevel.cli", *map(str, arguments)],
+            capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "COLUMNS": "100", **environment},
+        )  # fmt: skip
+
+    return run
 
 
 @pytest.fixture

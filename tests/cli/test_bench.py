@@ -1,29 +1,16 @@
 """``fedbilevel bench`` as a user meets it: real processes, exit codes, folders and what is printed."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 SMALL = ["--tasks", "quadratic", "--algorithms", "fedbio-global", "--seeds", "2", "--budget", "1", "--rounds", "8"]
 
 
-def run(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "fedbilevel.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "COLUMNS": "100", **environment},
-    )
-
-
-def test_help_has_an_example_and_names_every_choice_without_jax():
+def test_help_has_an_example_and_names_every_choice_without_jax(process):
     from fedbilevel.studies.bench.data import ENTRIES, TASKS
 
-    done = run("bench", "--help", PYTHONPROFILEIMPORTTIME="1")
+    done = process("bench", "--help", PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0
     assert "fedbilevel bench --tasks" in done.stdout
     text = "".join(done.stdout.split())  # lines may be broken behind a hyphen
@@ -41,8 +28,8 @@ def test_help_has_an_example_and_names_every_choice_without_jax():
         (("--tasks", "cleaning", "--data", "nowhere"), "nowhere is not a folder"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence, tmp_path):
-    done = run("bench", *arguments, "--out", str(tmp_path / "run"))
+def test_bad_input_is_one_sentence_and_exit_code_2(process, arguments, sentence, tmp_path):
+    done = process("bench", *arguments, "--out", str(tmp_path / "run"))
     assert done.returncode == 2
     assert done.stderr.startswith("fedbilevel: ")
     assert sentence in done.stderr
@@ -50,19 +37,19 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence, tmp_path
     assert not (tmp_path / "run" / "run.toml").exists()
 
 
-def test_a_small_bench_its_folder_its_page_and_the_same_again(tmp_path):
+def test_a_small_bench_its_folder_its_page_and_the_same_again(process, tmp_path):
     out = tmp_path / "run"
-    done = run("bench", *SMALL, "--out", str(out), XDG_CACHE_HOME=str(tmp_path))
+    done = process("bench", *SMALL, "--out", str(out), XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "Ranking by bytes" in done.stdout
     assert "FedBiO, global" in done.stdout
     assert "1/1, done" in done.stderr
-    again = run("bench", *SMALL, "--out", str(out), "--json")
+    again = process("bench", *SMALL, "--out", str(out), "--json")
     told = json.loads(again.stdout)
     assert {row["method"] for row in told["scores"]} == {"FedBiO, global"}
     assert told["configuration"]["budget"] == 1
     assert told["folder"] == str(out)
-    page = run("report", str(out))
+    page = process("report", str(out))
     assert page.returncode == 0, page.stderr
     html = (out / "page.html").read_text()
     assert "Ranking by bytes to a target" in html

@@ -1,8 +1,6 @@
 """``fedbilevel table1``: what it prints, in narrow terminals too, and how it refuses."""
 
 import json
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,22 +8,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedbilevel.cli import app
-from fedbilevel.cli.table1_show import Bar, print_table
+from fedbilevel.cli.studies import Bar
+from fedbilevel.cli.table1 import print_table
+from fedbilevel.studies.driver import Standing
 
 QUICK = ["--datasets", "credit", "--distributions", "iid", "--methods", "fedavg,fcfl", "--seeds", "2", "--steps", "10"]
 
 
-def spoken(*arguments, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "fedbilevel.cli", "table1", *map(str, arguments)],
-        capture_output=True, text=True, timeout=300, check=False, **options,
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(process, tmp_path_factory):
     path = tmp_path_factory.mktemp("cli") / "run"
-    told = spoken(*QUICK, "--out", path)
+    told = process("table1", *QUICK, "--out", path, COLUMNS="110")
     assert told.returncode == 0, told.stderr
     assert "\x1b[" not in told.stdout + told.stderr
     for words in ("Credit, I.I.D.", "FedAvg", "FCFL", "Test accuracy", ".6873±.0314", "FCFL draws none"):
@@ -66,8 +59,8 @@ def test_the_table_fits_the_terminal(folder, width, tables, capsys):
     assert all("…" not in line for line in lines)
 
 
-def test_one_run_is_computed_again(folder):
-    told = spoken("--verify", folder)
+def test_one_run_is_computed_again(process, folder):
+    told = process("table1", "--verify", folder)
     assert told.returncode == 0, told.stderr
     assert "computed again, the same." in told.stdout
 
@@ -87,8 +80,8 @@ def test_bad_input_is_one_sentence(arguments, sentence):
     assert sentence in str(failure)
 
 
-def test_another_configuration_is_refused(folder):
-    told = spoken(*QUICK, "--encoding", "paper", "--out", folder)
+def test_another_configuration_is_refused(process, folder):
+    told = process("table1", *QUICK, "--encoding", "paper", "--out", folder)
     assert told.returncode == 2
     assert told.stderr.startswith("fedbilevel: ")
     assert "was begun with encoding = 'clean', and now encoding is 'paper'" in told.stderr
@@ -97,5 +90,5 @@ def test_another_configuration_is_refused(folder):
 
 def test_the_bar_says_nothing_when_silent(capsys):
     with Bar(silent=True) as bar:
-        bar.report(SimpleNamespace(done=1, total=1, left=None, what="x"))
+        bar.report(Standing(1, 1, None, "x"))
     assert capsys.readouterr() == ("", "")

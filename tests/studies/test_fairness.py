@@ -9,102 +9,90 @@ import pandas as pd
 import pytest
 
 from fedbilevel.fairness.rows import client_rows
-from fedbilevel.studies.fairness import study as fairness
-from fedbilevel.studies.fairness.data import CASES, Rows, make_split, widened
-from fedbilevel.studies.fairness.design import GRIDS, Design, Job, entries, lineup
-from fedbilevel.studies.fairness.floor import expected_gap, floors
-from fedbilevel.studies.fairness.tables import choose, choose_once
+from fedbilevel.runs import read
+from fedbilevel.studies.data import Rows, make_case, widened
+from fedbilevel.studies.fairness import design as fairness
+from fedbilevel.studies.fairness.design import GRIDS, Design, FairnessResult, Slice
+from fedbilevel.studies.fairness.measure import choose, choose_once, compare, expected_gap, floors, summarise
 
-CREDIT = CASES["credit-status"]
-SMALL = Design(("credit-status",), ("iid",), splits=2, slow_splits=2, grid_cases=(), steps=40, weight_steps=20)
+SMALL = Design(("credit-status",), ("iid",), splits=2, grid_cases=(), steps=40, weight_steps=20)
 
 
 @pytest.fixture(scope="module")
-def split():
-    return make_split(CREDIT, "noniid", 3)
+def case():
+    return make_case("credit-status", "noniid", 3)
 
 
 def rows_of(features):
     return {row.tobytes() for row in np.ascontiguousarray(features)}
 
 
-def test_parts_of_a_split_share_no_row_and_keep_all(split):
-    sizes = [len(part.labels) for part in (split.train, split.aside, split.test)]
+def test_parts_of_a_split_share_no_row_and_keep_all(case):
+    parts = (case.train, case.validation, case.test)
+    sizes = [len(part.labels) for part in parts]
     assert sum(sizes) == 1000
     assert sizes[2] == 300
     assert sizes[1] == pytest.approx(0.2 * 700, abs=12)
-    train, aside, test = (rows_of(part.features) for part in (split.train, split.aside, split.test))
+    train, aside, test = (rows_of(part.features) for part in parts)
     assert not train & aside
     assert not (train | aside) & test
 
 
-def test_clients_hold_the_training_rows_and_nothing_else(split):
-    held = [client_rows(split.same, "train", client) for client in range(3)]
-    assert set().union(*(rows_of(part["features"]) for part in held)) == rows_of(split.train.features)
+def test_clients_hold_the_training_rows_and_nothing_else(case):
+    whole = case.whole.bilevel
+    held = [client_rows(whole, "train", client) for client in range(3)]
+    assert set().union(*(rows_of(part["features"]) for part in held)) == rows_of(case.train.features)
     for client in range(3):
-        np.testing.assert_array_equal(
-            client_rows(split.same, "train", client)["features"], client_rows(split.same, "val", client)["features"]
-        )
-        val = client_rows(split.balanced, "val", client)["groups"]
-        counts = np.bincount(val)
+        np.testing.assert_array_equal(held[client]["features"], client_rows(whole, "val", client)["features"])
+        counts = np.bincount(client_rows(case.paper.bilevel, "val", client)["groups"])
         assert len(set(counts[counts > 0])) == 1
 
 
-def test_a_split_is_a_function_of_its_number(split):
-    again, other = make_split(CREDIT, "noniid", 3), make_split(CREDIT, "noniid", 4)
-    np.testing.assert_array_equal(again.test.features, split.test.features)
-    assert rows_of(other.test.features) != rows_of(split.test.features)
+def test_a_split_is_a_function_of_its_number(case):
+    again, other = (make_case("credit-status", "noniid", number) for number in (3, 4))
+    np.testing.assert_array_equal(again.test.features, case.test.features)
+    assert rows_of(other.test.features) != rows_of(case.test.features)
     with pytest.raises(ValueError, match="distribution must be one of"):
-        make_split(CREDIT, "sorted", 0)
+        make_case("credit-status", "sorted", 0)
 
 
-def test_statistics_come_from_training_rows_only(split):
-    features = split.train.features
+def test_statistics_come_from_training_rows_only(case):
+    features = case.train.features
     numbers = np.flatnonzero([len(np.unique(column)) > 30 for column in features.T])
     assert len(numbers) >= 2
     np.testing.assert_allclose(features[:, numbers].mean(axis=0), 0, atol=1e-5)
 
 
-def test_widened_adds_zeros_before_and_a_one_behind():
-    assert widened(np.full((1, 2), 5.0, np.float32), 5).tolist() == [[0, 0, 5, 5, 1]]
+def test_widened_adds_zeros_before():
+    features, padding = widened(np.full((1, 2), 5.0, np.float32), 4)
+    assert (features.tolist(), padding) == ([[0, 0, 5, 5]], 2)
     with pytest.raises(ValueError, match="do not fit"):
-        widened(np.zeros((1, 3), np.float32), 3)
+        widened(np.zeros((1, 3), np.float32), 2)
 
 
 def everything(design, case):
-    return [
-        e for slow in (False, True) for grid in (False, True) for e in entries(design, Job(case, "iid", 0, slow, grid))
-    ]
+    slices = [Slice(case, "iid", 0, slow, grid) for slow in (False, True) for grid in (False, True)]
+    return [entry for slice in slices for entry in design.entries(slice)]
 
 
 def test_grids_have_equal_sizes_and_hold_their_defaults():
-    found = everything(Design(), "adult-sex")
+    entries = everything(Design(), "adult-sex")
     for method in GRIDS:
-        own = [entry for entry in found if entry.label == method]
-        assert len(own) == 4
-        assert sum(entry.default for entry in own) == 1
-        assert len({entry.recipe for entry in own}) == 4
-    assert {entry.label for entry in entries(Design(), Job("adult-sex", "iid", 0, True, False))} == {"FCFL"}
+        settings = [entry for entry in entries if entry.label == method]
+        assert len(settings) == 4
+        assert sum(entry.default for entry in settings) == 1
+        assert len({entry.recipe for entry in settings}) == 4
+    assert {entry.label for entry in Design().entries(Slice("adult-sex", "iid", 0, True, False))} == {"FCFL"}
     assert len(everything(Design(grid_cases=()), "credit-status")) == 10
 
 
-def test_every_entry_has_its_own_mark_which_only_its_own_options_change():
-    found = everything(Design(), "adult-sex")
-    assert len({entry.mark() for entry in found}) == len(found)
-    for entry in lineup(Design(), CASES["adult-sex"]):
-        form = entry.recipe.formulation
-        stronger = replace(entry, recipe=replace(entry.recipe, formulation=replace(form, strength=7.0)))
-        assert (stronger.mark() == entry.mark()) == (not entry.label.endswith("cells"))
-        shorter = replace(entry, recipe=replace(entry.recipe, steps=7))
-        assert shorter.mark() != entry.mark()
-
-
-def test_jobs_cover_every_entry_of_every_split_once_and_the_first_case_first():
-    design = Design(splits=4, slow_splits=2)
-    jobs = design.jobs()
-    ran = [(*job[:3], entry.label, entry.setting) for job in jobs for entry in entries(design, job)]
-    assert len(ran) == len(set(ran)) == 2 * (4 * 18 + 2 * 4) * 2 + 2 * 4 * 22
-    assert [job.case for job in jobs[:16]] == ["adult-sex"] * 16
+def test_slices_cover_every_entry_of_every_split_once_and_the_first_case_first():
+    design = Design(splits=4)
+    slices = design.slices()
+    ran = [(*slice[:3], entry.label, entry.setting) for slice in slices for entry in design.entries(slice)]
+    assert len(ran) == len(set(ran)) == 3 * 2 * 4 * 22
+    assert [slice.case for slice in slices[:16]] == ["adult-sex"] * 16
+    assert len({part.keys for part in design.parts()}) == len(slices)
 
 
 def test_designs_by_name():
@@ -112,18 +100,15 @@ def test_designs_by_name():
     assert fairness.chosen_design(quick=True) == fairness.QUICK
     wanted = fairness.chosen_design("credit-status, adult-sex", 5, grids=False)
     assert (wanted.cases, wanted.splits, wanted.grid_cases) == (("credit-status", "adult-sex"), 5, ())
-    with pytest.raises(ValueError, match="'adult-age' is unknown"):
-        fairness.chosen_design("adult-age")
 
 
-def test_measures_by_hand():
-    rows = Rows(
-        np.array([[1.0], [1], [-1], [-1], [1], [1]]), np.array([1.0, 1, 1, 0, 1, 0]), np.array([0, 0, 0, 0, 1, 1])
-    )
-    found = fairness.measured("test", rows, np.array([1.0]))
-    assert found["test_accuracy"] == pytest.approx(4 / 6)
-    assert found["test_gap"] == pytest.approx(1 / 3)
-    assert found["test_lead"] == pytest.approx(2 / 3 - 1)
+def test_measures_by_hand(case, monkeypatch):
+    features, groups = np.array([[1.0], [1], [-1], [-1], [1], [1]]), np.array([0, 0, 0, 0, 1, 1])
+    rows = Rows(features, np.array([1.0, 1, 1, 0, 1, 0]), groups)
+    counts = replace(case, test=rows, names=["a", "b"]).counts("test", np.array([1.0]))
+    assert counts.overall("accuracy") == pytest.approx(4 / 6)
+    assert counts.gap("equal_opportunity") == pytest.approx(1 / 3)
+    assert counts.lead("true_positive_rate") == pytest.approx(2 / 3 - 1)
 
 
 def test_floor_of_two_groups_is_the_mean_of_a_folded_normal():
@@ -200,80 +185,88 @@ def test_without_an_allowed_setting_the_most_accurate_is_chosen():
 
 def test_tables_hold_means_and_paired_differences():
     rows = made_up()
-    result = fairness.summarise(rows, {})
-    student = result.table[result.table["interval"] == "student"].set_index(["method", "metric"])
+    tables = summarise(rows)
+    student = tables["table"][tables["table"]["interval"] == "student"].set_index(["method", "metric"])
     ours = rows[rows["method"] == "FedBiOAcc, cells"]["test_gap"].to_numpy()
     base = rows[rows["method"] == "FedAvg"]["test_gap"].to_numpy()
     row = student.loc[("FedBiOAcc, cells", "test_gap")]
     assert row["mean"] == pytest.approx(ours.mean())
     assert row["difference"] == pytest.approx((ours - base).mean())
     assert row["excludes_zero"]
-    duel = result.duels.set_index(["choice", "against"]).loc[("each split", "FedReg")]
+    duel = tables["duels"].set_index(["choice", "against"]).loc[("each split", "FedReg")]
     assert duel["dominates"]
     assert duel["gap"] == pytest.approx(-0.03, abs=0.003)
-    assert len(result.fronts) == 4
+    assert len(tables["fronts"]) == 4
 
 
 def test_a_method_with_fewer_splits_is_compared_on_those_it_has():
     rows = made_up()
     rows = rows[~((rows["method"] == "FedReg") & (rows["split"] > 2))]
-    table = fairness.compare(rows[rows["default"]]).set_index(["method", "metric", "interval"])
+    table = compare(rows[rows["default"]]).set_index(["method", "metric", "interval"])
     assert table.loc[("FedReg", "test_gap", "student"), "splits"] == 3
     assert table.loc[("FedAvg", "test_gap", "student"), "splits"] == 6
 
 
-def test_a_small_run_writes_its_files_and_goes_on_where_it_stopped(tmp_path):
+def test_a_small_run_is_a_folder_that_goes_on(tmp_path):
     told = []
-    first = fairness.run(tmp_path, design=replace(SMALL, splits=1), workers=1, progress=lambda *news: told.append(news))
-    assert told[-1][1:] == (1, 1)
+    first = fairness.run(tmp_path, replace(SMALL, splits=1), told.append, workers=1)
+    assert told[-1][:2] == (1, 1)
     told.clear()
-    result = fairness.run(tmp_path, design=SMALL, workers=1, progress=lambda *news: told.append(news))
-    assert [news[1] for news in told] == [2]
+    result = fairness.run(tmp_path, SMALL, told.append, workers=1)
+    assert [standing.done for standing in told] == [1, 2]
     assert result.rows.groupby("method")["split"].nunique().tolist() == [2] * 10
     before = first.rows.set_index("method")["test_accuracy"]
     after = result.rows[result.rows["split"] == 0].set_index("method")["test_accuracy"]
-    pd.testing.assert_series_equal(before, after.astype(float))
-    names = {file.name for file in tmp_path.iterdir()}
-    assert names == {
+    pd.testing.assert_series_equal(before, after)
+    assert {file.name for file in tmp_path.glob("fairness-*")} == {
         "fairness-rows.csv", "fairness-table.csv", "fairness-settings.json", "fairness-differences.png",
         "fairness-differences.svg", "fairness-floors.csv",
     }  # fmt: skip
     assert result.rows["test_accuracy"].between(0.5, 1).all()
+    kept = read(tmp_path)
+    assert kept.rows[["dataset", "split", "seed", "split_seed"]].drop_duplicates().values.tolist() == [
+        ["credit-status", "iid", 0, 0], ["credit-status", "iid", 1, 1],
+    ]  # fmt: skip
+    assert kept.rows["validation_gap"].tolist() == result.rows["aside_gap"].tolist()
 
 
-def by_dice(job, missing):
-    """What `one_job` gives, without training."""
-    rng = np.random.default_rng(job.split)
-    rows = []
-    for entry in missing:
-        row = {"case": job.case, "distribution": job.distribution, "split": job.split, "method": entry.label}
-        row |= {"setting": entry.setting, "default": entry.default, "weights": "", "design": entry.mark()}
-        for part in ("train", "aside", "test"):
-            row |= {f"{part}_{name}": rng.random() for name in ("accuracy", "gap", "gap_majority", "lead")}
-        rows.append(row)
-    return rows
+def by_dice(case, label, recipe, setting, default):
+    """What `evaluate` gives, without training."""
+    rng = np.random.default_rng(case[2])
+    row = {"case": case[0], "distribution": case[1], "split": case[2], "method": label, "setting": setting}
+    row |= {"default": default, "weights": ""}
+    for part in ("train", "aside", "test"):
+        row |= {f"{part}_{name}": rng.random() for name in ("accuracy", "gap", "gap_majority", "lead")}
+    return row
 
 
 def test_another_command_adds_to_a_folder_and_other_options_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(fairness, "one_job", by_dice)
-    monkeypatch.setattr(fairness, "write", lambda result, out: None)
-    first = fairness.run(tmp_path, design=SMALL)
-    both = fairness.run(tmp_path, design=replace(SMALL, distributions=("noniid",)))
-    assert both.rows.groupby("distribution").size().to_dict() == {"iid": 20, "noniid": 20}
-    assert len(fairness.run(tmp_path, design=replace(SMALL, splits=1)).rows) == 40, "fewer splits remove nothing"
-    kept = pd.read_csv(tmp_path / "fairness-rows.csv").iloc[:20]
-    pd.testing.assert_series_equal(kept["test_gap"], first.rows["test_gap"])
-    words = r"holds 40 rows measured with other options than these \(such as FedAvg on credit-status\)"
-    with pytest.raises(ValueError, match=words):
-        fairness.run(tmp_path, design=replace(SMALL, steps=41))
+    monkeypatch.setattr(fairness, "evaluate", by_dice)
+    monkeypatch.setattr(Design, "write", lambda self, run: None)
+    monkeypatch.setattr(fairness.Cases, "get", lambda self, *place: place)
+    small = replace(SMALL, grid_cases=("credit-status",))
+    first = fairness.run(tmp_path, SMALL)
+    both = fairness.run(tmp_path, replace(small, distributions=("noniid",)))
+    assert both.rows.groupby("distribution").size().to_dict() == {"iid": 20, "noniid": 44}
+    assert len(fairness.run(tmp_path, replace(SMALL, splits=1)).rows) == 64, "fewer splits remove nothing"
+    kept = read(tmp_path)
+    pd.testing.assert_series_equal(kept.others["fairness-rows"]["test_gap"].iloc[:20], first.rows["test_gap"])
+    assert len(kept.rows) == 40, "defaults only"
+    assert len(both.chosen)
+    assert both.settings["splits_measured"]["credit-status"]["noniid"]["FedReg penalty=3"] == 2
+    with pytest.raises(ValueError, match="was begun with steps = 40, and now steps is 41"):
+        fairness.run(tmp_path, replace(SMALL, steps=41))
+
+
+def test_a_folder_of_the_first_version_is_refused(tmp_path):
     (tmp_path / "fairness-rows.csv").write_text("case,method,setting,design\n")
-    with pytest.raises(ValueError, match="has no column distribution"):
-        fairness.run(tmp_path, design=SMALL)
+    with pytest.raises(ValueError, match=r"holds other files \(fairness-rows.csv\) and no run: name a new or empty"):
+        fairness.run(tmp_path, SMALL)
 
 
 def test_figures_of_every_kind_can_be_drawn():
     from fedbilevel.report.fairness_figures import fairness_figures
 
-    figures = fairness_figures(fairness.summarise(made_up(), {}))
+    figures = fairness_figures(FairnessResult(rows=made_up(), settings={}, **summarise(made_up())))
     assert set(figures) == {"plane", "differences"}
     assert len(figures["plane"].axes[0].get_legend_handles_labels()[1]) == 3

@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -13,21 +11,20 @@ import pytest
 
 from fedbilevel.datasets import load_credit
 from fedbilevel.fairness import FairFederatedClassifier, equal_opportunity_difference
+from fedbilevel.problem import ClientData
 from fedbilevel.runs import model_file, read
-from fedbilevel.studies.table1 import study as table1
-from fedbilevel.studies.table1.data import CASES, SET_ASIDE, TEST_SHARE, make_split
-from fedbilevel.studies.table1.design import LABELS, RATES, Design, Job, from_configuration, listed
-from fedbilevel.studies.table1.pool import Pool
+from fedbilevel.studies.data import SET_ASIDE, SOURCES, TEST_SHARE, make_case
+from fedbilevel.studies.table1 import design as table1
+from fedbilevel.studies.table1.design import LABELS, RATES, SHORT, Design, Trial, from_configuration, named
 
 SMALL = Design(("credit",), ("iid", "noniid"), ("fedavg", "fcfl"), seeds=3, steps=20)
 PROGRAM = """
 import sys
 import jax
 jax.config.update("jax_enable_x64", True)
-from fedbilevel.studies.table1.study import run
-from fedbilevel.studies.table1.design import Design
-def report(state):
-    print(state.done, flush=True)
+from fedbilevel.studies.table1.design import Design, run
+def report(standing):
+    print(standing.done, flush=True)
 run(Design(("credit",), ("iid", "noniid"), ("fedavg", "fcfl"), seeds=3, steps=20), sys.argv[1], report, workers=1)
 """
 
@@ -36,7 +33,7 @@ run(Design(("credit",), ("iid", "noniid"), ("fedavg", "fcfl"), seeds=3, steps=20
 def finished(tmp_path_factory):
     told = []
     run = table1.run(SMALL, tmp_path_factory.mktemp("table1") / "run", told.append, "fedbilevel table1", workers=2)
-    assert [state.done for state in told] == sorted(state.done for state in told)
+    assert [standing.done for standing in told] == sorted(standing.done for standing in told)
     assert (told[-1].done, told[-1].total) == (12, 12)
     return run
 
@@ -49,10 +46,9 @@ def same_rows(a, b):
 
 
 def test_the_full_design_is_the_papers():
-    assert sum(len(job.seeds) for job in Design().jobs) == 240
-    assert sum(len(job.seeds) for job in Design(grid=True).jobs) == 960
-    keys = [key for job in Design(grid=True).jobs for key in job.keys]
-    assert len(set(keys)) == 960
+    assert sum(len(trial.seeds) for trial in Design().trials()) == 240
+    keys = [key for part in Design(grid=True).parts() for key in part.keys]
+    assert len(keys) == len(set(keys)) == 960
     for dataset, batch in (("adult", 128), ("credit", 32)):
         for method in Design().methods:
             recipe = Design().recipe(dataset, method)
@@ -61,9 +57,8 @@ def test_the_full_design_is_the_papers():
             assert (recipe.step, recipe.penalty, recipe.group_step) == (0.1, 0.1, 0.1)
     assert Design().recipe("adult", "fedbio").weight_rounds == 400
     # Where nothing is drawn at random, ten seeds on one split are one run; on ten splits they are not.
-    assert [len(job.seeds) for job in Design().jobs if job.method == "fcfl"] == [10] * 4
-    many = Design(splits="many").jobs
-    assert all(job.seeds == (job.split_seed,) for job in many)
+    assert [len(trial.seeds) for trial in Design().trials() if trial.method == "fcfl"] == [10] * 4
+    assert all(trial.seeds == (trial.split_seed,) for trial in Design(splits="many").trials())
     assert from_configuration(json.loads(json.dumps(Design(grid=True).configuration()))) == Design(grid=True)
 
 
@@ -71,51 +66,53 @@ def test_the_full_design_is_the_papers():
 def test_no_row_is_used_twice(dataset, encoding):
     """Marked by their place in the table, rows of clients, validation and test part are all of them, each once."""
     for distribution in ("iid", "noniid"):
-        split = make_split(dataset, distribution, 1, encoding)
-        parts = {name: len(getattr(split, name).labels) for name in ("train", "validation", "test")}
+        case = make_case(dataset, distribution, 1, encoding)
+        parts = {name: len(getattr(case, name).labels) for name in ("train", "validation", "test")}
         total = sum(parts.values())
         assert total == {"credit": 1000, "adult": 32561}[dataset]
         assert parts["test"] == round(TEST_SHARE * total)
         assert abs(parts["validation"] - SET_ASIDE * (1 - TEST_SHARE) * total) < 10
-        federation = split.paper
-        assert federation.sizes.sum() == parts["train"]
-        np.testing.assert_array_equal(federation.inner_sizes + federation.val_sizes, federation.sizes)
-        assert federation.val_sizes.min() >= CASES[dataset].outer_batch
-        real = [np.asarray(federation.train["features"])[k, :size] for k, size in enumerate(federation.sizes)]
+        data, sizes = case.paper.bilevel, case.paper.model.train_sizes
+        assert sizes.sum() == parts["train"]
+        np.testing.assert_array_equal(data.train_sizes + data.val_sizes, sizes)
+        assert data.val_sizes.min() >= SOURCES[dataset].outer_batch
+        real = [np.asarray(data.train["features"])[k, :size] for k, size in enumerate(sizes)]
         together = np.concatenate(real)
 
         def in_order(rows):
             return rows[np.lexsort(rows.T)]
 
-        np.testing.assert_array_equal(in_order(together), in_order(split.train.features))
+        np.testing.assert_array_equal(in_order(together), in_order(case.train.features))
         assert (together[:, -1] == 1).all()
-        for k, size in enumerate(federation.val_sizes):
-            counts = np.bincount(np.asarray(federation.val["groups"])[k, :size], minlength=len(split.names))
+        for k, size in enumerate(data.val_sizes):
+            counts = np.bincount(np.asarray(data.val["groups"])[k, :size], minlength=len(case.names))
             assert (counts == counts[0]).all(), "the validation set holds equally many rows of every group"
-            first = federation.inner_sizes[k]
-            held = np.asarray(federation.val["features"])[k, :size]
-            np.testing.assert_array_equal(held, np.asarray(federation.train["features"])[k, first : first + size])
+            first = data.train_sizes[k]
+            held = np.asarray(data.val["features"])[k, :size]
+            np.testing.assert_array_equal(held, np.asarray(data.train["features"])[k, first : first + size])
         if distribution == "noniid":
-            largest = np.bincount(split.train.groups).argmax()
-            groups = np.asarray(federation.train["groups"])
-            held = np.array([(groups[k, :size] == largest).sum() for k, size in enumerate(federation.sizes)])
+            largest = np.bincount(case.train.groups).argmax()
+            groups = np.asarray(data.train["groups"])
+            held = np.array([(groups[k, :size] == largest).sum() for k, size in enumerate(sizes)])
             np.testing.assert_allclose(np.sort(held / held.sum()), [0.2, 0.2, 0.6], atol=0.02)
 
 
 def test_a_split_with_few_validation_rows_gets_a_smaller_batch():
-    design, job = Design(), Job("credit", "iid", "fedbio", 0.1, 0, (0,))
-    split = make_split("credit", "iid", 0, "clean")
-    assert table1.recipe_for(design, job, split).outer_batch_size == 8
-    few = replace(split, paper=replace(split.paper, val_sizes=np.array([16, 4, 16], np.int32)))
-    assert table1.recipe_for(design, job, few).outer_batch_size == 4
-    assert table1.recipe_for(design, replace(job, method="fedbio-cells"), few).outer_batch_size is None
+    design, trial = Design(), Trial("credit", "iid", "fedbio", 0.1, 0, (0,))
+    case = make_case("credit", "iid", 0, "clean")
+    assert design.recipe_for(trial, case).outer_batch_size == 8
+    bilevel = case.paper.bilevel
+    few = ClientData(bilevel.train, bilevel.val, bilevel.train_sizes, np.array([16, 4, 16], np.int32))
+    case = replace(case, paper=case.paper._replace(bilevel=few))
+    assert design.recipe_for(trial, case).outer_batch_size == 4
+    assert design.recipe_for(trial._replace(method="fedbio-cells"), case).outer_batch_size is None
 
 
 def test_statistics_of_the_encoding_come_from_training_rows_only():
-    split = make_split("credit", "iid", 0, "clean")
-    numbers = split.train.features[:, split.padding : split.padding + len(split.encoder.numbers)]
+    case = make_case("credit", "iid", 0, "clean")
+    numbers = case.train.features[:, case.padding : case.padding + len(case.encoder.numbers)]
     np.testing.assert_allclose(numbers.mean(axis=0), 0, atol=1e-6)
-    assert np.abs(split.test.features[:, split.padding : split.padding + 3].mean(axis=0)).max() > 1e-3
+    assert np.abs(case.test.features[:, case.padding : case.padding + 3].mean(axis=0)).max() > 1e-3
 
 
 def test_rows_tell_what_the_saved_models_do(finished):
@@ -124,9 +121,9 @@ def test_rows_tell_what_the_saved_models_do(finished):
     assert len(finished.models) == 12
     for row in finished.rows.to_dict("records"):
         method = next(name for name, label in LABELS.items() if label == row["method"])
-        job = Job("credit", row["split"], method, row["rate"], 0, (row["seed"],))
-        split = make_split("credit", row["split"], 0, "clean")
-        classifier = FairFederatedClassifier.load(model_file(finished, job.key(row["seed"]).replace(" ", "-")))
+        trial = Trial("credit", row["split"], method, row["rate"], 0, (row["seed"],))
+        case = make_case("credit", row["split"], 0, "clean")
+        classifier = FairFederatedClassifier.load(model_file(finished, trial.key(row["seed"]).replace(" ", "-")))
         from fedbilevel.datasets import partition
 
         _, test = partition.train_test_split(data.groups, test_share=TEST_SHARE, seed=0)
@@ -137,9 +134,7 @@ def test_rows_tell_what_the_saved_models_do(finished):
         assert abs(row["test_gap"] - gap) < 1e-12
         assert (
             row["validation_accuracy"]
-            == (
-                (split.validation.features[:, split.padding :] @ classifier.params_ > 0) == split.validation.labels
-            ).mean()
+            == ((case.validation.features[:, case.padding :] @ classifier.params_ > 0) == case.validation.labels).mean()
         )
         last = finished.history[
             (finished.history["split"] == row["split"])
@@ -170,8 +165,8 @@ def test_killed_and_started_again_gives_the_same(finished, tmp_path):
 
 
 def test_ctrl_c_keeps_what_is_done(tmp_path):
-    def stop(state):
-        if state.done >= 6:
+    def stop(standing):
+        if standing.done >= 6:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -185,8 +180,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path):
 
 def test_one_run_computed_again_is_the_same(finished, tmp_path):
     for seed in (0, 1):
-        found = table1.verify(finished.path, seed)
-        assert found.differences == {}
+        assert table1.verify(finished.path, seed).differences == {}
     rows = finished.path / "rows.csv"
     kept, about = rows.read_bytes(), (finished.path / "run.toml").read_text()
     try:
@@ -230,13 +224,20 @@ def test_choice_ignores_test_rows_and_diverged_runs():
     design = Design(("credit",), ("iid",), ("fedavg",), seeds=1, steps=5, grid=True)
     said = {0.001: (0.7, 0.3, 0.9), 0.01: (0.8, 0.2, 0.1), 0.1: (0.8, 0.1, 0.0), 1.0: (np.nan, np.nan, 1.0)}
     rows = {}
-    for job in design.jobs:
-        accuracy, gap, test = said[job.rate]
-        marks = {"dataset": "credit", "split": "iid", "method": "FedAvg", "split_seed": 0, "seed": 0, "rate": job.rate}
-        rows[job.key(0)] = pd.DataFrame(
+    for trial in design.trials():
+        accuracy, gap, test = said[trial.rate]
+        marks = {
+            "dataset": "credit",
+            "split": "iid",
+            "method": "FedAvg",
+            "split_seed": 0,
+            "seed": 0,
+            "rate": trial.rate,
+        }
+        rows[trial.key(0)] = pd.DataFrame(
             [{**marks, "validation_accuracy": accuracy, "validation_gap": gap, "test_accuracy": test}]
         )
-    order, extra = table1.chosen(design, Folder(rows))
+    order, extra = design.merged(Folder(rows))
     assert order == ["credit iid fedavg 0.1 0"], "the highest validation accuracy, of equals the smaller gap"
     assert extra["grid"]["chosen"].tolist() == [False, False, True, False]
 
@@ -257,27 +258,7 @@ def test_bad_options(change, sentence):
 
 
 def test_lists_of_methods():
-    assert listed("FedAvg, fcfl,", "methods") == ("fedavg", "fcfl")
-    assert listed("fedavg,ours", "methods") == ("fedavg", "fedbio-cells", "fedbioacc-cells")
-    assert len(listed("all", "methods")) == 8
+    assert named("FedAvg, fcfl,") == ("fedavg", "fcfl")
+    assert named("fedavg,ours", SHORT) == ("fedavg", "fedbio-cells", "fedbioacc-cells")
+    assert len(named("all", SHORT)) == 8
     assert Design(methods=("fcfl", "fedavg")).methods == ("fedavg", "fcfl")
-
-
-def test_the_pool_runs_every_job_once_and_passes_on_what_failed():
-    prepared, done, lock = set(), [], threading.Lock()
-
-    def work(job):
-        assert job[0] in prepared
-        time.sleep(0.001)
-        with lock:
-            done.append(job)
-
-    programs = [(name, [(name, number) for number in range(7)]) for name in "abcd"]
-    Pool(prepared.add, work, rank=lambda job: job[1]).run(programs, 3)
-    assert sorted(done) == sorted(job for _, jobs in programs for job in jobs)
-
-    def fail(job):
-        raise ArithmeticError(f"job {job}")
-
-    with pytest.raises(ArithmeticError, match="job"):
-        Pool(prepared.add, fail, rank=lambda job: job[1]).run(programs, 2)

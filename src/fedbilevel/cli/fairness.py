@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax, progress_lines, records, show
+from fedbilevel.cli.studies import conducted, console, prepare
+from fedbilevel.cli.terminal import AsJson, Quiet, records, show
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedbilevel.studies.fairness.study import FairnessResult
+    from fedbilevel.studies.fairness.design import FairnessResult
 
 ALL = "adult-sex,adult-race,credit-status"
 TITLES = {"adult-sex": "Adult by sex", "adult-race": "Adult by race", "credit-status": "German Credit by status"}
@@ -29,8 +27,8 @@ def fairness(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for tables and figures.  What was measured there before is kept: the same command goes on where "
-            "it was stopped, another one adds its cases and splits."
+            help="Run folder, with figures.  What was measured there before is kept: the same command goes on where it "
+            "was stopped, another one adds its cases and splits."
         ),
     ] = None,
     cases: Annotated[
@@ -53,13 +51,11 @@ def fairness(
 
     Means and 95 % intervals over random splits, and differences to FedAvg on the same split.
     """
-    check_folder(out)
-    prepare_jax()
-    from fedbilevel.studies.fairness import study as experiment
+    prepare(out)
+    from fedbilevel.studies.fairness import design
 
-    design = experiment.chosen_design(cases, splits, grids, quick)
-    with nullcontext() if quiet else progress_lines() as report:
-        result = experiment.run(out, design=design, progress=report)
+    chosen = design.chosen_design(cases, splits, grids, quick)
+    result = conducted(lambda report, line: design.run(out, chosen, report, line), out, quiet)
     if as_json:
         tables = {name: records(getattr(result, name)) for name in ("table", "chosen", "duels", "floors")}
         print(json.dumps({"folder": None if out is None else str(out), **tables}, allow_nan=False))
@@ -68,14 +64,14 @@ def fairness(
 
 
 def _print(result: FairnessResult, out: Path | None) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    paper = console(120)
     for (case, kind), table in result.table.groupby(["case", "distribution"], sort=False):
-        show(console, f"{TITLES[str(case)]}, {KINDS[str(kind)]}: every method with its default", _by_method(table))
+        show(paper, f"{TITLES[str(case)]}, {KINDS[str(kind)]}: every method with its default", _by_method(table))
     if len(result.duels):
         duels = result.duels[["case", "distribution", "choice", "against", "splits", "gap", "accuracy"]]
         duels = duels.assign(gap=_spans(result.duels, "gap"), accuracy=_spans(result.duels, "accuracy"))
-        show(console, "FedBiOAcc with cells minus the others, settings chosen on rows set aside", duels)
-    show(console, "How small a gap can be: what fair models show on test parts of this size", _floors(result.floors))
+        show(paper, "FedBiOAcc with cells minus the others, settings chosen on rows set aside", duels)
+    show(paper, "How small a gap can be: what fair models show on test parts of this size", _floors(result.floors))
     lines = [
         "Accuracy and gap are means over the splits, on test rows; the gap is the largest true-positive rate of a group minus "
         "the smallest.  In brackets: 95 % intervals."
@@ -83,11 +79,11 @@ def _print(result: FairnessResult, out: Path | None) -> None:
     fewest = int(result.table["splits"].min())
     if fewest < FEW:
         lines.append(f"With {fewest} splits the intervals say little; 20 are usual.")
-    if result.settings["steps"] is not None:
+    if result.settings.get("steps") is not None:
         lines.append("Training was short (--quick): this is a look at the command, not a measurement.")
-    console.print("\n".join(lines), highlight=False)
+    paper.print("\n".join(lines), highlight=False)
     if out is not None:
-        console.print(f"Tables and figures are in {out}", highlight=False, soft_wrap=True)
+        paper.print(f"Tables and figures are in {out}", highlight=False, soft_wrap=True)
 
 
 def _by_method(table: pd.DataFrame) -> pd.DataFrame:
@@ -96,18 +92,18 @@ def _by_method(table: pd.DataFrame) -> pd.DataFrame:
 
     student = table[table["interval"] == "student"]
     lines: list[dict[str, Any]] = []
-    for method, own in student.groupby("method", sort=False):
-        found = own.set_index("metric")
-        line: dict[str, Any] = {"method": method, "splits": int(found["splits"].iloc[0])}
+    for method, group in student.groupby("method", sort=False):
+        by_metric = group.set_index("metric")
+        line: dict[str, Any] = {"method": method, "splits": int(by_metric["splits"].iloc[0])}
         for metric, name in (("test_accuracy", "accuracy"), ("test_gap", "gap")):
-            line[name] = f"{float(found['mean'][metric]):.4f}"
-            line[f"{name} - FedAvg's"] = _spans(found, "difference")[metric]
+            line[name] = f"{float(by_metric['mean'][metric]):.4f}"
+            line[f"{name} - FedAvg's"] = _spans(by_metric, "difference")[metric]
         lines.append(line)
     return pd.DataFrame(lines)
 
 
 def _floors(floors: pd.DataFrame) -> pd.DataFrame:
-    """The table of `fedbilevel.studies.fairness.floor.floors` in words."""
+    """The table of `fedbilevel.studies.fairness.measure.floors` in words."""
     import pandas as pd
 
     smallest, largest = (floors[name].round().astype(int) for name in ("smallest", "largest"))

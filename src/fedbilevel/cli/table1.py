@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from fedbilevel.cli.table1_show import Bar, json_rows, notes, print_table
-from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax
+from fedbilevel.cli.studies import conducted, console, prepare
+from fedbilevel.cli.terminal import AsJson, Quiet
 
 if TYPE_CHECKING:
-    from fedbilevel.studies.table1.study import Verified
+    from fedbilevel.report.reading import Metric, Study
+    from fedbilevel.report.summary import Cell
+    from fedbilevel.runs import Run
+    from fedbilevel.studies.table1.design import Verified
 
 OUT = Path("runs/table1")
+MARKS = {"best": " *", "lead": " +", "tied": "", "": ""}
+"""Behind a cell: the best beyond noise, or the best within noise."""
 
 
 def table1(
@@ -57,51 +63,136 @@ def table1(
 
     Two datasets, two distributions, six methods, ten seeds.
     """
-    from fedbilevel.studies.table1.design import Design, listed
+    from fedbilevel.studies.table1 import design as study
 
     if verify is not None:
-        prepare_jax()
-        from fedbilevel.studies.table1.study import verify as compute_again
-
-        _verified(compute_again(verify), verify, as_json, quiet)
+        prepare(None)
+        _verified(study.verify(verify), verify, as_json, quiet)
         return
-    design = Design(
-        listed(datasets, "datasets"), listed(distributions, "distributions"), listed(methods, "methods"), seeds, steps,
+    design = study.Design(
+        study.named(datasets), study.named(distributions), study.named(methods, study.SHORT), seeds, steps,
         splits, grid, encoding, metric, convention,
     )  # fmt: skip
-    check_folder(out)
-    prepare_jax()
-    from fedbilevel.studies.table1 import study as experiment
-
-    line = shlex.join(["fedbilevel", *sys.argv[1:]])
-    with Bar(silent=quiet) as bar:
-        try:
-            run = experiment.run(design, out, bar.report, line)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"Stopped; the same command goes on from what is in {out}.") from None
+    prepare(out)
+    run = conducted(lambda report, line: study.run(design, out, report, line), out, quiet)
     if as_json:
         print(json.dumps(json_rows(run), ensure_ascii=False))
     elif not quiet:
-        console = Console() if sys.stdout.isatty() else Console(width=int(os.environ.get("COLUMNS", "110")))
-        print_table(console, run)
+        paper = console(int(os.environ.get("COLUMNS", "110")))
+        print_table(paper, run)
         for note in notes(run):
-            console.print(note, highlight=False)
-        console.print(f"Everything is in {out}; fedbilevel report {out} makes a page.", highlight=False, soft_wrap=True)
+            paper.print(note, highlight=False)
+        paper.print(f"Everything is in {out}; fedbilevel report {out} makes a page.", highlight=False, soft_wrap=True)
 
 
-def _verified(found: Verified, folder: Path, as_json: bool, quiet: bool) -> None:
-    row = found.row
+def _verified(again: Verified, folder: Path, as_json: bool, quiet: bool) -> None:
+    row = again.row
     which = f"{row['dataset']} {row['split']} {row['method']}, {row['setting']}, seed {row['seed']}"
     if as_json:
-        shown: Any = {name: list(map(str, pair)) for name, pair in found.differences.items()}
+        shown: Any = {name: list(map(str, pair)) for name, pair in again.differences.items()}
         print(json.dumps({"run": which, "same": not shown, "differences": shown}, ensure_ascii=False))
-    elif not quiet and not found.differences:
+    elif not quiet and not again.differences:
         print(f"{folder}: {which}: computed again, the same.")
-    if found.differences:
-        name, (old, new) = next(iter(found.differences.items()))
+    if again.differences:
+        name, (old, new) = next(iter(again.differences.items()))
         print(
             f"fedbilevel: {folder}: {which}: computed again, {name} is {new} and not {old}. Another machine or version can "
             "differ in the last digits; see [environment] in run.toml.",
             file=sys.stderr,
         )
         raise typer.Exit(1)
+
+
+def _told(run: Run) -> tuple[Study, list[Metric], dict[Any, Cell]]:
+    """The run, the columns of the table, and its cells."""
+    from fedbilevel.report.reading import study
+    from fedbilevel.report.summary import cells
+
+    told = study(run)
+    columns = [metric for metric in told.main if metric.column in ("test_accuracy", "train_gap", "test_gap")]
+    return told, columns, cells(told, columns)
+
+
+def print_table(paper: Console, run: Run) -> None:
+    """One table a dataset; distributions side by side where the terminal is wide enough, else one below the other."""
+    from fedbilevel.report.reading import WORDS
+
+    told, columns, cells = _told(run)
+    for dataset in dict.fromkeys(case.key[0] for case in told.cases):
+        cases = [case for case in told.cases if case.key[0] == dataset]
+        beside = len(cases) > 1 and paper.width >= 16 + len(cases) * len(columns) * 15
+        for together in [cases] if beside else [[case] for case in cases]:
+            places = [WORDS.get(case.key[1], case.key[1]) for case in together]
+            title = f"{WORDS.get(dataset, dataset)}, {', '.join(places)}"
+            table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+            table.add_column("", no_wrap=True)
+            for place in places:
+                for metric in columns:
+                    table.add_column(
+                        f"{place}\n{metric.short}" if beside else metric.short, justify="left", no_wrap=True
+                    )
+            pairs = [(case, metric.column) for case in together for metric in columns]
+            for number, method in enumerate(told.names):
+                ours = [_cell(cells.get((case.number, number, column))) for case, column in pairs]
+                theirs = [_printed(told.published(case, method, column)) for case, column in pairs]
+                if any(text.plain.strip() for text in ours):
+                    table.add_row(method, *ours)
+                    if any(text.plain for text in theirs):
+                        table.add_row(Text("  paper", style="dim"), *theirs)
+            paper.print(table)
+            paper.print()
+
+
+def _number(value: float) -> str:
+    text = f"{value:.4f}"
+    return text[1:] if text.startswith("0") else text
+
+
+def _cell(cell: Cell | None) -> Text:
+    if cell is None:
+        return Text("")
+    spread = "" if cell.sd != cell.sd else f"±{_number(cell.sd)}"
+    return Text(f"{_number(cell.mean)}{spread}{MARKS[cell.verdict]}", style="bold" if cell.verdict == "best" else "")
+
+
+def _printed(figure: tuple[float, float] | None) -> Text:
+    return Text("" if figure is None else f"{_number(figure[0])}±{_number(figure[1])}", style="dim")
+
+
+def notes(run: Run) -> list[str]:
+    """What has to be said with the table."""
+    kept = run.configuration
+    told = [
+        f"Mean ± standard deviation of {kept['seeds']} runs of {kept['steps']:,} steps; below each row the paper's figures.",
+        "* best, beyond noise: the 95 % interval of the paired difference to every other method excludes 0 (Bonferroni).  "
+        "+ best mean, but not beyond noise.",
+    ]
+    if kept["splits"] == "one":
+        told.append(
+            "One split: ± and the marks are about the draw of minibatches alone, not about other splits (--splits many)."
+            + (" FCFL draws none: its runs are one run." if "fcfl" in kept["methods"] else "")
+        )
+    diverged = int((run.rows["diverged"].astype(str) == "True").sum()) if "diverged" in run.rows else 0
+    if diverged:
+        told.append(f"{diverged} run(s) diverged and are left out.")
+    if kept["metric"] == "equal_opportunity" and kept["convention"] == "between_groups":
+        told.append(
+            "EqOpp is the largest minus the smallest true-positive rate of the groups, as defined in the paper; --convention "
+            "majority_vs_rest compares the largest group with all others and gives numbers of the size the paper prints."
+        )
+    return told
+
+
+def json_rows(run: Run) -> dict[str, Any]:
+    """The table for machines: one entry a cell."""
+    told, _, cells = _told(run)
+    entries = []
+    for cell in cells.values():
+        method = told.names[cell.series]
+        paper_mean, paper_sd = told.published(cell.case, method, cell.metric.column) or (None, None)
+        entries.append({
+            "dataset": cell.case.key[0], "distribution": cell.case.key[1], "method": method, "column": cell.metric.column,
+            "mean": cell.mean, "sd": None if cell.sd != cell.sd else cell.sd, "runs": cell.seeds, "verdict": cell.verdict,
+            "paper_mean": paper_mean, "paper_sd": paper_sd,
+        })  # fmt: skip
+    return {"configuration": run.configuration, "cells": entries, "folder": str(run.path)}

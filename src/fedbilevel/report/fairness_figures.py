@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fedbilevel.studies.fairness.study import FairnessResult
+    from fedbilevel.studies.fairness.design import FairnessResult
 
 _COLOURS = {  # told apart by colour-blind readers
     "FedAvg": "#000000",

@@ -1,19 +1,44 @@
-"""What `fedbilevel table1` runs: the options, every constant they resolve to, and the list of runs."""
+"""The paper's Table 1: two datasets, two distributions, six methods, ten seeds; 240 runs, or 960 with the learning rates.
+
+The options, every constant they resolve to, the runs, and how the learning rate of a method is chosen.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
+
+from fedbilevel import kernels
 from fedbilevel.fairness.counts import CRITERIA
 from fedbilevel.fairness.counts import METHODS as CONVENTIONS
 from fedbilevel.fairness.formulation import Formulation
+from fedbilevel.fairness.program import FairProgram
 from fedbilevel.fairness.recipe import Recipe
+from fedbilevel.fairness.trainer import Trainer
 from fedbilevel.problem import whole_number
-from fedbilevel.studies.table1.data import CASES, CLIENTS, DISTRIBUTIONS, ENCODINGS, SET_ASIDE, SHARES, TEST_SHARE
+from fedbilevel.runs import Run, RunFolder, read
+from fedbilevel.studies.data import (
+    CLIENTS,
+    DISTRIBUTIONS,
+    ENCODINGS,
+    SET_ASIDE,
+    SHARES,
+    SOURCES,
+    TEST_SHARE,
+    Case,
+    Cases,
+)  # fmt: skip
+from fedbilevel.studies.driver import Part, Report, Study, conduct
+from fedbilevel.studies.table1.measure import measured
 
+DATASETS = ("adult", "credit")
 PAPER = {
     "fedavg": "FedAvg",
     "fedreg": "FedReg",
@@ -33,6 +58,10 @@ RATE = 0.1
 TERMS = 10
 """Q of the Neumann series: the paper does not say."""
 SPLITS = ("one", "many")
+STOPS = 10
+"""How often a run is looked at on its way, besides its start."""
+EXACT = ("test_accuracy", "train_accuracy", "validation_accuracy", "train_gap", "test_gap", "validation_gap", "weights")
+"""What `verify` compares."""
 
 # Milliseconds of one run on one core of an ordinary machine: only for guessing the time that is left.
 _COST = {
@@ -41,8 +70,7 @@ _COST = {
 }
 
 
-@dataclass(frozen=True)
-class Job:
+class Trial(NamedTuple):
     """Runs that one computation serves: one seed, or all of them where the method draws nothing at random."""
 
     dataset: str
@@ -52,28 +80,31 @@ class Job:
     split_seed: int
     seeds: tuple[int, ...]
 
+    @property
+    def label(self) -> str:
+        return LABELS[self.method]
+
     def key(self, seed: int) -> str:
         return f"{self.dataset} {self.distribution} {self.method} {self.rate:g} {seed}"
 
-    @property
-    def keys(self) -> list[str]:
-        return [self.key(seed) for seed in self.seeds]
-
-    @property
-    def program(self) -> tuple[str, str]:
-        """What jobs must share to run the same compiled program."""
-        return self.dataset, self.method
-
-    @property
-    def cost(self) -> float:
-        return _COST[self.dataset][self.method.removesuffix("-cells")] / 1000
+    def part(self) -> Part:
+        cost = _COST[self.dataset][self.method.removesuffix("-cells")] / 1000
+        return Part(
+            tuple(map(self.key, self.seeds)),
+            self,
+            f"{self.dataset} {self.distribution} {self.label}",
+            program=(self.dataset, self.method),
+            cost=cost,
+            # Split by split, so that few are needed at a time; and what takes longest first, so that nothing long comes last.
+            rank=(self.split_seed, -cost, self.dataset, self.distribution),
+        )
 
 
 @dataclass(frozen=True)
-class Design:
+class Design(Study):
     """The options of the command; see `configuration` for all they resolve to."""
 
-    datasets: tuple[str, ...] = tuple(CASES)
+    datasets: tuple[str, ...] = DATASETS
     distributions: tuple[str, ...] = DISTRIBUTIONS
     methods: tuple[str, ...] = tuple(PAPER)
     seeds: int = 10
@@ -83,9 +114,13 @@ class Design:
     encoding: str = "clean"
     metric: str = "equal_opportunity"
     convention: str = "between_groups"
+    _cases: Cases = field(default_factory=Cases, repr=False, compare=False)
+    _trainers: dict[Any, Trainer] = field(default_factory=dict, repr=False, compare=False)
+
+    command = "table1"
 
     def __post_init__(self) -> None:
-        several = {"datasets": tuple(CASES), "distributions": DISTRIBUTIONS, "methods": tuple(LABELS)}
+        several = {"datasets": DATASETS, "distributions": DISTRIBUTIONS, "methods": tuple(LABELS)}
         for name, allowed in several.items():
             values = getattr(self, name)
             if not values:
@@ -106,62 +141,127 @@ class Design:
         return RATES if self.grid else (RATE,)
 
     def recipe(self, dataset: str, method: str) -> Recipe:
-        case = CASES[dataset]
+        source = SOURCES[dataset]
         cells = method in OURS
         basic = Recipe(
             method.removesuffix("-cells"),
             Formulation("cells", self.metric) if cells else Formulation("paper"),
             steps=self.steps,
             weight_steps=None if cells and self.steps == 2000 else self.steps,
-            batch_size=case.batch_size,
+            batch_size=source.batch_size,
             step=RATE,
             terms=TERMS,
         )
         # "cells" reads the training rows on both levels, so joining the two would count them twice.
-        return replace(basic, train_on="train") if cells else replace(basic, outer_batch_size=case.outer_batch)
+        return replace(basic, train_on="train") if cells else replace(basic, outer_batch_size=source.outer_batch)
 
     def configuration(self) -> dict[str, Any]:
         """Every resolved option, and the constants that the paper leaves open."""
         recipes = {LABELS[method]: self.recipe(self.datasets[0], method) for method in self.methods}
+        usual = Recipe()
         return {
             "datasets": self.datasets, "distributions": self.distributions, "methods": self.methods,
             "seeds": self.seeds, "steps": self.steps, "splits": self.splits, "rates": self.rates,
             "encoding": self.encoding, "metric": self.metric, "convention": self.convention,
             "test_share": TEST_SHARE, "set_aside": SET_ASIDE, "clients": CLIENTS, "shares": SHARES,
-            "batch_size": {name: CASES[name].batch_size for name in self.datasets},
-            "outer_batch_size": {name: CASES[name].outer_batch for name in self.datasets},
+            "batch_size": {name: SOURCES[name].batch_size for name in self.datasets},
+            "outer_batch_size": {name: SOURCES[name].outer_batch for name in self.datasets},
             "sensitive": {"adult": "race", "credit": "personal_status"},
-            "local_steps": Recipe().local_steps, "ridge": Formulation().ridge, "terms": TERMS,
-            "series_step": Recipe().series_step, "penalty": Recipe().penalty, "group_step": Recipe().group_step,
-            "epsilon": Recipe().epsilon,
+            "local_steps": usual.local_steps, "ridge": Formulation().ridge, "terms": TERMS,
+            "series_step": usual.series_step, "penalty": usual.penalty, "group_step": usual.group_step,
+            "epsilon": usual.epsilon,
             "rounds": {name: recipe.rounds for name, recipe in recipes.items()},
         }  # fmt: skip
 
-    @cached_property
-    def jobs(self) -> list[Job]:
+    def trials(self) -> Iterator[Trial]:
         """All runs, in the order of the table."""
-        return list(self._jobs())
-
-    def _jobs(self) -> Iterator[Job]:
         for dataset in self.datasets:
             for distribution in self.distributions:
                 for method in self.methods:
                     for rate in self.rates:
+                        place = (dataset, distribution, method, rate)
                         if self.splits == "one" and method == "fcfl":
                             # Whole local sets from a fixed start: on one split every seed gives the same run.
-                            yield Job(dataset, distribution, method, rate, 0, tuple(range(self.seeds)))
+                            yield Trial(*place, 0, tuple(range(self.seeds)))
                             continue
                         for seed in range(self.seeds):
-                            split_seed = 0 if self.splits == "one" else seed
-                            yield Job(dataset, distribution, method, rate, split_seed, (seed,))
+                            yield Trial(*place, 0 if self.splits == "one" else seed, (seed,))
+
+    def parts(self) -> list[Part]:
+        return [trial.part() for trial in self.trials()]
+
+    def prepare(self, part: Part) -> None:
+        self._trainer(part.what, self._case(part.what))
+
+    def compute(self, part: Part) -> dict[str, dict[str, Any]]:
+        """Of several seeds that one computation serves, only the seed differs."""
+        trial: Trial = part.what
+        tables = self.run(trial)
+        model = tables.pop("model")
+        return {
+            trial.key(seed): {
+                **{name: table.assign(seed=seed) if len(table) else table for name, table in tables.items()},
+                "models": {trial.key(seed).replace(" ", "-"): model},
+            }
+            for seed in trial.seeds
+        }
+
+    def run(self, trial: Trial) -> dict[str, Any]:
+        """The tables of a trial's first seed, and its model."""
+        case = self._case(trial)
+        trainer = self._trainer(trial, case)
+        fitted = trainer.run(case.whole if trial.method in OURS else case.paper, trial.seeds[0], trial.rate, STOPS)
+        marks = {"dataset": trial.dataset, "split": trial.distribution, "method": trial.label, "seed": trial.seeds[0]}
+        setting = {"split_seed": trial.split_seed, "setting": f"learning rate {trial.rate:g}", "rate": trial.rate}
+        return measured(case, trainer.program.recipe, fitted, marks, setting, (self.metric, self.convention))
+
+    def _case(self, trial: Trial) -> Case:
+        return self._cases.get(trial.dataset, trial.distribution, trial.split_seed, self.encoding)
+
+    def _trainer(self, trial: Trial, case: Case) -> Trainer:
+        recipe = self.recipe_for(trial, case)
+        # Rare splits need a smaller batch than the others, and with it a program of their own.
+        place = (trial.dataset, trial.method, recipe.outer_batch_size)
+        if place not in self._trainers:
+            program = FairProgram(recipe, case.model, len(case.names), names=case.names)
+            trainer = Trainer(program, case.whole if trial.method in OURS else case.paper)
+            trainer.compile()
+            self._trainers[place] = trainer
+        return self._trainers[place]
+
+    def recipe_for(self, trial: Trial, case: Case) -> Recipe:
+        """The recipe, its outer batch cut to the smallest client's validation rows where a split has so few."""
+        recipe = self.recipe(trial.dataset, trial.method)
+        if not isinstance(recipe.outer_batch_size, int):
+            return recipe
+        smallest = int(case.paper.bilevel.val_sizes.min())
+        return replace(recipe, outer_batch_size=min(recipe.outer_batch_size, smallest))
+
+    def merged(self, folder: RunFolder) -> tuple[list[str], dict[str, pd.DataFrame]]:
+        """With a search, the runs with the chosen rates, and a table of all runs.
+
+        The rate of a method is the one with the highest accuracy on the rows set aside (on one split: the mean over the
+        seeds); of equals the one with the smaller gap there.  Test rows have no say.
+        """
+        order, _ = super().merged(folder)
+        if not self.grid:
+            return order, {}
+        parts = folder.parts()
+        every = pd.concat([parts[key]["rows"] for key in order], ignore_index=True)
+        by = ["dataset", "split", "method", "split_seed"]
+        means = every.groupby([*by, "rate"], sort=False)[["validation_accuracy", "validation_gap"]].mean().reset_index()
+        ranked = means.fillna({"validation_accuracy": -np.inf, "validation_gap": np.inf}).sort_values(
+            ["validation_accuracy", "validation_gap", "rate"], ascending=[False, True, True], kind="stable"
+        )
+        best = ranked.drop_duplicates(by).set_index(by)["rate"]
+        chosen = every["rate"].to_numpy() == best.loc[list(every[by].itertuples(index=False, name=None))].to_numpy()
+        return [key for key, kept in zip(order, chosen, strict=True) if kept], {"grid": every.assign(chosen=chosen)}
 
 
-def listed(text: str, name: str) -> tuple[str, ...]:
-    """A list as the command line takes it: names with commas; of methods also "paper", "ours" and "all"."""
+def named(text: str, short: Mapping[str, tuple[str, ...]] = MappingProxyType({})) -> tuple[str, ...]:
+    """A list as the command line takes it: names with commas; ``short`` ones stand for several."""
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
-    if name == "methods":
-        words = [method for word in words for method in SHORT.get(word, (word,))]
-    return tuple(dict.fromkeys(words))
+    return tuple(dict.fromkeys(name for word in words for name in short.get(word, (word,))))
 
 
 def from_configuration(kept: dict[str, Any]) -> Design:
@@ -173,3 +273,36 @@ def from_configuration(kept: dict[str, Any]) -> Design:
         )  # fmt: skip
     except KeyError as error:
         raise ValueError(f"run.toml does not say {error}: this is not a folder of `fedbilevel table1`.") from error
+
+
+def run(
+    design: Design, out: str | Path, report: Report | None = None, line: str = "", workers: int | None = None
+) -> Run:
+    """Run what ``out`` does not hold yet, and return all of it."""
+    # On a machine that has not built the kernels yet, a compiler can do so while this process reads the data.
+    threading.Thread(target=kernels.available, daemon=True).start()
+    return conduct(design, out, report, line, workers)
+
+
+class Verified(NamedTuple):
+    """A run computed again: ``differences`` by column, empty where everything agrees."""
+
+    row: dict[str, Any]
+    differences: dict[str, tuple[Any, Any]]
+
+
+def verify(path: str | Path, seed: int | None = None) -> Verified:
+    """Compute one run of a folder again, chosen at random (by ``seed``), and compare what was measured."""
+    kept = read(path)
+    if kept.command != "table1":
+        raise ValueError(f"{path} holds a run of {kept.command!r}; only those of 'table1' can be verified.")
+    if not len(kept.rows):
+        raise ValueError(f"{path} holds no finished run yet: let it compute one first.")
+    design = from_configuration(kept.configuration)
+    row = kept.rows.iloc[int(np.random.default_rng(seed).integers(len(kept.rows)))]
+    method = next(name for name, label in LABELS.items() if label == row["method"])
+    trial = Trial(row["dataset"], row["split"], method, float(row["rate"]), int(row["split_seed"]), (int(row["seed"]),))
+    again = design.run(trial)["rows"].iloc[0]
+    pairs = {name: (row[name], again.get(name, np.nan)) for name in EXACT}
+    differences = {name: (a, b) for name, (a, b) in pairs.items() if not (a == b or (a != a and b != b))}
+    return Verified({str(name): value for name, value in row.items()}, differences)

@@ -1,133 +1,95 @@
-"""What is measured of one run: accuracy and gaps on three sets of rows, rates by group, convergence and cost."""
+"""What is measured of one run: accuracy and gaps on three sets of rows, rates by group, convergence and cost; its model."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fedbilevel.fairness.counts import Counts
 from fedbilevel.fairness.metrics import auc
+from fedbilevel.fairness.models import Model
+from fedbilevel.fairness.recipe import Recipe
+from fedbilevel.fairness.saving import FittedModel, Scaling, named_weights
 from fedbilevel.fairness.trainer import Fitted, Stop
-from fedbilevel.studies.table1.data import Rows, Split
-from fedbilevel.studies.table1.design import LABELS, Design, Job
+from fedbilevel.studies.data import CLIENTS, PARTS, Case, Rows
 
-PARTS = ("train", "validation", "test")
-
-
-class Measured(NamedTuple):
-    """The tables of one run, as a run folder takes them."""
-
-    rows: pd.DataFrame
-    groups: pd.DataFrame
-    weights: pd.DataFrame
-    history: pd.DataFrame
+Criterion = tuple[str, str]
+"""The metric of the gaps, and how groups are compared."""
 
 
-def measure(design: Design, job: Job, split: Split, course: Fitted) -> Measured:
-    """All tables of the first seed of ``job``; of its others only the seed differs."""
-    marks = {
-        "dataset": job.dataset,
-        "split": job.distribution,
-        "method": LABELS[job.method],
-        "seed": job.seeds[0],
-    }
-    ends = [stop for stop, after in _pairs(course.stops) if after is None or after.stage != stop.stage]
-    count = len(split.names)
-    told = {} if course.diverged else {part: decided(getattr(split, part), course.params, count) for part in PARTS}
-    weights = [] if course.weights is None else [float(weight) for weight in course.weights]
+def measured(
+    case: Case, recipe: Recipe, fitted: Fitted, marks: dict[str, Any], setting: dict[str, Any], criterion: Criterion
+) -> dict[str, Any]:
+    """Rows, groups, weights and history of one run, as a run folder takes them, and ``model``, which writes its file.
+
+    ``marks``: which run it is; ``setting``: further columns of its row.
+    """
+    ends = [list(stops)[-1] for _, stops in groupby(fitted.stops, key=lambda stop: stop.stage)]
+    counts = {} if fitted.diverged else {part: case.counts(part, fitted.params) for part in PARTS}
+    weights = None if fitted.weights is None else named_weights(fitted.weights, case.names, np.array(["0", "1"]))
     row: dict[str, Any] = {
         **marks,
-        "split_seed": job.split_seed,
-        "setting": f"learning rate {job.rate:g}",
-        "rate": job.rate,
-        **_quality(design, split, course, told),
+        **setting,
+        **_quality(case, fitted, counts, criterion),
         "rounds": sum(stop.round for stop in ends),
         "steps": sum(stop.step for stop in ends),
         **_costs(ends[-1]),
-        "seconds": round(course.seconds, 6),
-        "weights": json.dumps([round(weight, 6) for weight in weights]) if weights else "",
-        "diverged": course.diverged,
+        "seconds": round(fitted.seconds, 6),
+        "weights": "" if weights is None else json.dumps([round(float(weight), 6) for weight in weights]),
+        "diverged": fitted.diverged,
     }
-    return Measured(
-        pd.DataFrame([row]),
-        _groups(marks, split, told),
-        _weights(marks, job, split, weights),
-        _history(design, marks, split, course),
-    )
-
-
-def _pairs(stops: list[Stop]) -> list[tuple[Stop, Stop | None]]:
-    return list(zip(stops, [*stops[1:], None], strict=True))
+    groups = [
+        counts[part].table(case.names).drop(columns="negatives").reset_index().assign(part=part)
+        for part in ("train", "test")
+        if part in counts
+    ]
+    return {
+        "rows": pd.DataFrame([row]),
+        "groups": pd.concat(groups, ignore_index=True).assign(**marks) if groups else pd.DataFrame(),
+        "weights": pd.DataFrame() if weights is None else weights.reset_index().assign(**marks),
+        "history": _history(case, fitted, criterion).assign(**marks),
+        "model": partial(_save_model, case, recipe, fitted, setting["rate"], marks["seed"]),
+    }
 
 
 def _costs(stop: Stop) -> dict[str, int]:
-    gradients, products, crosses = stop.calls
-    return {
-        "bytes_up": stop.bytes_up,
-        "bytes_down": stop.bytes_down,
-        "gradient_calls": gradients,
-        "hvp_calls": products,
-        "cross_calls": crosses,
-    }
+    calls = dict(zip(("gradient_calls", "hvp_calls", "cross_calls"), stop.calls, strict=True))
+    return {"bytes_up": stop.bytes_up, "bytes_down": stop.bytes_down, **calls}
 
 
-def decided(rows: Rows, params: np.ndarray, groups: int) -> Counts:
-    return Counts.of(rows.labels, rows.features @ params > 0, rows.groups, groups)
+def _quality(case: Case, fitted: Fitted, counted: dict[str, Counts], criterion: Criterion) -> dict[str, float]:
+    quality = {}
+    for part, counts in counted.items():
+        quality[f"{part}_accuracy"] = float(counts.overall("accuracy"))
+        quality[f"{part}_gap"] = float(counts.gap(*criterion))
+        quality[f"{part}_gap_majority"] = float(counts.gap(criterion[0], "majority_vs_rest"))
+    if "test" in counted:
+        quality["test_balanced_accuracy"] = float(counted["test"].balanced_accuracy())
+        quality["test_auc"] = auc(case.test.labels, case.test.features @ fitted.params)
+    return quality
 
 
-def _quality(design: Design, split: Split, course: Fitted, told: dict[str, Counts]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for part, counts in told.items():
-        found[f"{part}_accuracy"] = float(counts.overall("accuracy"))
-        found[f"{part}_gap"] = float(counts.gap(design.metric, design.convention))
-        found[f"{part}_gap_majority"] = float(counts.gap(design.metric, "majority_vs_rest"))
-        if part == "test":
-            found["test_balanced_accuracy"] = float(counts.balanced_accuracy())
-            found["test_auc"] = auc(split.test.labels, split.test.features @ course.params)
-    return found
-
-
-def _groups(marks: dict[str, Any], split: Split, told: dict[str, Counts]) -> pd.DataFrame:
-    """Rates by group on the training and test rows."""
-    frames = [
-        counts.table(split.names).drop(columns="negatives").reset_index().assign(part=part)
-        for part, counts in told.items()
-        if part != "validation"
-    ]
-    return pd.concat(frames, ignore_index=True).assign(**marks) if frames else pd.DataFrame()
-
-
-def _weights(marks: dict[str, Any], job: Job, split: Split, weights: list[float]) -> pd.DataFrame:
-    if not weights:
-        return pd.DataFrame()
-    by_cell = len(weights) > len(split.names)
-    names = [(group, label) for group in split.names for label in ("0", "1")] if by_cell else []
-    groups = [group for group, _ in names] or split.names
-    labels = [label for _, label in names] or [""] * len(split.names)
-    return pd.DataFrame({"group": groups, "label": labels, "weight": weights}).assign(**marks)
-
-
-def _history(design: Design, marks: dict[str, Any], split: Split, course: Fitted) -> pd.DataFrame:
+def _history(case: Case, fitted: Fitted, criterion: Criterion) -> pd.DataFrame:
     """One row a stop: the objective of its stage, and for models also what they do on the test rows."""
-    models = [stop for stop in course.stops if stop.stage == "model"]
+    models = [stop for stop in fitted.stops if stop.stage == "model"]
     params = np.stack([stop.outer for stop in models], axis=1)
-    loss = dict(zip((stop.round for stop in models), _mean_losses(split.train, params), strict=True))
-    scores = split.test.features @ params
+    losses, decisions = iter(_mean_losses(case.train, params)), iter((case.test.features @ params > 0).T)
     lines = []
-    places = {stop.round: place for place, stop in enumerate(models)}
-    for stop in course.stops:
-        line = {**marks, "stage": stop.stage, "round": stop.round, "step": stop.step, **_costs(stop)}
+    for stop in fitted.stops:
+        line = {"stage": stop.stage, "round": stop.round, "step": stop.step, **_costs(stop)}
         if stop.stage == "weights":
-            line["objective"] = _validation_loss(split, stop)
+            line["objective"] = _validation_loss(case, stop)
         else:
-            positive = scores[:, places[stop.round]] > 0
-            counts = Counts.of(split.test.labels, positive, split.test.groups, len(split.names))
-            line["objective"] = float(loss[stop.round])
+            counts = Counts.of(case.test.labels, next(decisions), case.test.groups, len(case.names))
+            line["objective"] = float(next(losses))
             line["test_accuracy"] = float(counts.overall("accuracy"))
-            line["test_gap"] = float(counts.gap(design.metric, design.convention))
+            line["test_gap"] = float(counts.gap(*criterion))
         lines.append(line)
     return pd.DataFrame(lines)
 
@@ -138,13 +100,32 @@ def _mean_losses(rows: Rows, params: np.ndarray) -> np.ndarray:
     return np.asarray((np.logaddexp(scores, 0) - rows.labels[:, None] * scores).mean(axis=0, dtype=np.float64))
 
 
-def _validation_loss(split: Split, stop: Stop) -> float:
+def _validation_loss(case: Case, stop: Stop) -> float:
     """Mean over the clients of their inner model's loss on their validation rows; ridge and fairness term apart."""
     if stop.inner is None:
         return float("nan")
-    data = split.paper.bilevel
+    data = case.paper.bilevel
     means = []
     for client, size in enumerate(data.val_sizes):
         rows = Rows(*(np.asarray(data.val[name])[client, :size] for name in Rows._fields))
         means.append(float(_mean_losses(rows, stop.inner[client][:, None])[0]))
     return float(np.mean(means))
+
+
+def _save_model(case: Case, recipe: Recipe, fitted: Fitted, rate: float, seed: int, path: Path) -> None:
+    """As a saved classifier, which `FairFederatedClassifier.load` reads and which predicts from raw tables."""
+    form, params = recipe.formulation, fitted.params[case.padding :]
+    remembered = {
+        "options": {
+            "method": recipe.method, "formulation": form.kind, "metric": form.metric, "ridge": form.ridge,
+            "steps": recipe.steps, "weight_steps": recipe.weight_steps, "batch_size": recipe.batch_size, "step": rate,
+            "random_state": seed,
+        },
+        "clients": [str(number) for number in range(CLIENTS)],
+        "features": len(case.columns),
+        "names": None if case.encoder is None else case.columns,
+        "history": {},
+    }  # fmt: skip
+    encoder = case.encoder or Scaling(np.zeros(len(params) - 1), np.ones(len(params) - 1))
+    model, classes = Model("logistic", len(params)), np.array([0, 1])
+    FittedModel(encoder, model, params, classes, case.names, fitted.weights, recipe.method, remembered).write(path)

@@ -1,0 +1,100 @@
+"""The driver: every part once, programs prepared before their parts, failures passed on, folders that go on and grow."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import pandas as pd
+import pytest
+
+from fedbilevel.runs import read
+from fedbilevel.studies.driver import Part, Study, conduct, listed
+
+
+@dataclass(frozen=True)
+class Letters(Study):
+    """Programs a to d of several parts each; ``grows`` from call to call."""
+
+    programs: str = "abcd"
+    numbers: int = 7
+    fails: str = ""
+    grows: bool = False
+    seen: list = field(default_factory=list)
+    prepared: set = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    command = "letters"
+
+    def configuration(self):
+        return {"fails": self.fails}
+
+    def parts(self):
+        pairs = [(letter, number) for letter in self.programs for number in range(self.numbers)]
+        return [Part((f"{letter} {n}",), (letter, n), letter, program=letter, rank=n) for letter, n in pairs]
+
+    def prepare(self, part):
+        self.prepared.add(part.program)
+
+    def compute(self, part):
+        letter, number = part.what
+        assert letter in self.prepared
+        if letter == self.fails:
+            raise ArithmeticError(f"part {part.keys[0]}")
+        time.sleep(0.001)
+        with self.lock:
+            self.seen.append(part.what)
+        marks = {"dataset": letter, "split": "", "method": "m", "seed": number}
+        return {part.keys[0]: {"rows": pd.DataFrame([marks]), "others": {"own": pd.DataFrame({"n": [number / 7]})}}}
+
+    def merged(self, folder):
+        return sorted(folder.keys), {}
+
+    def write(self, run):
+        (run.path / "beside.txt").write_text(str(len(run.rows)))
+
+
+def test_every_part_runs_once_and_progress_adds_up(tmp_path):
+    study, told = Letters(), []
+    run = conduct(study, tmp_path / "run", told.append, workers=3)
+    assert sorted(study.seen) == [part.what for part in study.parts()]
+    assert [standing.done for standing in told] == list(range(29))
+    assert told[-1].total == 28
+    assert told[1].left is None
+    assert told[2].left > 0
+    assert len(run.rows) == len(run.others["own"]) == 28
+    assert run.others["own"]["n"].tolist() == [n / 7 for _ in "abcd" for n in range(7)]
+    assert (tmp_path / "run" / "beside.txt").read_text() == "28"
+    assert conduct(study, None, workers=2).rows["seed"].tolist() == run.rows["seed"].tolist()
+
+
+def test_what_failed_is_passed_on_and_the_rest_is_kept(tmp_path):
+    with pytest.raises(ArithmeticError, match="part c"):
+        conduct(Letters(fails="c"), tmp_path / "run", workers=2)
+    kept = read(tmp_path / "run")
+    assert kept.status == "running"
+    again = Letters(fails="c")
+    with pytest.raises(ArithmeticError, match="part c"):
+        conduct(again, tmp_path / "run", workers=2)
+    assert not set(again.seen) & set(zip(kept.rows["dataset"], kept.rows["seed"], strict=True))
+
+
+def test_a_finished_folder_grows_where_the_study_says_so(tmp_path):
+    conduct(Letters("ab", grows=True), tmp_path / "run")
+    more = Letters("bc", grows=True)
+    run = conduct(more, tmp_path / "run")
+    assert {letter for letter, _ in more.seen} == {"c"}
+    assert (run.status, run.rows["dataset"].unique().tolist()) == ("complete", ["a", "b", "c"])
+    nothing = Letters("a", grows=True)
+    assert len(conduct(nothing, tmp_path / "run").rows) == 21, "fewer parts remove nothing"
+    assert nothing.seen == []
+    (tmp_path / "run" / "rows.csv").write_text("damaged")
+    with pytest.raises(ValueError, match="damaged or was changed"):
+        conduct(nothing, tmp_path / "run")
+
+
+def test_lists_on_the_command_line():
+    assert listed("--tasks", "b, a,b", "abc") == ("b", "a")
+    with pytest.raises(ValueError, match="--tasks is empty; choose from a, b"):
+        listed("--tasks", " , ", "ab")
+    with pytest.raises(ValueError, match="--tasks names 'c', which is unknown; choose from a, b"):
+        listed("--tasks", "a,c", "ab")
