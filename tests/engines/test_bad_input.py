@@ -38,6 +38,8 @@ def nothing_is_compiled(monkeypatch):
         ({"record_every": 0}, ValueError, "record_every must be at least 1, not 0"),
         ({"record_every": "all"}, TypeError, "record_every must be a whole number"),
         ({"client_chunk": 0}, ValueError, "client_chunk must be at least 1, not 0"),
+        ({"checkpoint_every": 0}, ValueError, "checkpoint_every must be at least 1, not 0"),
+        ({"checkpoint_every": -3}, ValueError, "checkpoint_every must be at least 1, not -3"),
         ({"diagnostics": "full"}, ValueError, "diagnostics must be 'auto'"),
         ({"devices": []}, ValueError, "devices must name at least one JAX device"),
         ({"weights": "rows"}, ValueError, "weights must be 'uniform', 'samples' or one number per client, not 'rows'"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -39,25 +39,20 @@ def place_fleet(fleet: Fleet, layout: Layout) -> Fleet:
     """Put every client's rows on the device that runs it; ghosts (weight zero) fill up the last one."""
     if layout.mesh is None:
         return jax.device_put(fleet)  # type: ignore[no-any-return]
-    ghosts = layout.places - layout.clients
-    shared = NamedSharding(layout.mesh, PartitionSpec(AXIS))
-    same = NamedSharding(layout.mesh, PartitionSpec())
-    offset = jax.process_index() * fleet.ids.shape[0] if jax.process_count() > 1 else 0
+    here, ghosts = fleet.ids.shape[0], layout.places - layout.clients
+    if ghosts:
+        repeat = np.concatenate([np.arange(here), np.zeros(ghosts, int)])
+        filled = jax.tree.map(lambda leaf: np.asarray(leaf)[repeat], replace(fleet, dropout=None))
+        weights = np.where(np.arange(here + ghosts) < here, filled.weights, 0)
+        fleet = replace(filled, weights=weights, dropout=fleet.dropout)
+    first = jax.process_index() * here if jax.process_count() > 1 else 0
+    fleet = replace(fleet, ids=first + np.arange(here + ghosts, dtype=np.int32))
 
-    def place(name: str, tree: Tree) -> Tree:
-        if name == "dropout":
-            return jax.device_put(tree, same)
-        if name == "ids":
-            tree = np.asarray(tree) + offset
-            tree = np.concatenate([tree, layout.clients + np.arange(ghosts, dtype=tree.dtype)]) if ghosts else tree
-        elif ghosts:
-            repeat = np.concatenate([np.arange(layout.clients), np.zeros(ghosts, int)])
-            tree = jax.tree.map(lambda leaf: np.asarray(leaf)[repeat], tree)
-            if name == "weights":
-                tree[layout.clients :] = 0
-        return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(shared, np.asarray(leaf)), tree)
+    def place(spec: PartitionSpec, tree: Tree) -> Tree:
+        sharding = NamedSharding(layout.mesh, spec)
+        return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, np.asarray(leaf)), tree)
 
-    return Fleet(**{field.name: place(field.name, getattr(fleet, field.name)) for field in fields(fleet)})
+    return Fleet(*map(place, vars(specs_like(fleet)).values(), vars(fleet).values()))
 
 
 def specs_like(argument: Any) -> Any:

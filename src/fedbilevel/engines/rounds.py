@@ -162,7 +162,7 @@ def run_phase(
     The second result is what ``work`` returns beyond its reply and the local state, of every client.
     """
     message = phase.send(state.server)
-    own = state.local if cohort.positions is None else _pick(state.local, cohort.positions)
+    own = jax.tree.map(lambda leaf: leaf if cohort.positions is None else leaf[cohort.positions], state.local)
     replies, local, *beyond = map_clients(
         lambda data, item: phase.work(message, item[0], data, item[1]), fleet, (own, keys[0]), layout, cohort.positions
     )
@@ -191,7 +191,7 @@ def run_phase(
         server = select(mass > 0, server, state.server)
     consensus = state.consensus
     if watch and phase.aggregate is None and hasattr(replies, "outer"):
-        spread = jax.vmap(lambda one: _distance(one, mean.outer))(replies.outer)
+        spread = jax.vmap(lambda one: squared_norm(subtract(one, mean.outer)))(replies.outer)
         consensus = total(jnp.sum(weights.astype(spread.dtype) * spread), layout).astype(consensus.dtype)
     return state._replace(server=server, local=local, consensus=consensus), next(iter(beyond), None)
 
@@ -251,11 +251,3 @@ def _parcel_bytes(phase: Phase, reply: Tree, key: jax.Array) -> int:
     alone = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), reply)
     parcels = jax.eval_shape(phase.relay.pack, alone, jax.ShapeDtypeStruct((1,), float), key)
     return bytes_of(parcels)
-
-
-def _pick(tree: Tree, positions: jax.Array) -> Tree:
-    return jax.tree.map(lambda leaf: leaf[positions], tree)
-
-
-def _distance(a: Tree, b: Tree) -> jax.Array:
-    return squared_norm(subtract(a, b))
