@@ -102,12 +102,19 @@ def test_a_site_column_gives_the_same_as_one_file_a_site(fitted, tmp_path):
         assert sorted(one.cells) == sorted(other.cells)
 
 
+def prepared_again(fitted, *which):
+    """The rows of a run, or of some of its files, once more."""
+    folder, files, _ = fitted
+    schema = Schema.read(folder / "schema.toml")
+    return prepare(read_sites([open_table(file) for file in which or files], schema), schema, test_share=0.3, seed=0)
+
+
 def test_the_model_is_that_of_sites_that_share_sums_only(fitted):
     """Every site by itself: its split, its sums, its encoded rows; the arrays the training reads are the same."""
     folder, files, _ = fitted
-    schema = Schema.read(folder / "schema.toml")
-    prepared = prepare(read_sites([open_table(file) for file in files], schema), schema, test_share=0.3, seed=0)
-    alone = [prepare(read_sites([open_table(file)], schema), schema, test_share=0.3, seed=0) for file in files]
+    prepared = prepared_again(fitted)
+    schema = prepared.encoder.schema
+    alone = [prepared_again(fitted, file) for file in files]
     agreed = Encoder(schema, combine([site.encoder.statistics for site in reversed(alone)]))
     for one, other in zip(prepared.encoder.statistics, agreed.statistics, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -324,9 +331,7 @@ def test_strength_auto_looks_at_training_rows_only(call, fitted, quick, tmp_path
     assert search["chosen"].tolist() == [False, True, False]
     assert search["accuracy"].between(0.6, 1).all()
     assert read(out).rows["setting"].tolist() == ["", "strength=5"]
-    schema = Schema.read(out / "schema.toml")
-    prepared = prepare(read_sites([open_table(file) for file in files], schema), schema, test_share=0.3, seed=0)
-    allowed = {row.tobytes() for row in joined(prepared.train).features}
+    allowed = {row.tobytes() for row in joined(prepared_again(fitted).train).features}
     assert [strength for strength, _ in seen] == [None] * 3 + [5.0] * 3 + [7.0] * 3
     assert all(row.tobytes() in allowed for _, part in seen for row in part.features)
 
@@ -356,8 +361,8 @@ def test_statistics_of_training_rows_only(fitted):
     folder, files, _ = fitted
     model = experiment.fitted_model(folder)
     schema = model.schema
-    prepared = prepare(read_sites([open_table(file) for file in files], schema), schema, test_share=0.3, seed=0)
-    assert model.by_schema.statistics.rows.tolist() == [sum(len(part.labels) for part in prepared.train)]
+    training = sum(len(part.labels) for part in prepared_again(fitted).train)
+    assert model.by_schema.statistics.rows.tolist() == [training]
     everything = [
         site_statistics(schema, site.rows) for site in read_sites([open_table(file) for file in files], schema)
     ]

@@ -14,7 +14,7 @@ from fedbilevel.federation.protocol.record import Record, read_answers
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.federation.protocol.site import Site
 from fedbilevel.problem import ClientData
-from fedbilevel.tables.encoder import Encoder, combine, site_statistics
+from fedbilevel.tables.encoder import combine, site_statistics
 from fedbilevel.tables.schema import Column, Schema
 from tests.federation.direct import SITES, Direct, coordinate
 
@@ -76,34 +76,17 @@ def settings_for(method, schema=True, **recipe):
     return JobSettings("fair", "fair", SITES, arguments, seed=7, double=True)
 
 
-def pooled(program, agreed):
-    """All sites' rows as the simulation takes them, by the program's own rules."""
-    pairs = []
-    for frame in tables():
-        encoder = Encoder(program.schema, combine([site_statistics(program.schema, kept(one)) for one in tables()]))
-        frame = kept(frame)
-        rows = {
-            "features": encoder.transform(frame),
-            "labels": encoder.labels(frame).astype(np.float32),
-            "groups": encoder.groups(frame),
-        }
-        if program.recipe.apart(2, program.share):
-            from fedbilevel.datasets.partition import proportional_validation
-
-            split = proportional_validation(rows["groups"], [np.arange(len(frame))], share=0.25)
-            pairs.append(tuple({k: v[index[0]] for k, v in rows.items()} for index in (split.train, split.validation)))
-        else:
-            pairs.append((rows, rows))
-    return ClientData.from_clients(pairs)
-
-
-def in_one_place(program, agreed):
-    """The same program for clients that do not tell their curvature again."""
-    return dataclasses.replace(program, curvature=float(agreed["smoothness"][0]))
-
-
-def kept(frame):
-    return frame[frame["hired"] != ""].reset_index(drop=True)
+def simulated(folder, settings, sites):
+    """The program of a run that is over and what was agreed on; and what the same program gives in one process."""
+    program = fair_program(settings.arguments)
+    record = Record(folder / "runs/fair", settings)
+    agreed = record.resume().agreed
+    record.close()
+    rows = [program.encoded(site.policy.source, agreed) for site in sites.values()]
+    data = ClientData.from_clients([(site.train, site.val) for site in rows])
+    # The clients do not tell their curvature again.
+    alone = dataclasses.replace(program, curvature=float(agreed["smoothness"][0]))
+    return program, agreed, fit(alone, data, seed=7)
 
 
 @pytest.mark.parametrize(
@@ -121,14 +104,13 @@ def kept(frame):
 )
 def test_a_table_per_site(tmp_path, method, recipe):
     settings = settings_for(method, **recipe)
-    found = coordinate(tmp_path, settings, Direct(table_sites(tmp_path, settings)))
-
-    program = fair_program(settings.arguments)
-    record = Record(tmp_path / "runs/fair", settings)
-    agreed = record.resume().agreed
-    record.close()
-    expected = fit(in_one_place(program, agreed), pooled(program, agreed), seed=7)
+    sites = table_sites(tmp_path, settings)
+    found = coordinate(tmp_path, settings, Direct(sites))
+    program, agreed, expected = simulated(tmp_path, settings, sites)
     np.testing.assert_allclose(found[0], expected.params, rtol=2e-5, atol=1e-6)
+    together = combine([site_statistics(SCHEMA, kept[kept["hired"] != ""]) for kept in tables()])
+    for name, value in together._asdict().items():
+        np.testing.assert_array_equal(agreed[f"statistics/{name}"], value)
     if method.startswith("fedbio"):
         (outer,), _ = read_answers(tmp_path / "runs/fair")
         weights = program.recipe.formulation.weights(outer)
@@ -141,7 +123,7 @@ def test_a_table_per_site(tmp_path, method, recipe):
 def test_arrays_per_site(tmp_path):
     settings = settings_for("fedavg", schema=False, steps=4)
     rng = np.random.default_rng(2)
-    sites, rows = {}, []
+    sites = {}
     for name, size in zip(SITES, SIZES, strict=True):
         one = {
             "features": rng.normal(size=(size, 5)).astype(np.float32),
@@ -149,14 +131,9 @@ def test_arrays_per_site(tmp_path):
             "groups": rng.integers(2, size=size).astype(np.int32),
         }
         np.savez(tmp_path / f"{name}.npz", **one)
-        rows.append((one, one))
         sites[name] = site(tmp_path, name, settings, Source(arrays_file=tmp_path / f"{name}.npz"))
     found = coordinate(tmp_path, settings, Direct(sites))
-    program = fair_program(settings.arguments)
-    record = Record(tmp_path / "runs/fair", settings)
-    agreed = record.resume().agreed
-    record.close()
-    expected = fit(in_one_place(program, agreed), ClientData.from_clients(rows), seed=7)
+    _, _, expected = simulated(tmp_path, settings, sites)
     np.testing.assert_allclose(found[0], expected.params, rtol=2e-5, atol=1e-6)
 
 

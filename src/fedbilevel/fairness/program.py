@@ -92,7 +92,7 @@ class FairProgram:
 
     def survey(self, number: int, source: Source, agreed: Numbers) -> Numbers:
         if number == 1:
-            return self.told(self._rows(source, agreed))
+            return self.told(self.encoded(source, agreed))
         if self.schema is None:
             return {}
         sums = site_statistics(self.schema, self._table(source))
@@ -189,7 +189,7 @@ class FairProgram:
         return rows
 
     def rows(self, number: int, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> tuple[Tree, Tree]:
-        rows = self._rows(source, agreed)
+        rows = self.encoded(source, agreed)
         bilevel = self.two_stages and number == 0
         train = rows.train if bilevel else rows.model
         return self.training_rows(number, train, answers), rows.val if bilevel else None
@@ -208,7 +208,7 @@ class FairProgram:
 
     def report(self, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> Numbers:
         """How often every group and class got every decision: all rates and gaps follow from these `Counts`."""
-        rows = self._rows(source, agreed).model
+        rows = self.encoded(source, agreed).model
         decided = np.argmax(probabilities(self.model, answers[-1], rows["features"]), axis=1)
         counts = Counts.of(rows["labels"], decided, rows["groups"], self.groups, classes=self.model.classes)
         return {"decisions": counts.cells}
@@ -252,7 +252,8 @@ class FairProgram:
             raise Refused(f"The site's arrays lack {missing[0]}.")
         return tuple(arrays[name] for name in LEAVES)
 
-    def _rows(self, source: Source, agreed: Numbers) -> Rows:
+    def encoded(self, source: Source, agreed: Numbers) -> Rows:
+        """A site's rows as the stages read them."""
         features, labels, groups = self._arrays(source, agreed)
         if features.ndim != 2 or features.shape[1] != self.model.features or len(features) == 0:
             raise Refused("The site's features are not a table of the width the job names, or have no rows.")

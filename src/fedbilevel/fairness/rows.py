@@ -51,11 +51,6 @@ def marked(data: ClientData) -> ClientData:
     return data.with_mask(REAL, "val")
 
 
-def add_leaves(data: ClientData, **leaves: Any) -> ClientData:
-    """``data`` with further leaves among the training rows."""
-    return replace(data, train={**data.train, **leaves})
-
-
 def _lengthened(tree: Tree, capacity: int | None) -> Tree:
     def longer(leaf: Any) -> np.ndarray:
         array = np.asarray(leaf)
