@@ -162,9 +162,9 @@ class WeightedInner:
     def __call__(self, outer: Tree, inner: Tree, batch: Any) -> jax.Array:
         losses = row_losses(self.scores(inner, batch["features"]), batch["labels"])
         table = self.weights(outer).astype(losses.dtype)[batch["cells"]]
-        own = batch["weights"].astype(losses.dtype) if "weights" in batch else jnp.ones_like(losses)
+        weights = batch["weights"].astype(losses.dtype) if "weights" in batch else jnp.ones_like(losses)
         square = squared_norm(inner)
-        return jnp.mean(own * table * losses) + jnp.asarray(0.5 * self.ridge, square.dtype) * square
+        return jnp.mean(weights * table * losses) + jnp.asarray(0.5 * self.ridge, square.dtype) * square
 
 
 @dataclass(frozen=True)

@@ -61,9 +61,9 @@ class NetworkStart:
         first, second = jax.random.split(key)
         outputs = 1 if self.classes == 2 else self.classes
 
-        def normal(own: jax.Array, inputs: int, units: int) -> jax.Array:
+        def normal(key: jax.Array, inputs: int, units: int) -> jax.Array:
             scale = jnp.asarray(1 / np.sqrt(inputs), jnp.float32)
-            return scale * jax.random.normal(own, (inputs, units), jnp.float32)
+            return scale * jax.random.normal(key, (inputs, units), jnp.float32)
 
         return {
             "hidden": normal(first, self.features, self.hidden),

@@ -113,21 +113,21 @@ class FairProgram:
         if number == 0:
             if self.schema is None:
                 return {}
-            each = [Statistics(*(one[f"statistics/{name}"] for name in Statistics._fields)) for one in told]
+            each = [Statistics(*(share[f"statistics/{name}"] for name in Statistics._fields)) for share in told]
             return {f"statistics/{name}": value for name, value in combine(each)._asdict().items()}
-        train, val = (np.array([int(one["rows"][part]) for one in told]) for part in (0, 1))
+        train, val = (np.array([int(share["rows"][part]) for share in told]) for part in (0, 1))
         curvature = self.curvature
         if curvature is None:
             # The largest eigenvalue of a mean of matrices is at most the mean of theirs.
-            curvature = float(np.average([float(one["smoothness"][0]) for one in told], weights=train))
-        found = {
+            curvature = float(np.average([float(share["smoothness"][0]) for share in told], weights=train))
+        common = {
             "rows": np.array([train.min(), train.max(), val.min(), val.max()]),
             "smoothness": np.array([curvature]),
         }
         if self.recipe.method in COUNTED:
-            found["groups"] = np.sum([one["groups"] for one in told], axis=0)
-            self._check_counts(found["groups"])
-        return found
+            common["groups"] = np.sum([share["groups"] for share in told], axis=0)
+            self._check_counts(common["groups"])
+        return common
 
     def _check_counts(self, counts: np.ndarray) -> None:
         if (counts > 0).all():

@@ -89,10 +89,10 @@ class Recipe:
 
     def asked(self, groups: int, strength: float | None, share: float | None = None) -> Recipe:
         """For so many groups, with what people call the strength, and trained on all rows wherever some are set `apart`."""
-        found = replace(self, train_on="all" if self.apart(groups, share) else "train")
+        chosen = replace(self, train_on="all" if self.apart(groups, share) else "train")
         if strength is None:
-            return found
-        return replace(found, formulation=replace(self.formulation, strength=strength), penalty=strength)
+            return chosen
+        return replace(chosen, formulation=replace(self.formulation, strength=strength), penalty=strength)
 
     def apart(self, groups: int, share: float | None = None) -> bool:
         """Whether validation rows are taken out of the training rows: where a ``share`` is asked for, and for the paper's
@@ -105,12 +105,12 @@ class Recipe:
         the features make the loss steeper (``curvature``, see `fedbilevel.fairness.program.smoothness`) than usual."""
         steeper = max(1.0, curvature / SMOOTH)
         batch = None if self.batch_size is None else min(self.batch_size, smallest)
-        found = replace(self, batch_size=batch, step=self.step / steeper)
-        found = replace(found, outer_batch_size=found._outer_batch(val_smallest, val_largest))
+        chosen = replace(self, batch_size=batch, step=self.step / steeper)
+        chosen = replace(chosen, outer_batch_size=chosen._outer_batch(val_smallest, val_largest))
         if steeper == 1 or self.method not in BILEVEL:
-            return found
+            return chosen
         usual = self.constants()["inner_step"] if self.inner_step is None else self.inner_step
-        return replace(found, inner_step=usual / steeper, series_step=self.series_step / steeper)
+        return replace(chosen, inner_step=usual / steeper, series_step=self.series_step / steeper)
 
     def _outer_batch(self, smallest: int, largest: int) -> int | str:
         """Validation rows an outer step reads, from those of the smallest and of the largest client."""

@@ -65,7 +65,7 @@ def read_sites(
         raise ValueError("--clients deals the rows of one file to several clients; with several files each is a site.")
     if clients is not None and schema.site is not None:
         raise ValueError("--clients and --site exclude each other: the site column says whose a row is.")
-    found: dict[str, list[Parsed]] = {}
+    owned: dict[str, list[Parsed]] = {}
     for number, (table, name) in enumerate(zip(tables, _names(tables), strict=True)):
         table.check_columns(schema.needed())
         chunks = 0
@@ -73,7 +73,7 @@ def read_sites(
             rows = parse(schema, chunk, labelled=True, source=str(table.path))
             chunks += 1
             if schema.site is None:
-                found.setdefault(name, []).append(rows)
+                owned.setdefault(name, []).append(rows)
                 continue
             owners = texts(chunk[schema.site], frozenset(schema.missing))
             if any(owner is None for owner in owners):
@@ -83,8 +83,8 @@ def read_sites(
                     "fill it in or leave the row out."
                 )
             for owner in sorted(set(owners)):
-                found.setdefault(owner, []).append(rows.take(np.flatnonzero(owners == owner)))
-            if len(found) > MOST_SITES:
+                owned.setdefault(owner, []).append(rows.take(np.flatnonzero(owners == owner)))
+            if len(owned) > MOST_SITES:
                 raise ValueError(
                     f"The site column {schema.site!r} has more than {MOST_SITES} values: name a column of sites."
                 )
@@ -92,7 +92,7 @@ def read_sites(
             raise ValueError(f"{table.path} names its columns but has no rows; leave it out or fill it.")
         if tell is not None:
             tell("reading", number + 1, len(tables))
-    sites = [_site(name, stack(parts)) for name, parts in sorted(found.items())]
+    sites = [_site(name, stack(parts)) for name, parts in sorted(owned.items())]
     if clients is not None:
         sites = _dealt(sites[0], clients, seed)
     for site in sites:
@@ -136,11 +136,11 @@ def joined(parts: Sequence[Part]) -> Part:
 
 def digests(tables: Sequence[Table]) -> list[str]:
     """SHA-256 of every file, so that a run that goes on is sure to go on with the same rows."""
-    found = []
+    hashes = []
     for table in tables:
         with table.path.open("rb") as file:
-            found.append(hashlib.file_digest(file, "sha256").hexdigest())
-    return found
+            hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return hashes
 
 
 def _site(name: str, rows: Parsed) -> Site:

@@ -84,7 +84,7 @@ def run(
     with RunFolder.open(out, command="fit", configuration=configuration, line=line) as folder:
         if not folder.complete:
             _fill(folder, prepared, schema, chosen, say)
-        finished = folder.finish(order=[one.label for one in _entries(chosen)])
+        finished = folder.finish(order=[entry.label for entry in _entries(chosen)])
     return FitResult(finished, schema, site_table(prepared), notes(sites, schema), page.write(out))
 
 
@@ -200,18 +200,16 @@ def file_name(label: str) -> str:
 
 def fitted_model(folder: Path, name: str | None = None) -> FittedModel:
     """The model of a run folder made by `run`: the fitted one, or the one named (as in the folder's tables)."""
-    found = read(folder)
-    if found.command not in ("fit", "federate"):
-        raise ValueError(
-            f"{folder} is a run of {found.command!r}, which has no model for tables; name a folder of fit."
-        )
-    if found.status != "complete":
+    kept = read(folder)
+    if kept.command not in ("fit", "federate"):
+        raise ValueError(f"{folder} is a run of {kept.command!r}, which has no model for tables; name a folder of fit.")
+    if kept.status != "complete":
         raise ValueError(f"{folder} is not finished: run `fedbilevel fit` again with the same options, and it goes on.")
-    labels = found.rows["method"].tolist()
+    labels = kept.rows["method"].tolist()
     wanted = labels[-1] if name is None else name
     if wanted not in labels:
         raise ValueError(f"{folder} has no model {wanted!r}; it has {', '.join(map(repr, labels))}.")
-    return FittedModel.read(model_file(found, file_name(wanted)))
+    return FittedModel.read(model_file(kept, file_name(wanted)))
 
 
 def site_table(prepared: Prepared) -> pd.DataFrame:
@@ -230,13 +228,13 @@ def site_table(prepared: Prepared) -> pd.DataFrame:
 
 def notes(sites: Sequence[Site], schema: Schema) -> list[str]:
     """What was done to rows, in sentences."""
-    found = []
+    sentences = []
     without_label = sum(site.left_out[0] for site in sites)
     without_group = sum(site.left_out[1] for site in sites)
     if without_label:
-        found.append(f"{without_label:,} row(s) without a value of {schema.target!r} were left out.")
+        sentences.append(f"{without_label:,} row(s) without a value of {schema.target!r} were left out.")
     if without_group:
-        found.append(f"{without_group:,} row(s) without a value of {', '.join(schema.sensitive)} were left out.")
+        sentences.append(f"{without_group:,} row(s) without a value of {', '.join(schema.sensitive)} were left out.")
     if len(sites) == 1:
-        found.append("All rows are at one site; --site, --clients or one file a site makes several.")
-    return found
+        sentences.append("All rows are at one site; --site, --clients or one file a site makes several.")
+    return sentences

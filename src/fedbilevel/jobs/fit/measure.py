@@ -30,12 +30,12 @@ def counted(rows: Part, decided: Decided, groups: int) -> Counts:
 def measures(part: str, rows: Part, probability: Floats, groups: int, metric: str) -> dict[str, float]:
     """Accuracy and gap of one set of rows, under the names of the run folder's columns."""
     counts = counted(rows, probability > 0.5, groups)
-    found = quality(part, counts.present(), metric)
+    row = quality(part, counts.present(), metric)
     if part == "test":
         both = 0 < rows.labels.sum() < len(rows.labels)
-        found["test_balanced_accuracy"] = float(counts.balanced_accuracy())
-        found["test_auc"] = auc(rows.labels, probability) if both else float("nan")
-    return found
+        row["test_balanced_accuracy"] = float(counts.balanced_accuracy())
+        row["test_auc"] = auc(rows.labels, probability) if both else float("nan")
+    return row
 
 
 def quality(part: str, counts: Counts, metric: str) -> dict[str, float]:
@@ -51,8 +51,8 @@ def group_rows(part: str, counts: Counts, names: Sequence[str]) -> pd.DataFrame:
 
 def intervals(rows: Part, decided: Decided, groups: int, metric: str, seed: int = 0) -> dict[str, float]:
     """Bootstrap intervals of the test accuracy and the test gap."""
-    (found,) = _redrawn(rows, [decided], groups, metric, seed)
-    return _ends("test_accuracy", found["accuracy"]) | _ends("test_gap", found["gap"])
+    (drawn,) = _redrawn(rows, [decided], groups, metric, seed)
+    return _ends("test_accuracy", drawn["accuracy"]) | _ends("test_gap", drawn["gap"])
 
 
 def differences(
