@@ -70,7 +70,8 @@ def collect(repeats: int, say: Any) -> dict[str, Any]:
     from fedbilevel.federation.nvflare.job import write_job
     from fedbilevel.federation.nvflare.sessions import run_folder, session, wait_for_sites
     from fedbilevel.federation.operator import processes
-    from fedbilevel.federation.operator.provision import provision
+    from fedbilevel.federation.operator.provision import establish
+    from fedbilevel.federation.operator.roster import Roster
     from fedbilevel.federation.protocol.policy import FILE
     from fedbilevel.federation.protocol.record import read_status
     from fedbilevel.federation.protocol.settings import JobSettings
@@ -81,15 +82,13 @@ def collect(repeats: int, say: Any) -> dict[str, Any]:
         sizes = adult_sites(folder)
         port, admin_port = free_ports()
         began = time.perf_counter()
-        kits = provision(folder / "federation", SITES, port=port, admin_port=admin_port)
+        kits = establish(folder / "federation", Roster(tuple(SITES), port=port, admin_port=admin_port)).kits
         measured["fixed"]["provision"] = time.perf_counter() - began
         for site in SITES:
             (kits.sites[site] / "local" / FILE).write_text(f'[data]\narrays = "{folder / site}.npz"\n')
         began = time.perf_counter()
         environment = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(folder / "jax")}
-        for site in (None, *SITES):
-            kit = kits.server if site is None else kits.sites[site]
-            stack.callback(processes.stop, processes.start(kit, site, environment))
+        stack.enter_context(processes.started(kits, environment))
         there = wait_for_sites(kits, SITES, 60)
         if len(there) < 3:
             raise RuntimeError(f"only {there} came up")

@@ -77,7 +77,7 @@ def test_every_room_has_a_place():
     assert not list(imports(ast.parse((HOME / "federation" / "__init__.py").read_text())))
 
 
-PENDING = {"federation/nvflare/sessions.py", "report/fairness_figures.py", "report/figures.py"}
+PENDING = {"report/fairness_figures.py", "report/figures.py"}
 
 
 @modules

@@ -69,7 +69,8 @@ def test_every_cut_of_an_array_file_is_noticed(tmp_path):
 def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
     path = tmp_path / "lock"
     assert not storage.is_locked(path)
-    with storage.lock(path):
+    held = storage.lock(path)
+    with held:
         assert storage.is_locked(path)
         script = (
             "import sys, pathlib; from fedbilevel import storage\n"

@@ -100,8 +100,24 @@ def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     return arrays, about
 
 
-def lock(path: Path, seconds: float = 0) -> FileLock:
-    """Hold the lock file ``path`` until ``release()`` or the end of the process, however that comes; also a context.
+class Lock:
+    """A lock file that this process holds until `release`, the end of its ``with`` block, or its own end."""
+
+    def __init__(self, held: FileLock) -> None:
+        self._held = held
+
+    def release(self) -> None:
+        self._held.release()
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def lock(path: Path, seconds: float = 0) -> Lock:
+    """Hold the lock file ``path``.
 
     Waits so many ``seconds`` for another holder (-1: for ever), then raises `Busy` with what that one wrote there.
     """
@@ -113,7 +129,7 @@ def lock(path: Path, seconds: float = 0) -> FileLock:
     except filelock.Timeout:
         raise Busy(path.read_text(errors="replace").strip()) from None
     path.write_text(f"process {os.getpid()}")
-    return held
+    return Lock(held)
 
 
 def is_locked(path: Path) -> bool:

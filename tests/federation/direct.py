@@ -1,13 +1,15 @@
 """A federation in one process: the coordinator calls the sites directly, through a channel that can be made to fail."""
 
+import jax
 import numpy as np
+import pandas as pd
 
 from fedbilevel.federation.protocol.attendance import Reply
 from fedbilevel.federation.protocol.coordinator import Coordinator
 from fedbilevel.federation.protocol.payload import to_arrays
 from fedbilevel.federation.protocol.policy import Policy, Source
 from fedbilevel.federation.protocol.program import make_program
-from fedbilevel.federation.protocol.record import Record
+from fedbilevel.federation.protocol.record import Record, read_status
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.federation.protocol.site import Site
 from tests.federation import programs
@@ -42,43 +44,28 @@ class Direct:
 
 
 def copied(value):
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, dict):
-        return {key: copied(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(copied(item) for item in value)
-    return value
+    return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, value)
+
+
+def site(folder, name, settings, source, **policy):
+    """A site with its own state folder."""
+    return Site(name, settings, Policy(source, **policy), folder / name, lambda line: None)
 
 
 def array_sites(folder, settings, names=SITES, double=True, **policy):
-    """Sites of the quadratic task, each with its own state folder."""
-    made = {}
+    """Sites of the quadratic task."""
     for name in names:
-        file = folder / f"{name}.npz"
-        programs.save_site(file, settings.client(name), double)
-        made[name] = Site(
-            name,
-            settings,
-            Policy(Source(arrays_file=file), functions=(programs.FUNCTION,), **policy),
-            folder / name,
-            lambda text: None,
-        )
-    return made
+        programs.save_site(folder / f"{name}.npz", settings.client(name), double)
+    policy = {"functions": (programs.FUNCTION,), **policy}
+    return {name: site(folder, name, settings, Source(arrays_file=folder / f"{name}.npz"), **policy) for name in names}
 
 
 def settings_for(name, rounds=4, run="run", min_sites=None, record_every=None, weights="uniform", **options):
+    arguments = {"algorithm": name, "rounds": rounds, "options": options, "weights": weights}
     return JobSettings(
-        run,
-        programs.FUNCTION,
-        SITES,
-        {"algorithm": name, "rounds": rounds, "options": options, "weights": weights},
-        seed=5,
-        double=True,
-        min_sites=min_sites,
-        record_every=record_every,
+        run, programs.FUNCTION, SITES, arguments, seed=5, double=True, min_sites=min_sites, record_every=record_every,
         reply_timeout=1,
-    )
+    )  # fmt: skip
 
 
 def coordinate(folder, settings, channel):
@@ -89,3 +76,26 @@ def coordinate(folder, settings, channel):
         return to_arrays(Coordinator(settings, program, record, channel).run()[-1])
     finally:
         record.close()
+
+
+class Runs:
+    """One run of FedBiO in a folder, submitted as often as a test likes; every submission has new processes."""
+
+    def __init__(self, folder, rounds=4, **settings):
+        self.folder, self.home = folder, folder / "runs/run"
+        self.settings = settings_for("fedbio", rounds, **{"batch_size": 4, "local_steps": 2, **settings})
+
+    def submit(self, fault=None, names=SITES, channel=Direct, **policy):
+        self.channel = channel(array_sites(self.folder, self.settings, names, **policy), fault)
+        return coordinate(self.folder, self.settings, self.channel)[0]
+
+    def table(self, name):
+        return pd.read_csv(self.home / f"{name}.csv")
+
+    @property
+    def log(self):
+        return (self.home / "log.txt").read_text()
+
+    @property
+    def status(self):
+        return read_status(self.home)

@@ -14,7 +14,8 @@ import fedbilevel
 from fedbilevel.federation.nvflare.job import RUNS
 from fedbilevel.federation.operator import processes
 from fedbilevel.federation.operator.demo import free_ports
-from fedbilevel.federation.operator.provision import provision
+from fedbilevel.federation.operator.provision import establish
+from fedbilevel.federation.operator.roster import Roster
 from fedbilevel.federation.protocol.policy import FILE
 from fedbilevel.federation.protocol.record import read_status
 from tests.federation import programs
@@ -31,9 +32,8 @@ class Federation:
     def __init__(self, folder):
         self.folder = folder
         self.port, self.admin_port = free_ports(2)
-        self.kits = provision(
-            folder / "kits", list(SITES), port=self.port, admin_port=self.admin_port, people=((MEMBER, "member"),)
-        )
+        roster = Roster(SITES, port=self.port, admin_port=self.admin_port, people=((MEMBER, "member"),))
+        self.kits = establish(folder / "kits", roster).kits
         for client, site in enumerate(SITES):
             programs.save_site(folder / f"{site}.npz", client)
             self.offer(site, f'[data]\narrays = "{folder / site}.npz"\n[policy]\nfunctions = {FUNCTIONS!r}\n')
@@ -62,19 +62,21 @@ class Federation:
     def start(self, *names):
         for name in names:
             kit = self.kits.server if name == "server" else self.kits.sites[name]
-            self.running[name] = processes.start(kit, None if name == "server" else name, self.environment)
+            self.running[name] = processes.start(kit, self.environment)
 
     def ready(self, *sites):
         outcome = self.order(wait=list(sites), seconds=LONG).outcome(LONG + 60)
         assert outcome == "done", f"{outcome}; see {self.folder}"
 
-    def order(self, name=None, **what):
+    def order(self, run=None, **what):
         """Something for the operator to do: an `Order` that can be waited for."""
         self.orders += 1
-        made = Order(self, self.folder / f"{name or 'order'}-{self.orders}")
+        place = None if run is None else self.kits.server / RUNS / run
+        made = Order(self, self.folder / f"{run or 'order'}-{self.orders}", place)
         told = {
             "server": str(self.kits.server),
             "admin": str(self.kits.admin),
+            "user": self.kits.user,
             "sites": {name: str(path) for name, path in self.kits.sites.items()},
             "lines": str(made.lines),
             "outcome": str(made.file),
@@ -85,11 +87,8 @@ class Federation:
         return made
 
     def supervise(self, settings, **options):
-        order = self.order(
-            settings.run, settings=settings.to_json(), jobs=str(self.folder / "jobs"),
-            options={"patience": LONG, **options},
-        )  # fmt: skip
-        return Supervised(self.kits.server / RUNS / settings.run, order)
+        options = {"patience": LONG, **options}
+        return self.order(settings.run, settings=settings.to_json(), jobs=str(self.folder / "jobs"), options=options)
 
     def family(self, name):
         return processes.family(self.running[name].pid)
@@ -119,8 +118,10 @@ class Federation:
 
 
 class Order:
-    def __init__(self, federation, stem):
-        self.federation = federation
+    """Something the operator's process does, so that a test can do harm meanwhile; ``folder``: that of the run it is about."""
+
+    def __init__(self, federation, stem, folder=None):
+        self.federation, self.folder = federation, folder
         self.lines, self.file = stem.with_suffix(".txt"), stem.with_suffix(".end")
 
     @property
@@ -132,23 +133,13 @@ class Order:
         return self.file.exists()
 
     def outcome(self, seconds=LONG):
-        end = time.monotonic() + seconds
-        while not self.ended:
+        def alive():
             assert self.federation.operator.poll() is None, "the operator's process has ended"
-            assert time.monotonic() < end, f"not done: {self.said}"
-            time.sleep(0.05)
+
+        wait_for(lambda: self.ended, alive, lambda: self.said, seconds)
         return self.file.read_text()
 
-
-class Supervised:
-    """A run that `supervise` stays with, in another process, so that a test can do harm meanwhile."""
-
-    def __init__(self, folder, order):
-        self.folder, self.order = folder, order
-
-    @property
-    def said(self):
-        return self.order.said
+    # Of a run that is supervised.
 
     @property
     def status(self):
@@ -159,17 +150,26 @@ class Supervised:
         file = self.folder / "log.txt"
         return file.read_text() if file.exists() else ""
 
-    def until(self, what, seconds=LONG):
+    def until(self, what):
         """Wait for something to become true while the run goes on."""
-        end = time.monotonic() + seconds
-        while not what():
-            assert not self.order.ended, f"the run ended early: {self.order.outcome()} {self.status} {self.said}"
-            assert time.monotonic() < end, f"the run is stuck: {self.status} {self.said}"
-            time.sleep(0.05)
+
+        def going_on():
+            assert not self.ended, f"the run ended early: {self.outcome()} {self.status} {self.said}"
+
+        wait_for(what, going_on, lambda: (self.status, self.said))
 
     def reach(self, round_number):
         self.until(lambda: self.status.get("status") == "running" and self.status.get("round", 0) >= round_number)
 
     def finish(self):
-        assert self.order.outcome() == "done", (self.status, self.said)
+        assert self.outcome() == "done", (self.status, self.said)
         return self.status
+
+
+def wait_for(what, check=lambda: None, about=lambda: "", seconds=LONG):
+    """Until ``what()`` is true; ``check`` complains where it cannot become so any more."""
+    end = time.monotonic() + seconds
+    while not what():
+        check()
+        assert time.monotonic() < end, f"it takes too long: {about()}"
+        time.sleep(0.05)

@@ -14,8 +14,8 @@ from fedbilevel.tasks import quadratic
 
 CLIENTS, SAMPLES, OUTER, INNER = 3, 12, 4, 5
 FUNCTION = "tests.federation.programs:program"
-SEVERAL = "tests.federation.programs:several"
-SPOILT = "tests.federation.programs:spoilt"
+SEVERAL = "tests.federation.programs:Several"
+SPOILT = "tests.federation.programs:Spoilt"
 HELD = "tests.federation.programs:held"
 
 
@@ -47,11 +47,8 @@ def client_data(double=True):
 def save_site(path, client, double=True):
     """The ``.npz`` file of one site."""
     data = client_data(double)
-    arrays = {}
-    for part in ("train", "val"):
-        for number, leaf in enumerate(jax.tree.leaves(getattr(data, part))):
-            arrays[f"{part}{number}"] = leaf[client]
-    np.savez(path, **arrays)
+    leaves = {part: jax.tree.leaves(getattr(data, part)) for part in ("train", "val")}
+    np.savez(path, **{f"{part}{i}": leaf[client] for part, each in leaves.items() for i, leaf in enumerate(each)})
 
 
 def algorithm(name, double=True, **options):
@@ -68,15 +65,15 @@ def algorithm(name, double=True, **options):
     return made(problem, fb.neumann(terms=3, step=0.3), **options)
 
 
+def example(data):
+    """The rows of one site, as shapes."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (data.train, data.val))
+
+
 def program(arguments):
     double = arguments.get("double", True)
-    data = client_data(double)
-    example = tuple(
-        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), part)
-        for part in (data.train, data.val)
-    )
     made = algorithm(arguments["algorithm"], double, **arguments.get("options", {}))
-    return ArrayProgram(made, arguments["rounds"], example, arguments.get("weights", "uniform"))
+    return ArrayProgram(made, arguments["rounds"], example(client_data(double)), arguments.get("weights", "uniform"))
 
 
 def held(arguments):
@@ -116,24 +113,13 @@ def fair_algorithm(kind):
     return fcfl(LinearScores(), np.zeros(4, kind), 0.3, groups=2, stage_one=3)
 
 
-class Several:
+class Several(ArrayProgram):
     """A stage for every algorithm, so that one job shows that all of them run."""
-
-    surveys = 0
 
     def __init__(self, arguments):
         self.names, self.rounds = arguments["algorithms"], arguments["rounds"]
         self.kind = np.float64 if arguments["double"] else np.float32
         self.plain = {name: program({**arguments, "algorithm": name}) for name in self.names if name != "fcfl"}
-
-    def survey(self, number, source, agreed):
-        return {}
-
-    def agree(self, number, told, agreed):
-        return {}
-
-    def report(self, source, agreed, answers):
-        return {}
 
     def stage(self, number, agreed, answers):
         if number >= len(self.names):
@@ -141,8 +127,8 @@ class Several:
         name = self.names[number]
         if name != "fcfl":
             return self.plain[name].stage(0, agreed, answers)
-        example = {key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for key, leaf in fair_rows(0, self.kind).items()}
-        return Stage("fcfl", fair_algorithm(self.kind), self.rounds, (example, None))
+        shapes = jax.eval_shape(lambda: fair_rows(0, self.kind))
+        return Stage("fcfl", fair_algorithm(self.kind), self.rounds, (shapes, None))
 
     def rows(self, number, source, agreed, answers):
         name = self.names[number]
@@ -150,10 +136,6 @@ class Several:
             train, val = self.plain[name].rows(0, source, agreed, answers)
             return jax.tree.map(lambda leaf: leaf.astype(self.kind), (train, val))
         return fair_rows(int(source.arrays_file.stem.split("-")[1]) - 1, self.kind), None
-
-
-def several(arguments):
-    return Several(arguments)
 
 
 class Spoilt(Several):
@@ -166,11 +148,9 @@ class Spoilt(Several):
 
     def stage(self, number, agreed, answers):
         made = super().stage(number, agreed, answers)
-        return (
-            None
-            if made is None
-            else made._replace(algorithm=self.spoilt(made.algorithm, number), name=f"part {number}")
-        )
+        if made is None:
+            return None
+        return made._replace(algorithm=self.spoilt(made.algorithm, number), name=f"part {number}")
 
     def rows(self, number, source, agreed, answers):
         self.here = source.arrays_file.stem
@@ -191,7 +171,3 @@ class Spoilt(Several):
             return algorithm.build(settings)._replace(plan=(phase._replace(work=work),), build=build)
 
         return build(algorithm.settings)
-
-
-def spoilt(arguments):
-    return Spoilt(arguments)

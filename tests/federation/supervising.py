@@ -10,19 +10,17 @@ import sys
 import threading
 from pathlib import Path
 
-from fedbilevel.federation.nvflare.sessions import stop_run, wait_for_sites
-from fedbilevel.federation.operator.provision import Kits
-from fedbilevel.federation.operator.supervisor import supervise
+from fedbilevel import storage
+from fedbilevel.federation.nvflare.sessions import Kits, stop_run, wait_for_sites
+from fedbilevel.federation.operator.supervisor import Supervisor
 from fedbilevel.federation.protocol.errors import RunFailed, Stopped
-from fedbilevel.federation.protocol.record import write_text
 from fedbilevel.federation.protocol.settings import JobSettings
 
 
 def carry_out(order):
     """One order; its lines go to a file as they are said, its outcome to another at the end."""
-    kits = Kits(
-        Path(order["server"]), Path(order["admin"]), {name: Path(path) for name, path in order["sites"].items()}
-    )
+    sites = {name: Path(path) for name, path in order["sites"].items()}
+    kits = Kits(Path(order["server"]), Path(order["admin"]), sites, order["user"])
     with Path(order["lines"]).open("w", buffering=1) as lines:
         try:
             if "wait" in order:
@@ -33,13 +31,13 @@ def carry_out(order):
             else:
                 settings = JobSettings.from_json(order["settings"])
                 say = lambda line: print(line, file=lines)  # noqa: E731
-                supervise(kits, settings, jobs=Path(order["jobs"]), say=say, **order["options"])
+                Supervisor(kits, settings, Path(order["jobs"]), say, **order["options"]).run()
                 outcome = "done"
         except (RunFailed, Stopped) as error:
             outcome = f"{type(error).__name__}: {error}"
         except Exception as error:
             outcome = f"unexpected {type(error).__name__}: {error}"
-    write_text(Path(order["outcome"]), outcome)
+    storage.write(Path(order["outcome"]), outcome)
 
 
 if __name__ == "__main__":

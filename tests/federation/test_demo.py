@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 
 import numpy as np
@@ -17,6 +16,7 @@ pytest.importorskip("nvflare", reason="needs the federation extra: pip install '
 
 from fedbilevel.jobs.fit.job import fitted_model
 from fedbilevel.runs import read
+from tests.federation.federation import wait_for
 
 pytestmark = pytest.mark.federation
 
@@ -84,11 +84,9 @@ def test_one_command_trains_over_three_sites_and_cleans_up(tmp_path):
 def test_an_interrupted_demo_leaves_nothing_behind(tmp_path):
     process = demo(tmp_path, "--rows", "900", "--quiet")
     try:
-        end = time.monotonic() + 120
-        while len(left(tmp_path)) < 1 + 4:  # the command itself, a server, three sites
-            assert process.poll() is None, process.stderr.read()
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        # The command itself, a server, three sites.
+        wait_for(lambda: len(left(tmp_path)) >= 1 + 4 or process.poll() is not None, seconds=120)
+        assert process.poll() is None, process.stderr.read()
         process.send_signal(signal.SIGINT)
         _, complaint = process.communicate(timeout=60)
     finally:

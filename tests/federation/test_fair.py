@@ -9,18 +9,16 @@ import pytest
 from fedbilevel.fairness.program import fair_program
 from fedbilevel.fairness.trainer import fit
 from fedbilevel.federation.protocol.errors import RunFailed
-from fedbilevel.federation.protocol.policy import Policy, Source
-from fedbilevel.federation.protocol.record import Record, read_answers
+from fedbilevel.federation.protocol.policy import TELL, Source
+from fedbilevel.federation.protocol.record import Progress, read_answers
 from fedbilevel.federation.protocol.settings import JobSettings
-from fedbilevel.federation.protocol.site import Site
 from fedbilevel.problem import ClientData
 from fedbilevel.tables.encoder import combine, site_statistics
 from fedbilevel.tables.schema import Column, Schema
-from tests.federation.direct import SITES, Direct, coordinate
+from tests.federation.direct import SITES, Direct, coordinate, site
 
 pytestmark = pytest.mark.usefixtures("shared_compilation")
 
-TELL = ("rows", "groups", "seconds", "objective", "smoothness", "statistics", "report")
 SIZES = (40, 55, 48)
 SCHEMA = Schema(
     target="hired",
@@ -54,16 +52,12 @@ def tables():
     return made
 
 
-def site(folder, name, settings, source, **policy):
-    return Site(name, settings, Policy(source, **{"tell": TELL, **policy}), folder / name, lambda line: None)
-
-
 def table_sites(folder, settings, columns=("age", "job", "sex", "hired"), **policy):
     made = {}
     for name, frame in zip(SITES, tables(), strict=True):
         file = folder / f"{name}.csv"
         frame.to_csv(file, index=False)
-        made[name] = site(folder, name, settings, Source(table=file, columns=columns), **policy)
+        made[name] = site(folder, name, settings, Source(table=file, columns=columns), **{"tell": TELL, **policy})
     return made
 
 
@@ -76,17 +70,17 @@ def settings_for(method, schema=True, **recipe):
     return JobSettings("fair", "fair", SITES, arguments, seed=7, double=True)
 
 
-def simulated(folder, settings, sites):
-    """The program of a run that is over and what was agreed on; and what the same program gives in one process."""
-    program = fair_program(settings.arguments)
-    record = Record(folder / "runs/fair", settings)
-    agreed = record.resume().agreed
-    record.close()
+def agrees(folder, settings, sites):
+    """The federated model is the simulated one: the program, what was agreed on, and what it gives in one process."""
+    (params,) = coordinate(folder, settings, Direct(sites))
+    program, agreed = fair_program(settings.arguments), Progress.read(folder / "runs/fair/state.npz").agreed
     rows = [program.encoded(site.policy.source, agreed) for site in sites.values()]
     data = ClientData.from_clients([(site.train, site.val) for site in rows])
     # The clients do not tell their curvature again.
     alone = dataclasses.replace(program, curvature=float(agreed["smoothness"][0]))
-    return program, agreed, fit(alone, data, seed=7)
+    expected = fit(alone, data, seed=7)
+    np.testing.assert_allclose(params, expected.params, rtol=2e-5, atol=1e-6)
+    return program, agreed, expected
 
 
 @pytest.mark.parametrize(
@@ -104,10 +98,7 @@ def simulated(folder, settings, sites):
 )
 def test_a_table_per_site(tmp_path, method, recipe):
     settings = settings_for(method, **recipe)
-    sites = table_sites(tmp_path, settings)
-    found = coordinate(tmp_path, settings, Direct(sites))
-    program, agreed, expected = simulated(tmp_path, settings, sites)
-    np.testing.assert_allclose(found[0], expected.params, rtol=2e-5, atol=1e-6)
+    program, agreed, expected = agrees(tmp_path, settings, table_sites(tmp_path, settings))
     together = combine([site_statistics(SCHEMA, kept[kept["hired"] != ""]) for kept in tables()])
     for name, value in together._asdict().items():
         np.testing.assert_array_equal(agreed[f"statistics/{name}"], value)
@@ -125,16 +116,14 @@ def test_arrays_per_site(tmp_path):
     rng = np.random.default_rng(2)
     sites = {}
     for name, size in zip(SITES, SIZES, strict=True):
-        one = {
+        arrays = {
             "features": rng.normal(size=(size, 5)).astype(np.float32),
             "labels": rng.integers(2, size=size).astype(np.float32),
             "groups": rng.integers(2, size=size).astype(np.int32),
         }
-        np.savez(tmp_path / f"{name}.npz", **one)
-        sites[name] = site(tmp_path, name, settings, Source(arrays_file=tmp_path / f"{name}.npz"))
-    found = coordinate(tmp_path, settings, Direct(sites))
-    _, _, expected = simulated(tmp_path, settings, sites)
-    np.testing.assert_allclose(found[0], expected.params, rtol=2e-5, atol=1e-6)
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+        sites[name] = site(tmp_path, name, settings, Source(arrays_file=tmp_path / f"{name}.npz"), tell=TELL)
+    agrees(tmp_path, settings, sites)
 
 
 @pytest.mark.parametrize(

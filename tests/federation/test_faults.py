@@ -1,19 +1,18 @@
 """Faults, one process: lost and spoilt replies, crashes at any moment, lost states.  Real processes: test_federation.py."""
 
 import json
+import re
 import shutil
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from fedbilevel.federation.protocol.errors import RunFailed, TooFewSites
-from fedbilevel.federation.protocol.record import Record, read_answers, read_status
+from fedbilevel.federation.protocol.record import Record, read_answers
 from tests.federation import programs
-from tests.federation.direct import SITES, Direct, array_sites, coordinate, settings_for
+from tests.federation.direct import SITES, Direct, Runs, array_sites
 from tests.federation.reference import written_out
 
-OPTIONS = {"batch_size": 4, "local_steps": 2}
 ROUNDS = 4
 
 pytestmark = pytest.mark.usefixtures("shared_compilation")
@@ -23,14 +22,21 @@ class Crash(Exception):
     """The coordinator's process is gone."""
 
 
-@pytest.fixture(scope="module")
-def reference():
+@pytest.fixture
+def runs(tmp_path):
+    """A run of which all sites, or with ``min_sites`` two, are needed."""
+    return lambda **settings: Runs(tmp_path, ROUNDS, **settings)
+
+
+def wanted(lost=()):
     """The run written out: ``lost`` holds the (round, client) whose reply does not count."""
+    algorithm = programs.algorithm("fedbio", batch_size=4, local_steps=2)
+    return written_out(algorithm, programs.client_data(), ROUNDS, 5, lost)
 
-    def run(lost=()):
-        return written_out(programs.algorithm("fedbio", **OPTIONS), programs.client_data(), ROUNDS, 5, lost)
 
-    return run
+def agrees(answer, lost=()):
+    np.testing.assert_allclose(answer, wanted(lost), rtol=1e-12)
+    return True
 
 
 def lose(round_number, site, answer=None):
@@ -44,88 +50,80 @@ def lose(round_number, site, answer=None):
     return fault
 
 
-def exchanges(folder):
-    return pd.read_csv(folder / "runs/run/exchanges.csv")
+def crash_in(round_number):
+    def fault(task, name, request, told):
+        if task == "work" and request["label"][1] == round_number:
+            raise Crash
+        return told
+
+    return fault
 
 
-def log(folder):
-    return (folder / "runs/run/log.txt").read_text()
+def test_without_faults_the_reference_agrees(runs):
+    assert agrees(runs().submit())
 
 
-def test_without_faults_the_reference_agrees(tmp_path, reference):
-    settings = settings_for("fedbio", ROUNDS, **OPTIONS)
-    found = coordinate(tmp_path, settings, Direct(array_sites(tmp_path, settings)))
-    np.testing.assert_allclose(found[0], reference(), rtol=1e-12)
-
-
-def test_a_lost_reply(tmp_path, reference):
-    settings = settings_for("fedbio", ROUNDS, min_sites=2, **OPTIONS)
-    channel = Direct(array_sites(tmp_path, settings), lose(1, "site-2"))
-    found = coordinate(tmp_path, settings, channel)
-    np.testing.assert_allclose(found[0], reference({(1, 1)}), rtol=1e-12)
-    rows = exchanges(tmp_path)
+def test_a_lost_reply(runs):
+    run = runs(min_sites=2)
+    assert agrees(run.submit(lose(1, "site-2")), {(1, 1)})
+    rows = run.table("exchanges")
     assert list(rows.loc[rows["site"] == "site-2", "outcome"]) == ["answered", "no answer", "answered", "answered"]
     assert rows.loc[rows["outcome"] == "no answer", "bytes_up"].eq(0).all()
-    assert "site-2 did not answer within 1 s; going on without it" in log(tmp_path)
-    assert "site-2 is back" in log(tmp_path)
+    assert "site-2 did not answer within 1 s; going on without it" in run.log
+    assert "site-2 is back" in run.log
     # The round after the loss asks the lost site, and does not wait for it.
-    asked = [(requests, awaited) for task, requests, awaited in channel.waits if task == "work"]
+    asked = [(requests, awaited) for task, requests, awaited in run.channel.waits if task == "work"]
     assert asked[2] == (set(SITES), {"site-1", "site-3"})
     assert asked[3] == (set(SITES), set(SITES))
 
 
 @pytest.mark.parametrize(
-    ("spoil", "sentence"),
+    ("spoilt", "sentence"),
     [
-        (lambda told: {"arrays": [np.full(4, np.nan)]}, "holds a NaN or an infinity"),
-        (lambda told: {"arrays": [np.full(4, np.inf)]}, "holds a NaN or an infinity"),
-        (lambda told: {"arrays": [np.zeros(5)]}, r"float64\[5\] instead of float64\[4\]"),
-        (lambda told: {"arrays": [np.zeros(4, np.float32)]}, r"float32\[4\] instead of float64\[4\]"),
-        (lambda told: {"arrays": [np.zeros(4), np.zeros(4)]}, "2 arrays instead of 1"),
-        (lambda told: {"arrays": [[0.0] * 4]}, "something other than arrays"),
-        (lambda told: {"arrays": "x"}, "something other than arrays"),
-        (lambda told: {}, "something other than arrays"),
-        (lambda told: {"refused": "I will not."}, "I will not"),
+        ({"arrays": [np.full(4, np.nan)]}, "holds a NaN or an infinity"),
+        ({"arrays": [np.full(4, np.inf)]}, "holds a NaN or an infinity"),
+        ({"arrays": [np.zeros(5)]}, r"float64\[5\] instead of float64\[4\]"),
+        ({"arrays": [np.zeros(4, np.float32)]}, r"float32\[4\] instead of float64\[4\]"),
+        ({"arrays": [np.zeros(4), np.zeros(4)]}, "2 arrays instead of 1"),
+        ({"arrays": [[0.0] * 4]}, "something other than arrays"),
+        ({"arrays": "x"}, "something other than arrays"),
+        ({}, "something other than arrays"),
+        ({"refused": "I will not."}, "I will not"),
     ],
     ids=["nan", "infinite", "shape", "dtype", "count", "lists", "text", "nothing", "refused"],
 )
-def test_a_spoilt_reply_is_refused_and_named(tmp_path, reference, spoil, sentence):
-    settings = settings_for("fedbio", ROUNDS, min_sites=2, **OPTIONS)
-    found = coordinate(tmp_path, settings, Direct(array_sites(tmp_path, settings), lose(2, "site-3", spoil)))
-    np.testing.assert_allclose(found[0], reference({(2, 2)}), rtol=1e-12)
-    (row,) = exchanges(tmp_path).query("outcome != 'answered'").itertuples()
+def test_a_spoilt_reply_is_refused_and_named(runs, spoilt, sentence):
+    run = runs(min_sites=2)
+    assert agrees(run.submit(lose(2, "site-3", lambda told: spoilt)), {(2, 2)})
+    (row,) = run.table("exchanges").query("outcome != 'answered'").itertuples()
     assert (row.round, row.site) == (2, "site-3")
     assert row.outcome.startswith("refused")
-    assert pd.Series([log(tmp_path)]).str.contains(f"the reply of site-3 was refused: .*{sentence}").all()
+    assert re.search(f"the reply of site-3 was refused: .*{sentence}", run.log)
 
 
-def test_with_too_few_good_replies_the_run_stops_with_a_sentence(tmp_path):
-    settings = settings_for("fedbio", ROUNDS, **OPTIONS)
-    spoil = lose(1, "site-3", lambda told: {"arrays": [np.full(4, np.nan)]})
+def test_with_too_few_good_replies_the_run_stops_with_a_sentence(runs):
     with pytest.raises(
         RunFailed, match=r"Only 2 of the 3 sites .* missing: site-3\. site-3: array 0 of its reply holds"
     ):
-        coordinate(tmp_path, settings, Direct(array_sites(tmp_path, settings), spoil))
+        runs().submit(lose(1, "site-3", lambda told: {"arrays": [np.full(4, np.nan)]}))
 
 
-def test_a_missing_site_makes_the_run_wait_and_go_on_to_the_same_result(tmp_path, reference):
-    settings = settings_for("fedbio", ROUNDS, **OPTIONS)
+def test_a_missing_site_makes_the_run_wait_and_go_on_to_the_same_result(runs):
+    run = runs()
     with pytest.raises(
         TooFewSites, match=r"Only 2 of the 3 sites the run needs answered in round 3 .* missing: site-2\."
     ):
-        coordinate(tmp_path, settings, Direct(array_sites(tmp_path, settings), lose(2, "site-2")))
-    assert len(exchanges(tmp_path)) == 6, "the round that failed is not in the table"
-    found = coordinate(tmp_path, settings, Direct(array_sites(tmp_path, settings)))
-    np.testing.assert_allclose(found[0], reference(), rtol=1e-12)
-    assert len(exchanges(tmp_path)) == 3 * ROUNDS
+        run.submit(lose(2, "site-2"))
+    assert len(run.table("exchanges")) == 6, "the round that failed is not in the table"
+    assert agrees(run.submit())
+    assert len(run.table("exchanges")) == 3 * ROUNDS
 
 
 @pytest.mark.parametrize("moment", [1, 3, 5, 6, 8, 9])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_the_coordinator_dies_at_any_moment(tmp_path, reference, moment, when):
+def test_the_coordinator_dies_at_any_moment(runs, moment, when):
     """``moment`` counts replies; "after": the site has done its work, and its reply is lost with the coordinator."""
-    settings = settings_for("fedbio", ROUNDS, record_every=1, **OPTIONS)
-    done = []
+    run, done = runs(record_every=1), []
 
     class Dying(Direct):
         def ask(self, task, requests, awaited, seconds):
@@ -141,118 +139,95 @@ def test_the_coordinator_dies_at_any_moment(tmp_path, reference, moment, when):
         return told
 
     with pytest.raises(Crash):
-        coordinate(tmp_path, settings, Dying(array_sites(tmp_path, settings), fault))
-    found = coordinate(tmp_path, settings, Direct(array_sites(tmp_path, settings)))  # all processes are new
-    np.testing.assert_allclose(found[0], reference(), rtol=1e-12)
-    rows = exchanges(tmp_path)
+        run.submit(fault, channel=Dying)
+    assert agrees(run.submit())
+    rows = run.table("exchanges")
     assert len(rows) == len(rows.drop_duplicates(["round", "site"])) == 3 * ROUNDS
-    assert list(pd.read_csv(tmp_path / "runs/run/history.csv")["round"]) == [1, 2, 3, 4]
-    assert read_status(tmp_path / "runs/run")["status"] == "complete"
+    assert list(run.table("history")["round"]) == [1, 2, 3, 4]
+    assert run.status["status"] == "complete"
 
 
-def test_a_complete_run_is_not_run_again(tmp_path):
-    settings = settings_for("fedbio", ROUNDS, **OPTIONS)
-    first = coordinate(tmp_path, settings, Direct(array_sites(tmp_path, settings)))
-    channel = Direct(array_sites(tmp_path, settings))
-    again = coordinate(tmp_path, settings, channel)
-    np.testing.assert_array_equal(first[0], again[0])
-    np.testing.assert_array_equal(first[0], read_answers(tmp_path / "runs/run")[0][0])
-    assert channel.waits == []
+def test_a_complete_run_is_not_run_again(runs):
+    run = runs()
+    first = run.submit()
+    np.testing.assert_array_equal(first, run.submit())
+    np.testing.assert_array_equal(first, read_answers(run.home)[0][0])
+    assert run.channel.waits == []
 
 
-def test_sites_restart_between_any_two_rounds(tmp_path, reference):
-    settings = settings_for("fedbio", ROUNDS, **OPTIONS)
-    channel = Direct(array_sites(tmp_path, settings))
-    usual = channel.ask
+def test_sites_restart_between_any_two_rounds(runs):
+    run = runs()
 
-    def ask(task, requests, awaited, seconds):
-        if task == "work":
-            channel.all = array_sites(tmp_path, settings)
-            prepare = {"digest": settings.digest, "stage": 0, "agreed": {}, "answers": []}
-            usual("prepare", dict.fromkeys(SITES, prepare), set(SITES), 1)
-        return usual(task, requests, awaited, seconds)
+    class Restarting(Direct):
+        def ask(self, task, requests, awaited, seconds):
+            if task == "work":
+                self.all = array_sites(run.folder, run.settings)
+                prepare = {"digest": run.settings.digest, "stage": 0, "agreed": {}, "answers": []}
+                super().ask("prepare", dict.fromkeys(SITES, prepare), set(SITES), 1)
+            return super().ask(task, requests, awaited, seconds)
 
-    channel.ask = ask
-    found = coordinate(tmp_path, settings, channel)
-    np.testing.assert_allclose(found[0], reference(), rtol=1e-12)
+    assert agrees(run.submit(channel=Restarting))
 
 
-def test_a_site_that_lost_its_disk_enrols_anew_and_says_so(tmp_path, reference):
-    settings = settings_for("fedbio", ROUNDS, **OPTIONS)
-
-    def fault(task, name, request, told):
-        if task == "work" and request["label"][1] == 2:
-            raise Crash
-        return told
-
+def test_a_site_that_lost_its_disk_enrols_anew_and_says_so(runs):
+    run = runs()
     with pytest.raises(Crash):
-        coordinate(tmp_path, settings, Direct(array_sites(tmp_path, settings), fault))
-    shutil.rmtree(tmp_path / "site-2")
-    found = coordinate(tmp_path, settings, Direct(array_sites(tmp_path, settings)))
-    assert "site-2 had lost its state and enrolled anew" in log(tmp_path)
-    assert np.abs(found[0] - reference()).max() > 1e-9, "another state gives another run, which is why it is said"
+        run.submit(crash_in(2))
+    shutil.rmtree(run.folder / "site-2")
+    found = run.submit()
+    assert "site-2 had lost its state and enrolled anew" in run.log
+    assert np.abs(found - wanted()).max() > 1e-9, "another state gives another run, which is why it is said"
 
 
-def test_a_coordinator_restored_from_an_old_backup_is_refused(tmp_path):
-    longer = settings_for("fedbio", ROUNDS, run="long", **OPTIONS)
-    states = []
+def test_a_coordinator_restored_from_an_old_backup_is_refused(runs):
+    run, states = runs(), []
 
     def fault(task, name, request, told):
         if task == "work" and name == "site-1":
-            file = tmp_path / "runs/long/state.npz"
-            states.append(file.read_bytes())
+            states.append((run.home / "state.npz").read_bytes())
             if len(states) == ROUNDS:
                 raise Crash
         return told
 
     with pytest.raises(Crash):
-        coordinate(tmp_path, longer, Direct(array_sites(tmp_path, longer), fault))
-    (tmp_path / "runs/long/state.npz").write_bytes(states[1])
+        run.submit(fault)
+    (run.home / "state.npz").write_bytes(states[1])
     with pytest.raises(RunFailed, match="the coordinator went back too far"):
-        coordinate(tmp_path, longer, Direct(array_sites(tmp_path, longer)))
+        run.submit()
 
 
-def test_a_late_joiner_takes_part_from_the_round_it_joins(tmp_path, reference):
-    settings = settings_for("fedbio", ROUNDS, min_sites=2, **OPTIONS)
-
-    def fault(task, name, request, told):
-        if task == "work" and request["label"][1] == 2:
-            raise Crash
-        return told
-
+def test_a_late_joiner_takes_part_from_the_round_it_joins(runs):
+    run = runs(min_sites=2)
     with pytest.raises(Crash):
-        coordinate(tmp_path, settings, Direct(array_sites(tmp_path, settings, ("site-1", "site-3")), fault))
-    assert "absent: site-2" in log(tmp_path)
-    found = coordinate(tmp_path, settings, Direct(array_sites(tmp_path, settings)))
-    np.testing.assert_allclose(found[0], reference({(0, 1), (1, 1)}), rtol=1e-12)
-    assert exchanges(tmp_path).groupby("round")["site"].count().tolist() == [2, 2, 3, 3]
+        run.submit(crash_in(2), ("site-1", "site-3"))
+    assert "absent: site-2" in run.log
+    assert agrees(run.submit(), {(0, 1), (1, 1)})
+    assert run.table("exchanges").groupby("round")["site"].count().tolist() == [2, 2, 3, 3]
 
 
-def test_one_that_stays_away_is_named_at_the_end(tmp_path, reference):
-    settings = settings_for("fedbio", ROUNDS, min_sites=2, **OPTIONS)
-    found = coordinate(tmp_path, settings, Direct(array_sites(tmp_path, settings, ("site-1", "site-3"))))
-    np.testing.assert_allclose(found[0], reference({(r, 1) for r in range(ROUNDS)}), rtol=1e-12)
-    assert "without site-2 at the end" in read_status(tmp_path / "runs/run")["sentence"]
+def test_one_that_stays_away_is_named_at_the_end(runs):
+    run = runs(min_sites=2)
+    assert agrees(run.submit(names=("site-1", "site-3")), {(r, 1) for r in range(ROUNDS)})
+    assert "without site-2 at the end" in run.status["sentence"]
 
 
-def test_a_folder_belongs_to_one_run_and_one_coordinator(tmp_path):
-    settings = settings_for("fedbio", ROUNDS, **OPTIONS)
-    record = Record(tmp_path / "run", settings)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedbilevel.federation.protocol.record.LOCK_SECONDS", 0.0)
-        with pytest.raises(RunFailed, match="Another coordinator is at work"):
-            Record(tmp_path / "run", settings)
+def test_a_folder_belongs_to_one_run_and_one_coordinator(runs, monkeypatch):
+    run = runs()
+    record = Record(run.home, run.settings)
+    monkeypatch.setattr("fedbilevel.federation.protocol.record.LOCK_SECONDS", 0.0)
+    with pytest.raises(RunFailed, match="Another coordinator is at work"):
+        Record(run.home, run.settings)
     record.close()
     with pytest.raises(RunFailed, match="holds another run of the name 'run'"):
-        Record(tmp_path / "run", settings_for("fedbio", ROUNDS + 1, **OPTIONS))
-    Record(tmp_path / "run", settings_for("fedbio", ROUNDS, min_sites=1, **OPTIONS)).close()
-    assert json.loads((tmp_path / "run/settings.json").read_text())["min_sites"] == 1
+        Record(run.home, Runs(run.folder, ROUNDS + 1).settings)
+    Record(run.home, runs(min_sites=1).settings).close()
+    assert json.loads((run.home / "settings.json").read_text())["min_sites"] == 1
 
 
-def test_a_damaged_state_is_not_guessed_at(tmp_path):
-    settings = settings_for("fedbio", ROUNDS, **OPTIONS)
-    record = Record(tmp_path / "run", settings)
-    (tmp_path / "run/state.npz").write_bytes(b"PK\x03\x04 damaged")
+def test_a_damaged_state_is_not_guessed_at(runs):
+    run = runs()
+    record = Record(run.home, run.settings)
+    (run.home / "state.npz").write_bytes(b"PK\x03\x04 damaged")
     with pytest.raises(RunFailed, match="cannot be read"):
         record.resume()
     record.close()

@@ -4,31 +4,23 @@ import jax
 import numpy as np
 import pytest
 
-from fedbilevel.federation.protocol.policy import Policy, Source
+from fedbilevel.federation.protocol.policy import Source
 from fedbilevel.federation.protocol.settings import JobSettings
-from fedbilevel.federation.protocol.site import Site
 from fedbilevel.federation.protocol.vault import read_arrays
 from tests.federation import programs
-from tests.federation.direct import SITES, Direct, array_sites, coordinate, settings_for
+from tests.federation.direct import SITES, Direct, Runs, array_sites, coordinate, settings_for, site
 
 pytestmark = pytest.mark.usefixtures("shared_compilation")
-
-OPTIONS = {"batch_size": 4, "local_steps": 2}
 
 
 def numbers_in(value):
     """Every number of an answer, wherever it sits."""
-    if isinstance(value, np.ndarray):
-        return {float(number) for number in value.ravel()}
-    if isinstance(value, dict):
-        return set().union(set(), *(numbers_in(item) for item in value.values()))
-    if isinstance(value, list | tuple):
-        return set().union(set(), *(numbers_in(item) for item in value))
-    return {float(value)} if isinstance(value, int | float) else set()
+    leaves = [leaf for leaf in jax.tree.leaves(value) if not isinstance(leaf, str)]
+    return {float(number) for leaf in leaves for number in np.asarray(leaf).ravel()}
 
 
 def test_no_row_no_inner_variable_no_momentum(tmp_path):
-    settings = settings_for("fedbioacc", rounds=3, record_every=1, **OPTIONS)
+    settings = settings_for("fedbioacc", rounds=3, record_every=1, batch_size=4, local_steps=2)
     sites = array_sites(tmp_path, settings, tell=("objective",))
     kept = {name: [] for name in SITES}
 
@@ -36,7 +28,7 @@ def test_no_row_no_inner_variable_no_momentum(tmp_path):
         """Everything private a site has held so far: y, the y before, omega."""
         if task == "work":
             for file in (tmp_path / name / "run").glob("after-*.npz"):
-                kept[name].append(read_arrays(file)[1])
+                kept[name].append(read_arrays(file)[0])
         return told
 
     channel = Direct(sites, remember)
@@ -45,13 +37,11 @@ def test_no_row_no_inner_variable_no_momentum(tmp_path):
     data = programs.client_data()
     for client, name in enumerate(SITES):
         left = [told for _, who, told in channel.seen if who == name]
-        public = set().union(*(numbers_in(told) for told in left))
-        rows = set().union(
-            *(numbers_in(np.asarray(leaf[client])) for leaf in jax.tree.leaves((data.train, data.val)))
-        ) - {0.0}
+        public = numbers_in(left)
+        rows = numbers_in([leaf[client] for leaf in jax.tree.leaves((data.train, data.val))]) - {0.0}
         assert len(rows) > 1000
         assert not public & rows, "a number of the site's rows left it"
-        private = set().union(*(numbers_in(array) for state in kept[name] for array in state.values()))
+        private = numbers_in(kept[name])
         private -= {float(n) for n in range(200)}  # steps and counted calls: whole numbers that everybody can count
         assert len(private) > 10
         assert not public & private, "a number of the site's own state left it"
@@ -64,8 +54,7 @@ def test_no_row_no_inner_variable_no_momentum(tmp_path):
 
 
 def test_what_leaves_is_written_down_at_the_site(tmp_path):
-    settings = settings_for("fedbio", rounds=2, **OPTIONS)
-    coordinate(tmp_path, settings, Direct(array_sites(tmp_path, settings)))
+    Runs(tmp_path, 2).submit()
     lines = [line.split(";")[1:] for line in (tmp_path / "site-1/run/left.csv").read_text().splitlines()]
     one = str(8 * programs.OUTER)
     assert lines == [
@@ -93,8 +82,8 @@ def test_labels_and_rows_of_a_table_stay(tmp_path):
             "groups": rng.integers(2, size=rows).astype(np.int32),
         }
         np.savez(tmp_path / f"{name}.npz", **secret[name])
-        policy = Policy(Source(arrays_file=tmp_path / f"{name}.npz"), tell=("rows", "smoothness"))
-        sites[name] = Site(name, settings, policy, tmp_path / name, lambda line: None)
+        source = Source(arrays_file=tmp_path / f"{name}.npz")
+        sites[name] = site(tmp_path, name, settings, source, tell=("rows", "smoothness"))
     channel = Direct(sites)
     coordinate(tmp_path, settings, channel)
     allowed = {(4,), (6,), (2,), (1,)}  # x and nu over four cells; the model; two counts of rows; one curvature
@@ -106,30 +95,33 @@ def test_labels_and_rows_of_a_table_stay(tmp_path):
 
 
 def test_a_site_that_tells_nothing_still_takes_part(tmp_path):
-    settings = settings_for("fedbio", rounds=2, record_every=1, **OPTIONS)
-    channel = Direct(array_sites(tmp_path, settings, tell=()))
-    coordinate(tmp_path, settings, channel)
-    assert {key for _, _, told in channel.seen for key in told} == {"arrays", "numbers"}
-    history = (tmp_path / "runs/run/history.csv").read_text().splitlines()
-    assert [line.split(",")[3:5] for line in history[1:]] == [["nan", "0"], ["nan", "0"]]
+    run = Runs(tmp_path, 2, record_every=1)
+    run.submit(tell=())
+    assert {key for _, _, told in run.channel.seen for key in told} == {"arrays", "numbers"}
+    history = run.table("history")
+    assert history["objective"].isna().tolist() == [True, True]
+    assert history["sites"].tolist() == [0, 0]
 
 
 def test_a_request_of_another_run_is_refused(tmp_path):
-    settings = settings_for("fedbio", rounds=2, **OPTIONS)
-    one = array_sites(tmp_path, settings)["site-1"]
-    assert "another run" in one.answer("prepare", {"digest": "x"})["refused"]
-    assert "no task" in one.answer("shell", {"digest": settings.digest})["refused"]
-    assert (
-        "not prepared"
-        in one.answer(
-            "work", {"digest": settings.digest, "label": [0, 0, 0, 1], "since": None, "floor": None, "item": 0}
-        )["refused"]
-    )
-    # Whatever a request lacks, the site answers with a sentence and stays up.
-    assert "KeyError at the site" in one.answer("work", {"digest": settings.digest})["refused"]
+    settings = settings_for("fedbio", rounds=2)
+    asked = array_sites(tmp_path, settings)["site-1"]
+    ours = {"digest": settings.digest}
+    work = {**ours, "label": [0, 0, 0, 1], "since": None, "floor": None, "item": 0}
+    for task, request, sentence in (
+        ("prepare", {"digest": "x"}, "another run"),
+        ("shell", ours, "no task"),
+        ("work", work, "not prepared"),
+        (
+            "work",
+            ours,
+            "KeyError at the site",
+        ),  # whatever a request lacks, the site answers with a sentence and stays up
+    ):
+        assert sentence in asked.answer(task, request)["refused"]
 
 
 def test_programs_must_be_allowed_by_the_site(tmp_path):
     settings = settings_for("fedbio", rounds=2)
     with pytest.raises(ValueError, match="not among the functions this site allows"):
-        Site("site-1", settings, Policy(), tmp_path, lambda line: None)
+        site(tmp_path, "site-1", settings, Source())

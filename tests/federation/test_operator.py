@@ -25,7 +25,7 @@ from fedbilevel.tables.infer import infer
 from fedbilevel.tables.reading import open_table
 from fedbilevel.tables.schema import Schema
 from tests.federation.direct import Direct, coordinate
-from tests.federation.federation import LONG, SITES
+from tests.federation.federation import LONG, SITES, wait_for
 
 pytestmark = pytest.mark.federation
 
@@ -70,11 +70,10 @@ class Typed:
         return self.file.read_text()
 
     def until(self, what):
-        end = time.monotonic() + LONG
-        while not what():
+        def going_on():
             assert self.process.poll() is None, self.printed
-            assert time.monotonic() < end, self.printed
-            time.sleep(0.05)
+
+        wait_for(what, going_on, lambda: self.printed)
 
     def done(self, code=0):
         assert self.process.wait(LONG) == code, self.printed

@@ -13,7 +13,7 @@ from fedbilevel.federation.protocol.errors import Refused, RunFailed
 from fedbilevel.federation.protocol.policy import Privacy
 from fedbilevel.federation.protocol.privacy import Account, Guard, clip_and_blur, read_account, references
 from fedbilevel.federation.protocol.vault import Label
-from tests.federation.direct import Direct, array_sites, coordinate, settings_for
+from tests.federation.direct import Runs
 
 LABEL = Label(0, 3, 0, 1)
 
@@ -72,13 +72,14 @@ def test_what_cannot_be_blurred_is_refused():
 
 def test_the_same_request_gets_the_same_reply_and_is_counted_once(tmp_path, accountant):
     (tmp_path / "run").mkdir()
-    sent, reply = [np.zeros(4)], [np.ones(4)]
-    first = Guard(Privacy(1.0, 2.0), tmp_path, "run", "d").protect(reply, sent, LABEL)
-    again = Guard(Privacy(1.0, 2.0), tmp_path, "run", "d").protect(reply, sent, LABEL._replace(attempt=2))
-    np.testing.assert_array_equal(first[0], again[0])
+
+    def released(sent, label=LABEL):
+        return Guard(Privacy(1.0, 2.0), tmp_path, "run", "d").protect([np.ones(4)], [np.full(4, sent)], label)[0]
+
+    first = released(0.0)
+    np.testing.assert_array_equal(first, released(0.0, LABEL._replace(attempt=2)))
     assert read_account(tmp_path) == Account(1, 0.25)
-    other = Guard(Privacy(1.0, 2.0), tmp_path, "run", "d").protect(reply, [np.full(4, 0.1)], LABEL)
-    assert not np.array_equal(first[0], other[0])
+    assert not np.array_equal(first, released(0.1))
     assert read_account(tmp_path) == Account(2, 0.5)
 
 
@@ -104,32 +105,27 @@ def test_a_damaged_account_releases_nothing(tmp_path, text):
         read_account(tmp_path)
 
 
+def first_reply(run):
+    return next(told["arrays"][0] for task, name, told in run.channel.seen if (task, name) == ("work", "site-1"))
+
+
 @pytest.mark.usefixtures("shared_compilation")
 def test_a_run_with_noise_goes_on_until_a_budget_is_spent(tmp_path, accountant):
-    settings = settings_for("fedbio", 4, batch_size=4, local_steps=2)
-    sites = array_sites(tmp_path, settings, privacy=Privacy(0.1, 1.0, epsilon=3.5))
-    channel = Direct(sites)
+    blurred, plain = Runs(tmp_path), Runs(tmp_path, 3, run="plain")
     with pytest.raises(RunFailed, match="spent its privacy budget"):
-        coordinate(tmp_path, settings, channel)
+        blurred.submit(privacy=Privacy(0.1, 1.0, epsilon=3.5))
     assert json.loads((tmp_path / "site-1" / privacy.ACCOUNT).read_text())["replies"] == 3
-    plain = settings_for("fedbio", 3, run="plain", batch_size=4, local_steps=2)
-    clean = Direct(array_sites(tmp_path, plain))
-    coordinate(tmp_path, plain, clean)
-    noisy, exact = (
-        next(told["arrays"][0] for task, name, told in one.seen if task == "work" and name == "site-1")
-        for one in (channel, clean)
-    )
-    assert not np.allclose(noisy, exact)
+    plain.submit()
+    noisy = first_reply(blurred)
+    assert not np.allclose(noisy, first_reply(plain))
     assert np.linalg.norm(noisy) < 0.1 + 0.1 * 6 * np.sqrt(len(noisy)), "cut to 0.1 and blurred by 0.1"
 
 
 @pytest.mark.usefixtures("shared_compilation")
 def test_clipping_alone_needs_no_account(tmp_path):
-    settings = settings_for("fedbio", 2, batch_size=4, local_steps=2)
-    channel = Direct(array_sites(tmp_path, settings, privacy=Privacy(0.01)))
-    coordinate(tmp_path, settings, channel)
-    first = next(told["arrays"][0] for task, _, told in channel.seen if task == "work")
-    assert np.linalg.norm(first) == pytest.approx(0.01)
+    run = Runs(tmp_path, 2)
+    run.submit(privacy=Privacy(0.01))
+    assert np.linalg.norm(first_reply(run)) == pytest.approx(0.01)
     assert not (tmp_path / "site-1" / privacy.ACCOUNT).exists()
 
 

@@ -128,11 +128,7 @@ def everything(scale):
 def test_every_construct_of_a_plan(tmp_path, monkeypatch):
     made = everything(0.3)
     data = programs.client_data()
-    example = tuple(
-        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), part)
-        for part in (data.train, data.val)
-    )
-    monkeypatch.setattr(programs, "program", lambda arguments: ArrayProgram(made, 4, example))
+    monkeypatch.setattr(programs, "program", lambda arguments: ArrayProgram(made, 4, programs.example(data)))
     settings = settings_for("fedavg")
     channel = Direct(array_sites(tmp_path, settings))
     model, shift = coordinate(tmp_path, settings, channel)

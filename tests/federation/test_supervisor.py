@@ -1,4 +1,4 @@
-"""Staying with a run, against a server that is made up: what `supervise` does at every turn.  Real ones: test_federation.py."""
+"""Staying with a run, against a server that is made up: what `Supervisor` does at every turn."""
 
 import contextlib
 import json
@@ -8,13 +8,11 @@ import pytest
 
 pytest.importorskip("nvflare", reason="needs the federation extra: pip install 'fedbilevel[federation]'")
 
+from fedbilevel import storage
 from fedbilevel.federation.nvflare import sessions
-from fedbilevel.federation.nvflare.sessions import STOP, WATCH, NoServer, Seen, end_jobs, look, stop_run
-from fedbilevel.federation.operator import supervisor
-from fedbilevel.federation.operator.provision import Kits
-from fedbilevel.federation.operator.supervisor import supervise
+from fedbilevel.federation.nvflare.sessions import STOP, WATCH, Kits, NoServer, Seen, end_jobs, look, stop_run
+from fedbilevel.federation.operator.supervisor import Supervisor
 from fedbilevel.federation.protocol.errors import RunFailed, Stopped
-from fedbilevel.federation.protocol.record import held, is_held
 from fedbilevel.federation.protocol.settings import JobSettings
 
 SITES = ("site-1", "site-2", "site-3")
@@ -53,10 +51,10 @@ def everybody(job=None):
 @pytest.fixture
 def told(tmp_path, monkeypatch):
     """(kits, run folder, a function that plays a story and returns what was said)."""
-    kits = Kits(tmp_path / "server", tmp_path / "admin", {})
+    kits = Kits(tmp_path / "server", tmp_path / "admin", {}, "ann")
     folder = tmp_path / "server/fedbilevel-runs/run"
     folder.mkdir(parents=True)
-    monkeypatch.setattr(supervisor, "POLL", 0.0)
+    monkeypatch.setattr(sessions, "POLL", 0.0)
     lines = []
 
     def play(server, settings=SETTINGS, ended=0, **options):
@@ -66,10 +64,10 @@ def told(tmp_path, monkeypatch):
                 raise NoServer("The server does not answer ann.")
             yield server
 
-        monkeypatch.setattr(supervisor, "session", session)
-        monkeypatch.setattr(supervisor, "look", server.look)
-        monkeypatch.setattr(supervisor, "end_jobs", lambda opened, run: ended)
-        supervise(kits, settings, jobs=tmp_path / "jobs", say=lines.append, **options)
+        monkeypatch.setattr(sessions, "session", session)
+        monkeypatch.setattr(sessions, "look", server.look)
+        monkeypatch.setattr(sessions, "end_jobs", lambda opened, run: ended)
+        Supervisor(kits, settings, tmp_path / "jobs", lines.append, **options).run()
         assert server.turns == []
         return lines
 
@@ -87,18 +85,52 @@ def seen(jobs=(), sites=None, status=None):
     return turn
 
 
-def test_a_run_is_submitted_once_and_watched(told):
+ALL = "submitted with site-1, site-2, site-3"
+RUNNING, COMPLETE = ("running",), ("complete",)
+TWO = {"site-1": ("job-1",), "site-2": ("job-1",)}
+AGAIN = {"site-1": ("job-2",), "site-2": ("job-2",), "site-3": ()}
+WORKING = seen(["job-1"], everybody("job-1"), RUNNING)
+STORIES = {
+    "submitted once and watched": (
+        [seen(), WORKING, seen(["job-1"], everybody("job-1"), COMPLETE)], [ALL], [],
+    ),
+    "a site that is back is called and one that declined is not": (
+        [
+            seen(),
+            WORKING,
+            seen(["job-1"], TWO, RUNNING),  # site-3 is gone
+            seen(["job-1"], {**TWO, "site-3": ()}, RUNNING),  # and back, without the job
+            seen(),
+            seen(["job-2"], AGAIN, RUNNING),
+            seen(["job-2"], AGAIN, COMPLETE),
+        ],
+        [ALL, "site-3 can take part again", ALL], ["job-1"],
+    ),
+    "a job that was stopped is submitted again, its place at the server let go of": (
+        [seen(), seen([], None, ("stopped",)), seen(["job-2"], None, COMPLETE)], [ALL, "so it is", ALL], ["job-1"],
+    ),
+    "a job that waits is submitted again, its place at the server let go of": (
+        [seen(), seen([], None, ("waiting",)), seen(["job-2"], None, COMPLETE)], [ALL, "so it is", ALL], ["job-1"],
+    ),
+    "a job whose worker vanished is submitted again at once": (
+        [seen(), seen(["job-1"], None, RUNNING), seen([]), seen([], None, COMPLETE)],
+        [ALL, "the job ended before the run did", ALL], [],
+    ),
+    "those who are missing are named and waited for": (
+        [seen([], {"site-1": (), "site-2": ()}), seen([], {"site-1": (), "site-2": ()}), seen(), seen([], None, COMPLETE)],
+        ["waiting for site-3", ALL], [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_run_is_stayed_with(told, story):
     folder, play, _ = told
-    server = Server(
-        folder,
-        seen(),
-        seen(),
-        seen(["job-1"], everybody("job-1"), ("running",)),
-        seen(["job-1"], everybody("job-1"), ("complete",)),
-    )
-    assert play(server) == ["submitted with site-1, site-2, site-3"]
-    assert (len(server.submitted), server.aborted) == (1, [])
-    assert not is_held(folder / WATCH)
+    turns, said, aborted = STORIES[story]
+    server = Server(folder, *turns)
+    assert play(server) == said
+    assert (len(server.submitted), server.aborted) == (said.count(ALL), aborted)
+    assert not storage.is_locked(folder / WATCH)
 
 
 def test_a_job_that_is_at_work_is_taken_up(told):
@@ -112,56 +144,17 @@ def test_a_job_that_is_at_work_is_taken_up(told):
 
 def test_a_job_with_other_settings_is_ended_first(told):
     folder, play, _ = told
-    server = Server(folder, seen(["old"], everybody("old")), seen(), seen(["job-1"], None, ("complete",)))
+    server = Server(folder, seen(["old"], everybody("old")), seen(["job-1"], None, COMPLETE))
     server.tell("running", "old")
     (folder / "settings.json").write_text(JobSettings("run", "fair", SITES).to_json())
-    assert play(server, ended=1) == ["an earlier job of the run was ended", "submitted with site-1, site-2, site-3"]
+    assert play(server, ended=1) == ["an earlier job of the run was ended", ALL]
 
 
-def test_a_site_that_is_back_is_called_and_one_that_declined_is_not(told):
-    folder, play, _ = told
-    two = {"site-1": ("job-1",), "site-2": ("job-1",)}
-    server = Server(
-        folder,
-        seen(),
-        seen([], {"site-1": (), "site-2": (), "site-3": ()}),
-        seen(["job-1"], everybody("job-1"), ("running",)),
-        seen(["job-1"], two, ("running",)),  # site-3 is gone
-        seen(["job-1"], {**two, "site-3": ()}, ("running",)),  # and back, without the job
-        seen(),
-        seen(),
-        seen(["job-2"], {**two, "site-1": ("job-2",), "site-2": ("job-2",), "site-3": ()}, ("running",)),
-        seen(["job-2"], {"site-1": ("job-2",), "site-2": ("job-2",), "site-3": ()}, ("complete",)),
-    )
-    said = play(server)
-    assert said.count("site-3 can take part again") == 1
-    assert (len(server.submitted), server.aborted) == (2, ["job-1"])
-
-
-@pytest.mark.parametrize("status", ["stopped", "waiting"])
-def test_a_job_that_ended_early_is_submitted_again(told, status):
-    folder, play, _ = told
-    server = Server(folder, seen(), seen(), seen([], None, (status,)), seen(), seen(["job-2"], None, ("complete",)))
-    assert play(server)[1:] == ["so it is", "submitted with site-1, site-2, site-3"]
-    assert server.aborted == ["job-1"], "its place at the server is let go of"
-
-
-def test_a_job_whose_worker_vanished_is_submitted_again_at_once(told):
-    folder, play, _ = told
-    server = Server(
-        folder, seen(), seen(), seen(["job-1"], None, ("running",)), seen([]), seen(), seen([], None, ("complete",))
-    )
-    assert play(server)[1:] == ["the job ended before the run did", "submitted with site-1, site-2, site-3"]
-
-
-def test_those_who_are_missing_are_named_and_waited_for(told):
+def test_with_the_time_to_gather_over_enough_sites_will_do(told):
     folder, play, _ = told
     two = {"site-1": (), "site-2": ()}
-    server = Server(folder, seen([], two), seen([], two), seen(), seen([], None, ("complete",)))
-    assert play(server) == ["waiting for site-3", "submitted with site-1, site-2, site-3"]
-    server = Server(folder, seen([], two), seen([], two), seen([], two), seen([], two, ("complete",)))
-    (folder / "status.json").unlink()
-    assert play(server, gather=-1.0)[-1] == "submitted with site-1, site-2"
+    server = Server(folder, seen([], two), seen([], two, COMPLETE))
+    assert play(server, gather=-1.0) == ["submitted with site-1, site-2"]
 
 
 def test_a_server_that_is_gone_is_waited_for(told):
@@ -180,25 +173,24 @@ def test_a_run_stopped_on_purpose_is_left_alone(told):
         (folder / STOP).touch()
         return Seen((), everybody())
 
-    server = Server(folder, seen(), seen(), stopped)
+    server = Server(folder, seen(), stopped)
     with pytest.raises(Stopped, match="Run run was stopped; the same command goes on"):
         play(server)
     assert len(server.submitted) == 1
-    again = Server(folder, seen(), seen(), seen([], None, ("complete",)))
-    play(again)
+    play(Server(folder, seen(), seen([], None, COMPLETE)))
     assert not (folder / STOP).exists(), "submitting again is meant to go on"
 
 
 def test_a_run_that_failed_says_why(told):
     folder, play, _ = told
     with pytest.raises(RunFailed, match="so it is"):
-        play(Server(folder, seen(), seen(), seen(["job-1"], None, ("failed",))))
+        play(Server(folder, seen(), seen(["job-1"], None, ("failed",))))
 
 
 def test_only_one_watches_a_run(told):
     folder, play, _ = told
     with (
-        held(folder / WATCH, 0.0, "no"),
+        storage.lock(folder / WATCH),
         pytest.raises(RunFailed, match="Run run is being watched already, by another `submit`"),
     ):
         play(Server(folder))
@@ -252,7 +244,7 @@ def test_a_site_that_is_cut_off_does_not_hide_the_others():
 
 
 def test_stopping_a_run(tmp_path, monkeypatch):
-    kits = Kits(tmp_path / "server", tmp_path / "admin", {})
+    kits = Kits(tmp_path / "server", tmp_path / "admin", {}, "ann")
     folder = tmp_path / "server/fedbilevel-runs/run"
     with pytest.raises(ValueError, match="There is no run 'run' in "):
         stop_run(kits, "run")
@@ -261,6 +253,6 @@ def test_stopping_a_run(tmp_path, monkeypatch):
     opened = Operator()
     monkeypatch.setattr(sessions, "session", lambda kits: contextlib.nullcontext(opened))
     assert not stop_run(kits, "run")
-    with held(folder / WATCH, 0.0, "no"):
+    with storage.lock(folder / WATCH):
         assert stop_run(kits, "run"), "somebody watches it, who is told to stop"
     assert (folder / STOP).exists()

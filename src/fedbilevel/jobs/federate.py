@@ -13,34 +13,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedbilevel.fairness.counts import Counts
 from fedbilevel.fairness.program import fair_program
 from fedbilevel.fairness.recipe import BILEVEL
 from fedbilevel.fairness.saving import FittedModel
+from fedbilevel.federation.protocol.program import answer_trees
+from fedbilevel.federation.protocol.record import Progress, read_answers
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.jobs.fit.data import Part, encoded
 from fedbilevel.jobs.fit.job import SCHEMA_FILE, save
 from fedbilevel.jobs.fit.measure import counted, group_rows, intervals, measures, quality
 from fedbilevel.jobs.fit.train import HISTORY_ROWS, FitOptions
-from fedbilevel.jobs.outcome import Outcome
 from fedbilevel.report.page.files import write_report
 from fedbilevel.runs import Run, RunFolder
 from fedbilevel.tables.encoder import parse
 from fedbilevel.tables.reading import Table
 from fedbilevel.tables.schema import Schema
-
-
-@dataclass(frozen=True)
-class FederateOptions:
-    """How a run is to go, besides how to fit; see `JobSettings`.  ``run``: its name, made from the options if None."""
-
-    fit: FitOptions
-    run: str | None = None
-    min_sites: int | None = None
-    reply_timeout: float = 300.0
-    start_timeout: float = 300.0
-    record_every: int | None = None
-    validation: float | None = None
-    double: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,52 +41,109 @@ class FederateResult:
     page: Path
 
 
-def job(options: FederateOptions, schema: Schema, sites: Sequence[str]) -> JobSettings:
-    """What is submitted."""
-    fit = options.fit
+def job(
+    fit: FitOptions,
+    schema: Schema,
+    sites: Sequence[str],
+    *,
+    run: str | None = None,
+    validation: float | None = None,
+    min_sites: int | None = None,
+    reply_timeout: float = 300.0,
+) -> JobSettings:
+    """What is submitted; see `JobSettings`.  ``run``: its name, made from the options if None."""
     recipe: dict[str, Any] = {
         "method": fit.method, "local_steps": fit.local_steps, "batch_size": fit.batch_size, "step": fit.step,
         "client_weights": fit.client_weights,
     }  # fmt: skip
+    recipe |= {name: getattr(fit, name) for name in ("steps", "weight_steps") if getattr(fit, name) is not None}
     formulation: dict[str, Any] = {"kind": fit.formulation, "metric": fit.metric, "ridge": fit.ridge}
-    for name in ("steps", "weight_steps"):
-        if getattr(fit, name) is not None:
-            recipe[name] = getattr(fit, name)
-    if fit.strength is not None:
-        if isinstance(fit.strength, str):
-            raise ValueError("--strength auto needs the rows of all sites in one place; name a number.")
-        if fit.method == "fedreg":
-            recipe["penalty"] = float(fit.strength)
-        else:
-            formulation["strength"] = float(fit.strength)
+    if isinstance(fit.strength, str):
+        raise ValueError("--strength auto needs the rows of all sites in one place; name a number.")
+    if fit.strength is not None and fit.method == "fedreg":
+        recipe["penalty"] = float(fit.strength)
+    elif fit.strength is not None:
+        formulation["strength"] = float(fit.strength)
+    model = {"kind": fit.model, "hidden": fit.hidden}
     arguments = {
-        "schema": schema.text(),
-        "recipe": recipe,
-        "formulation": formulation,
-        "model": {"kind": fit.model, "hidden": fit.hidden},
-        "validation": options.validation,
-    }
+        "schema": schema.text(), "recipe": recipe, "formulation": formulation, "model": model, "validation": validation,
+    }  # fmt: skip
     settled = fair_program(arguments).recipe
     rounds = max(settled.rounds, settled.weight_rounds if fit.method in BILEVEL else 0)
-    identity = json.dumps([arguments, list(sites), fit.seed, options.double], sort_keys=True)
-    name = re.sub(r"[^A-Za-z0-9]+", "-", schema.target).strip("-").lower()[:40] or "run"
+    if run is None:
+        identity = json.dumps([arguments, list(sites), fit.seed, False], sort_keys=True)
+        name = re.sub(r"[^A-Za-z0-9]+", "-", schema.target).strip("-").lower()[:40] or "run"
+        run = f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
     return JobSettings(
-        run=options.run or f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}",
-        program="fair",
-        sites=tuple(sites),
-        arguments=arguments,
-        seed=fit.seed,
-        double=options.double,
-        min_sites=options.min_sites,
-        reply_timeout=options.reply_timeout,
-        start_timeout=options.start_timeout,
-        record_every=options.record_every or max(1, rounds // HISTORY_ROWS),
-    )
+        run, "fair", tuple(sites), arguments, fit.seed, min_sites=min_sites, reply_timeout=reply_timeout,
+        record_every=max(1, rounds // HISTORY_ROWS),
+    )  # fmt: skip
+
+
+class Outcome:
+    """A complete run as the coordinator kept it."""
+
+    def __init__(self, folder: Path, settings: JobSettings) -> None:
+        self.folder, self.settings = folder, settings
+        progress = Progress.read(folder / "state.npz")
+        if progress is None:
+            raise ValueError(f"{folder / 'state.npz'} cannot be read; restore it from a backup.")
+        self.progress, self.agreed = progress, progress.agreed
+        self.program = fair_program(settings.arguments)
+        self.recipe = self.program.settled(self.agreed)
+        self.answers = answer_trees(self.program, self.agreed, read_answers(folder))
+        self.reports: dict[str, dict[str, Any]] = json.loads((folder / "report.json").read_text())
+
+    @property
+    def weights(self) -> np.ndarray | None:
+        """Of groups or cells, where the method learns them."""
+        return self.recipe.formulation.weights(self.answers[0]) if self.recipe.method in BILEVEL else None
+
+    def model(self, label: str) -> FittedModel:
+        encoder = self.program.encoder(self.agreed)
+        return FittedModel.of_schema(encoder, self.program.model, self.answers[-1], self.weights, label)
+
+    def counts(self) -> Counts | None:
+        """Rows by group, label and decision of the sites that tell them; None where none does."""
+        told = [np.asarray(report["decisions"]) for report in self.reports.values() if "decisions" in report]
+        return Counts(np.sum(told, axis=0)) if told else None
+
+    def table(self, name: str) -> pd.DataFrame:
+        """``exchanges`` or ``history``, with the stages by name."""
+        stages = ("weights", "model") if self.recipe.method in BILEVEL else ("model",)
+        table = pd.read_csv(self.folder / f"{name}.csv")
+        return table.assign(stage=[stages[number] for number in table["stage"]])
+
+    def sites(self) -> pd.DataFrame:
+        """One row a site: what it answered, how much was sent, how long it took."""
+        exchanges = self.table("exchanges")
+        rows = []
+        for site in self.settings.sites:
+            here = exchanges[exchanges["site"] == site]
+            answered = here["outcome"].str.startswith("answered")
+            counts = self.reports.get(site, {}).get("decisions")
+            rows.append(
+                {
+                    "site": site,
+                    "rows": None if counts is None else int(np.sum(counts)),
+                    "answered": int(answered.sum()),
+                    "missed": int((~answered).sum()),
+                    "bytes_up": int(here["bytes_up"].sum()),
+                    "bytes_down": int(here["bytes_down"].sum()),
+                    "median_seconds": float(here.loc[answered, "seconds"].median()),
+                    "median_own_seconds": float(here.loc[answered, "site_seconds"].median()),
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def log(self) -> list[str]:
+        file = self.folder / "log.txt"
+        return file.read_text().splitlines() if file.exists() else []
 
 
 def run(
     settings: JobSettings,
-    options: FederateOptions,
+    fit: FitOptions,
     schema: Schema,
     out: Path,
     supervised: Callable[[], Path],
@@ -107,7 +152,7 @@ def run(
     line: str = "",
 ) -> FederateResult:
     """Write the run folder ``out``; ``supervised`` does the training and returns the coordinator's folder of it."""
-    fit = options.fit
+    validation = settings.arguments["validation"]
     configuration = {
         "target": schema.target,
         "sensitive": list(schema.sensitive),
@@ -116,37 +161,33 @@ def run(
         "sites": list(settings.sites),
         "convention": "between_groups",
         **{name: value for name, value in fit.configuration().items() if name not in ("test_share", "compare_with")},
-        **({} if options.validation is None else {"validation": options.validation}),
+        **({} if validation is None else {"validation": validation}),
         **({} if test is None else {"test": str(test.path)}),
         "run": settings.run,  # last: where it follows from the options, the option that differs is to be named first
     }
     with RunFolder.open(out, command="federate", configuration=configuration, line=line) as folder:
+        tables = {}
         if not folder.complete:
             done = Outcome(supervised(), settings)
             schema.write(folder.path / SCHEMA_FILE)
             _save(folder, done, fit, test)
             for sentence in done.log():
                 folder.log(f"coordinator: {sentence}")
-            tables = {"exchanges": done.exchanges(), "sites": done.sites()}
-            finished = folder.finish(extra=tables)
-        else:
-            finished = folder.finish()
+            tables = {"exchanges": done.table("exchanges"), "sites": done.sites()}
+        finished = folder.finish(extra=tables)
     sites = pd.read_csv(out / "sites.csv")
     page, *_ = write_report(finished)
     return FederateResult(finished, sites, notes(sites, finished), page)
 
 
 def _save(folder: RunFolder, done: Outcome, fit: FitOptions, test: Table | None) -> None:
-    model = done.model(fit.label)
+    model, progress = done.model(fit.label), done.progress
     schema = model.schema
     rounds, steps = done.recipe.total
     row: dict[str, Any] = {
-        "rounds": rounds,
-        "steps": steps,
-        "bytes_up": done.bytes_up,
-        "bytes_down": done.bytes_down,
-        "seconds": done.seconds,
-    }
+        "rounds": rounds, "steps": steps, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down,
+        "seconds": progress.seconds,
+    }  # fmt: skip
     tables = []
     counts = done.counts()
     if counts is not None:
@@ -158,7 +199,7 @@ def _save(folder: RunFolder, done: Outcome, fit: FitOptions, test: Table | None)
         row |= measures("test", rows, probability, count, fit.metric)
         row |= intervals(rows, probability > 0.5, count, fit.metric, fit.seed)
         tables.append(group_rows("test", counted(rows, probability > 0.5, count), schema.groups))
-    save(folder, fit, model, len(done.settings.sites), row, tables, done.history())
+    save(folder, fit, model, len(done.settings.sites), row, tables, done.table("history"))
 
 
 def held_out(model: FittedModel, table: Table) -> Part:
@@ -176,17 +217,15 @@ def held_out(model: FittedModel, table: Table) -> Part:
 
 def notes(sites: pd.DataFrame, run: Run) -> list[str]:
     """What people should know, in sentences."""
-    found = []
+    sentences = []
     silent = sites.loc[sites["rows"].isna(), "site"].tolist()
     if silent:
-        found.append(
+        sentences.append(
             f"Rates of groups at {', '.join(silent)} are not included: the policy there does not tell its report."
         )
     missed = sites[sites["missed"] > 0]
-    found += [
-        f"{name} missed {count} exchange(s); exchanges.csv says which."
-        for name, count in zip(missed["site"], missed["missed"], strict=True)
-    ]
+    for name, count in zip(missed["site"], missed["missed"], strict=True):
+        sentences.append(f"{name} missed {count} exchange(s); exchanges.csv says which.")
     if "test_accuracy" in run.rows and run.rows["test_accuracy"].isna().all():
-        found.append("No rows were held out: --test FILE measures the model on rows of the coordinator's own.")
-    return found
+        sentences.append("No rows were held out: --test FILE measures the model on rows of the coordinator's own.")
+    return sentences

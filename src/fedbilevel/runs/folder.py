@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -20,9 +20,6 @@ from fedbilevel import storage
 from fedbilevel._version import __version__
 from fedbilevel.runs.reading import FORMAT, MODELS, PARTS, SETTINGS_FILE, Run, read, read_about, read_parts
 from fedbilevel.runs.tables import TABLES, csv_text, digest, models_of, part_name, part_text, stacked, tidy
-
-if TYPE_CHECKING:
-    from filelock import FileLock
 
 Model = Mapping[str, Any] | Callable[[Path], Any]
 """Arrays by name, or a function that writes the ``.npz`` file it is given."""
@@ -32,7 +29,7 @@ PACKAGES = ("jax", "jaxlib", "numpy", "pandas", "scipy", "scikit-learn")
 class RunFolder:
     """A run folder open for writing; see `open`.  Methods may be called from several threads."""
 
-    def __init__(self, path: Path, lock: FileLock, about: dict[str, Any], keys: set[str], grows: bool) -> None:
+    def __init__(self, path: Path, lock: storage.Lock, about: dict[str, Any], keys: set[str], grows: bool) -> None:
         self.path = path
         self._lock, self._about, self._keys, self._grows = lock, about, keys, grows
         self._threads = threading.Lock()
@@ -238,7 +235,7 @@ def _check_same(folder: Path, about: dict[str, Any], command: str, wanted: dict[
         )
 
 
-def _take_lock(folder: Path) -> FileLock:
+def _take_lock(folder: Path) -> storage.Lock:
     try:
         return storage.lock(folder / "lock")
     except storage.Busy as busy:

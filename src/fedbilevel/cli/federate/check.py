@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from fedbilevel.cli.federate.parts import KitFolder, need_nvflare
-from fedbilevel.cli.terminal import AsJson, Quiet, prepare_jax, show
+from fedbilevel.cli.federate.parts import KitFolder, Metric, need_nvflare, tell
+from fedbilevel.cli.terminal import AsJson, Quiet, prepare_jax
 
 
 def check(
@@ -19,9 +17,7 @@ def check(
     schema: Annotated[Path | None, typer.Option(help="The schema of the run to come, from its coordinator.")] = None,
     method: Annotated[str, typer.Option(help="The method of the run to come.")] = "fedbioacc",
     formulation: Annotated[str, typer.Option(help="cells or paper; for fedbioacc and fedbio.")] = "cells",
-    metric: Annotated[
-        str, typer.Option(help="equal_opportunity, equalized_odds or demographic_parity.")
-    ] = "equal_opportunity",
+    metric: Metric = "equal_opportunity",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -44,7 +40,7 @@ def check(
         raise ValueError(f"{opened.folder / 'local' / FILE} names no table: fill in [data], table and columns.")
     prepare_jax()
     from fedbilevel.federation.operator.rehearsal import rehearse
-    from fedbilevel.jobs.federate import FederateOptions, job
+    from fedbilevel.jobs.federate import job
     from fedbilevel.jobs.fit.train import FitOptions
     from fedbilevel.tables.reading import open_table
     from fedbilevel.tables.schema import Schema
@@ -52,27 +48,23 @@ def check(
     table, meaning = open_table(source.table), Schema.read(schema)
     table.check_columns(source.columns)
     fit = FitOptions(method=method, formulation=formulation, metric=metric, compare_with=None)
-    found = rehearse(opened.name, job(FederateOptions(fit), meaning, [opened.name]), policy)
+    left, said = rehearse(opened.name, job(fit, meaning, [opened.name]), policy)
     if policy.privacy is None:
         warnings.append("Replies leave without noise: [privacy] in local/fedbilevel.toml would add it.")
-    if as_json:
-        told = {
-            "site": opened.name, "server": opened.address, "until": f"{opened.until:%Y-%m-%d}", "warnings": warnings,
-            "table": str(source.table), "columns": list(source.columns), "tell": list(policy.tell),
-            "left": [one._asdict() for one in found.left], "said": found.said,
-        }  # fmt: skip
-        print(json.dumps(told))
-        return
-    if quiet:
-        return
-    import pandas as pd
+    until = f"{opened.until:%Y-%m-%d}"
 
-    console = Console() if sys.stdout.isatty() else Console(width=120)
-    left = pd.DataFrame(found.left, columns=["when", "what", "shape", "bytes"])
-    show(console, "What would leave this site (one round a stage; training repeats work)", left)
-    for line in (
-        f"{opened.name} would take part: {source.table} fits {schema}.",
-        f"It connects to {opened.address}; its certificate is good until {opened.until:%Y-%m-%d}.",
-        *(f"Note: {warning}" for warning in warnings),
-    ):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    def shown() -> Iterator[str | tuple[str, Any]]:
+        import pandas as pd
+
+        title = "What would leave this site (one round a stage; training repeats work)"
+        yield title, pd.DataFrame(left, columns=["when", "what", "shape", "bytes"])
+        yield f"{opened.name} would take part: {source.table} fits {schema}."
+        yield f"It connects to {opened.address}; its certificate is good until {until}."
+        yield from (f"Note: {warning}" for warning in warnings)
+
+    told = {
+        "site": opened.name, "server": opened.address, "until": until, "warnings": warnings,
+        "table": str(source.table), "columns": list(source.columns), "tell": list(policy.tell),
+        "left": [thing._asdict() for thing in left], "said": said,
+    }  # fmt: skip
+    tell(as_json, quiet, told, shown())

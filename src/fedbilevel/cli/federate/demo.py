@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import sys
 import tempfile
@@ -12,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedbilevel.cli.federate.parts import ended_by_signals, hushed, need_nvflare
-from fedbilevel.cli.federate.submit import carry_out, tell
+from fedbilevel.cli.federate.parts import UP_SECONDS, LocalSteps, Seed, ended_by_signals, hushed, need_nvflare
+from fedbilevel.cli.federate.submit import carry_out, tell_result
 from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax
 
 if TYPE_CHECKING:
-    from fedbilevel.jobs.federate import FederateOptions, FederateResult
-
-UP_SECONDS = 60.0
-"""How long the demo's processes may take to come up."""
+    from fedbilevel.jobs.federate import FederateResult
+    from fedbilevel.jobs.fit.train import FitOptions
 
 
 def demo(
@@ -29,9 +26,9 @@ def demo(
     ] = "fedbioacc",
     steps: Annotated[int, typer.Option(help="Training steps of the model.", min=1)] = 1000,
     weight_steps: Annotated[int, typer.Option(help="Steps of the bilevel stage.", min=1)] = 500,
-    local_steps: Annotated[int, typer.Option(help="Steps between two exchanges.", min=1)] = 5,
+    local_steps: LocalSteps = 5,
     rows: Annotated[int | None, typer.Option(help="Take so many of Adult's rows; all if not given.", min=300)] = None,
-    seed: Annotated[int, typer.Option(help="Where all randomness starts.", min=0)] = 0,
+    seed: Seed = 0,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the federation: kits, tables and logs, in OUT-federation.")
     ] = False,
@@ -47,7 +44,6 @@ def demo(
     check_folder(out)
     talks = not (quiet or as_json)
     prepare_jax()
-    from fedbilevel.jobs.federate import FederateOptions
     from fedbilevel.jobs.fit.train import FitOptions
 
     fit = FitOptions(
@@ -58,16 +54,16 @@ def demo(
         raise ValueError(f"{home} is there already: move it away, or name another --out.")
     try:
         with ended_by_signals():
-            result = _run(home, FederateOptions(fit, reply_timeout=60.0), rows, seed, out, talks)
+            result = _run(home, fit, rows, out, talks)
     finally:
         if not keep:
             shutil.rmtree(home, ignore_errors=True)
-    tell(result, out, as_json, quiet)
+    tell_result(result, out, as_json, quiet)
     if talks and keep:
         print(f"Kits, tables and logs are in {home}")
 
 
-def _run(home: Path, options: FederateOptions, rows: int | None, seed: int, out: Path, talks: bool) -> FederateResult:
+def _run(home: Path, fit: FitOptions, rows: int | None, out: Path, talks: bool) -> FederateResult:
     import jax
 
     from fedbilevel.federation.nvflare.sessions import wait_for_sites
@@ -81,9 +77,9 @@ def _run(home: Path, options: FederateOptions, rows: int | None, seed: int, out:
         if talks:
             print(f"{time.monotonic() - began:5.1f} s  {text}", file=sys.stderr, flush=True)
 
-    made = prepare(home, rows, seed)
+    made = prepare(home, rows, fit.seed)
     sites = list(made.kits.sites)
-    settings = job(options, made.schema, sites)
+    settings = job(fit, made.schema, sites, reply_timeout=60.0)
     say(f"certificates and kits for a server, a coordinator and the sites {', '.join(sites)}")
     environment = {
         "JAX_PLATFORMS": "cpu",
@@ -99,10 +95,7 @@ def _run(home: Path, options: FederateOptions, rows: int | None, seed: int, out:
             reason = f"{ended[0]} ended at once" if ended else f"only {', '.join(there) or 'no site'} came up"
             raise RuntimeError(f"The demo's federation did not start: {reason}; --keep keeps its logs.")
         say(f"server and {len(sites)} sites are up, over mutual TLS")
-        line = shlex.join(["fedbilevel", *sys.argv[1:]])
-        result = carry_out(
-            made.kits, settings, options, made.schema, out, made.test, 120.0, line, not talks
-        )  # fmt: skip
+        result = carry_out(made.kits, settings, fit, made.schema, out, made.test, 120.0, not talks)
         say("trained, measured, page written")
     say("everything is stopped")
     return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,9 +14,14 @@ from fedbilevel.cli.terminal import AsJson, Quiet, check_folder
 
 if TYPE_CHECKING:
     from fedbilevel.federation.operator.provision import Established
-    from fedbilevel.federation.operator.roster import Roster
 
-DEFAULTS = {"server": "localhost", "port": 8002, "admin_port": 8003, "coordinator": "admin@coordinator.org"}
+ASKED = {
+    "server": ("Host name of the server, as the sites reach it", "localhost"),
+    "port": ("Port for the sites", 8002),
+    "admin_port": ("Port for the coordinator", 8003),
+    "coordinator": ("The coordinator's e-mail address", "admin@coordinator.org"),
+}
+"""What every federation has, in words, and what it is if nobody says."""
 
 
 def init(
@@ -44,41 +49,23 @@ def init(
     from fedbilevel.federation.operator.roster import FILE, Roster, read_roster
 
     known = read_roster(out) if (out / FILE).exists() else None
-    wanted: Roster
-    people = (*((one, "lead") for one in lead or ()), *((one, "member") for one in member or ()))
-    if known is None:
-        given = {"server": server, "port": port, "admin_port": admin_port, "coordinator": coordinator}
-        if not site:
-            site, given = _asked(given)
-        chosen = {name: DEFAULTS[name] if value is None else value for name, value in given.items()}
-        wanted = Roster(tuple(site), **chosen, people=people)  # type: ignore[arg-type]
-    else:
-        wanted = Roster(
-            tuple(site or known.sites), server or known.server, port or known.port, admin_port or known.admin_port,
-            coordinator or known.coordinator, people,
-        )  # fmt: skip
+    chosen: dict[str, Any] = {"server": server, "port": port, "admin_port": admin_port, "coordinator": coordinator}
+    if known is None and not site and not sys.stdin.isatty():
+        raise ValueError("--site is missing: name the sites, --site NAME for each.")
+    asks = known is None and not site
+    if asks:
+        site = typer.prompt("Names of the sites, with spaces between them").split()
+    for name in [name for name, value in chosen.items() if value is None]:
+        words, usual = ASKED[name]
+        chosen[name] = getattr(known, name, usual) if not asks else typer.prompt(words, default=usual)
+    people = (*((person, "lead") for person in lead or ()), *((person, "member") for person in member or ()))
+    wanted = Roster(tuple(site or (known.sites if known else ())), **chosen, people=people)
     check_folder(out)
     done = establish(out, wanted, renew or ())
     if as_json:
         print(json.dumps(_machine(done)))
     elif not quiet:
         _print(done, out)
-
-
-def _asked(given: dict[str, str | int | None]) -> tuple[list[str], dict[str, str | int | None]]:
-    if not sys.stdin.isatty():
-        raise ValueError("--site is missing: name the sites, --site NAME for each.")
-    sites = [name for name in typer.prompt("Names of the sites, with spaces between them").split() if name]
-    words = {
-        "server": "Host name of the server, as the sites reach it",
-        "port": "Port for the sites",
-        "admin_port": "Port for the coordinator",
-        "coordinator": "The coordinator's e-mail address",
-    }
-    for name, value in given.items():
-        if value is None:
-            given[name] = typer.prompt(words[name], default=DEFAULTS[name])
-    return sites, given
 
 
 def _machine(done: Established) -> dict[str, object]:

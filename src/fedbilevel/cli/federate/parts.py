@@ -1,13 +1,14 @@
-"""What the commands of ``federate`` share: the extra they need, options, a silent NVFlare, progress by round."""
+"""What the commands of ``federate`` share: the extra they need, options, a silent NVFlare, tables, progress by round."""
 
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,11 +19,21 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from fedbilevel.cli.terminal import show
+
 if TYPE_CHECKING:
-    from fedbilevel.federation.operator.provision import Kits
+    from fedbilevel.federation.nvflare.sessions import Kits
 
 FOLDER = Path("federation")
 KitFolder = Annotated[Path, typer.Argument(metavar="KIT", help="A kit's folder.")]
+KitsFolder = Annotated[Path | None, typer.Option("--kits", help="The federation's folder.", metavar="DIR")]
+AdminKit = Annotated[Path | None, typer.Option(help="The coordinator's kit, instead of --kits.")]
+ServerKit = Annotated[Path | None, typer.Option(help="The server's kit, with --admin.")]
+LocalSteps = Annotated[int, typer.Option(help="Steps between two exchanges.", min=1)]
+Seed = Annotated[int, typer.Option(help="Where all randomness starts.", min=0)]
+Metric = Annotated[str, typer.Option(help="equal_opportunity, equalized_odds or demographic_parity.")]
+UP_SECONDS = 60.0
+"""How long processes may take to come up before that is said."""
 LINE_SECONDS = 5.0
 """Without a terminal, a line about the rounds this often."""
 
@@ -34,6 +45,23 @@ def need_nvflare() -> None:
     logging.getLogger().addHandler(logging.NullHandler())
     logging.getLogger().setLevel(logging.CRITICAL)
     logging.disable(logging.ERROR)
+
+
+def kits_at(folder: Path | None, admin: Path | None, server: Path | None) -> Kits:
+    """Kits from the federation's folder, or the two that the coordinator's machine needs."""
+    from fedbilevel.federation.nvflare.sessions import Kits
+    from fedbilevel.federation.operator.kits import open_kit
+    from fedbilevel.federation.operator.provision import kits_of
+    from fedbilevel.federation.operator.roster import read_roster
+
+    if admin is None and server is None:
+        return kits_of(folder or FOLDER, read_roster(folder or FOLDER))
+    if admin is None or server is None:
+        raise ValueError(
+            "--admin and --server belong together: the coordinator's kit and the server's, on its machine."
+        )
+    person = open_kit(admin, "person")
+    return Kits(open_kit(server, "server").folder, person.folder, {}, person.name)
 
 
 @contextmanager
@@ -53,18 +81,18 @@ def ended_by_signals() -> Iterator[None]:
 
 
 @contextmanager
-def hushed(file: Path | None = None) -> Iterator[None]:
-    """NVFlare prints where it likes, from threads too: standard output and error of the process go to ``file`` (or nowhere).
+def hushed() -> Iterator[None]:
+    """NVFlare prints where it likes, from threads too: standard output and error of the process go nowhere.
 
     What we print meanwhile goes to `Watch`'s own copy of the terminal.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    target = os.open(os.devnull if file is None else file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     kept = os.dup(1), os.dup(2)
     try:
-        os.dup2(target, 1)
-        os.dup2(target, 2)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
         yield
     finally:
         sys.stdout.flush()
@@ -72,7 +100,20 @@ def hushed(file: Path | None = None) -> Iterator[None]:
         for number, copy in zip((1, 2), kept, strict=True):
             os.dup2(copy, number)
             os.close(copy)
-        os.close(target)
+        os.close(nowhere)
+
+
+def tell(as_json: bool, quiet: bool, told: Mapping[str, Any], shown: Iterable[str | tuple[str, Any]]) -> None:
+    """``told`` for machines, or for people what is ``shown``: tables with their titles, and lines."""
+    if as_json:
+        print(json.dumps(told, ensure_ascii=False, allow_nan=False))
+    elif not quiet:
+        console = Console() if sys.stdout.isatty() else Console(width=120)
+        for piece in shown:
+            if isinstance(piece, str):
+                console.print(piece, highlight=False, soft_wrap=True, markup=False)
+            else:
+                show(console, *piece)
 
 
 class Watch:
@@ -121,8 +162,8 @@ class Watch:
         elif head != self.shown and (now - self.last_line > LINE_SECONDS or status["round"] == status["rounds"]):
             self.shown, self.last_line = head, now
             each = "; ".join(
-                f"{name} {one['seconds'] or '?'} s, up {size(one['up'])}, down {size(one['down'])}"
-                for name, one in self.sites.items()
+                f"{name} {site['seconds'] or '?'} s, up {size(site['up'])}, down {size(site['down'])}"
+                for name, site in self.sites.items()
             )
             self.say(f"{head} ({each})")
 
@@ -137,44 +178,27 @@ class Watch:
             whole = text[: text.rfind("\n") + 1]
             self.place = max(self.place, len(head)) + len(whole.encode())
             for row in csv.DictReader([head, *whole.splitlines(keepends=True)]):
-                one = self.sites.setdefault(row["site"], {"up": 0, "down": 0, "answered": 0})
-                one["up"] += int(row["bytes_up"])
-                one["down"] += int(row["bytes_down"])
-                one["answered"] += row["outcome"].startswith("answered")
-                one["seconds"] = row["seconds"][:5]
-                one["outcome"] = row["outcome"]
+                site = self.sites.setdefault(row["site"], {"up": 0, "down": 0, "answered": 0})
+                site["up"] += int(row["bytes_up"])
+                site["down"] += int(row["bytes_down"])
+                site["answered"] += row["outcome"].startswith("answered")
+                site["seconds"], site["outcome"] = row["seconds"][:5], row["outcome"]
 
     def _table(self, head: str) -> Table:
         table = Table(title=head, title_justify="left", header_style="bold")
         for name in ("site", "answered", "last s", "up", "down", "last outcome"):
             table.add_column(name, justify="left" if name in ("site", "last outcome") else "right")
-        for name, one in self.sites.items():
-            table.add_row(
-                name, str(one["answered"]), one["seconds"], size(one["up"]), size(one["down"]), one["outcome"]
-            )
+        for name, site in self.sites.items():
+            bytes_both = size(site["up"]), size(site["down"])
+            table.add_row(name, str(site["answered"]), site["seconds"], *bytes_both, site["outcome"])
         return table
 
 
 def size(count: int) -> str:
     """Bytes for people."""
-    number = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000 or unit == "GB":
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    raise AssertionError("unreachable")
-
-
-def kits_at(folder: Path | None, admin: Path | None, server: Path | None) -> Kits:
-    """Kits from the federation's folder, or the two that the coordinator's machine needs."""
-    from fedbilevel.federation.operator.kits import open_kit
-    from fedbilevel.federation.operator.provision import Kits, read_kits
-
-    if admin is None and server is None:
-        return read_kits(folder or FOLDER)
-    if admin is None or server is None:
-        raise ValueError(
-            "--admin and --server belong together: the coordinator's kit and the server's, on its machine."
-        )
-    person = open_kit(admin, "person")
-    return Kits(open_kit(server, "server").folder, person.folder, {}, person.name)
+    number, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB"):
+        if number < 1000:
+            break
+        number, unit = number / 1000, larger
+    return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"

@@ -6,10 +6,8 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import jax
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -17,14 +15,12 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.apis.signal import Signal
 
-from fedbilevel.federation.nvflare.job import RUNS
+from fedbilevel.federation.nvflare.job import RUNS, read_job
 from fedbilevel.federation.protocol.attendance import Reply
 from fedbilevel.federation.protocol.coordinator import Coordinator
 from fedbilevel.federation.protocol.errors import RunFailed, Stopped, TooFewSites
-from fedbilevel.federation.protocol.policy import read_policy
 from fedbilevel.federation.protocol.program import make_program
 from fedbilevel.federation.protocol.record import Record
-from fedbilevel.federation.protocol.settings import JobSettings
 
 LOOK_UP = 0.2
 """Seconds between two looks at the abort signal while waiting for replies (a reply wakes the run at once)."""
@@ -51,11 +47,7 @@ class PlanController(Controller):  # type: ignore[misc]
         self.log_info(fl_ctx, f"a reply of {client.name} came too late")
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        settings = JobSettings.from_json(self.settings)
-        jax.config.update("jax_enable_x64", settings.double)
-        workspace = fl_ctx.get_workspace()
-        policy = read_policy(Path(workspace.get_site_config_dir()))
-        folder = policy.folder or Path(workspace.get_root_dir()) / RUNS
+        settings, policy, folder = read_job(self.settings, fl_ctx.get_workspace(), RUNS)
         try:
             record = Record(folder / settings.run, settings, fl_ctx.get_job_id())
         except (RunFailed, OSError) as error:
@@ -92,22 +84,16 @@ class TaskChannel:
         self, task: str, requests: Mapping[str, dict[str, Any]], awaited: set[str], seconds: float
     ) -> dict[str, Reply]:
         exchange = _Exchange(awaited)
-        tasks = []
-        for site, request in requests.items():
-            one = Task(
-                name=task,
-                data=Shareable(request),
-                before_task_sent_cb=exchange.taken,
-                result_received_cb=exchange.received,
-            )
-            self.controller.broadcast(one, self.fl_ctx, targets=[site], min_responses=1)
-            tasks.append(one)
+        callbacks = {"before_task_sent_cb": exchange.taken, "result_received_cb": exchange.received}
+        tasks = {site: Task(name=task, data=Shareable(request), **callbacks) for site, request in requests.items()}
+        for site, sent in tasks.items():
+            self.controller.broadcast(sent, self.fl_ctx, targets=[site], min_responses=1)
         try:
             return exchange.wait(seconds, self.abort_signal)
         finally:
-            for one in tasks:
-                if one.completion_status is None:
-                    self.controller.cancel_task(one, TaskCompletionStatus.CANCELLED, self.fl_ctx)
+            for sent in tasks.values():
+                if sent.completion_status is None:
+                    self.controller.cancel_task(sent, TaskCompletionStatus.CANCELLED, self.fl_ctx)
 
 
 class _Exchange:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import jax
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.apis.signal import Signal
 
+from fedbilevel.federation.nvflare.job import STATE, read_job
 from fedbilevel.federation.protocol.errors import Refused
-from fedbilevel.federation.protocol.policy import read_policy
-from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.federation.protocol.site import Site
-
-STATE = "fedbilevel-state"
-"""Where a kit keeps its private states when its policy names no folder."""
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]
@@ -33,12 +27,8 @@ class SiteExecutor(Executor):  # type: ignore[misc]
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type != EventType.START_RUN:
             return
-        workspace = fl_ctx.get_workspace()
         try:
-            settings = JobSettings.from_json(self.settings)
-            jax.config.update("jax_enable_x64", settings.double)
-            policy = read_policy(Path(workspace.get_site_config_dir()))
-            folder = policy.folder or Path(workspace.get_root_dir()) / STATE
+            settings, policy, folder = read_job(self.settings, fl_ctx.get_workspace(), STATE)
             self.site = Site(fl_ctx.get_identity_name(), settings, policy, folder, self.logger.info)
         except Refused as error:
             self.refusal = str(error)

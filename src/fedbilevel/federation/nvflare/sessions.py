@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 from nvflare.fuel.flare_api.flare_api import Session
 
+from fedbilevel import storage
 from fedbilevel.federation.nvflare.job import RUNS
-from fedbilevel.federation.operator.provision import Kits
 from fedbilevel.federation.protocol.policy import read_policy
-from fedbilevel.federation.protocol.record import is_held, read_status
+from fedbilevel.federation.protocol.record import read_status
 
 POLL = 0.5
 """Seconds between two looks at a run."""
@@ -30,7 +29,16 @@ WATCH = "watch"
 STOP = "stop"
 """Lies in a run's folder when somebody stopped the run on purpose; the next submission takes it away."""
 Say = Callable[[str], None]
-Opened: TypeAlias = Session
+
+
+@dataclass(frozen=True)
+class Kits:
+    """Where the kits are: the server's, the one of the person ``user`` who operates, and those of the sites by name."""
+
+    server: Path
+    admin: Path
+    sites: dict[str, Path]
+    user: str
 
 
 class NoServer(ConnectionError):
@@ -38,7 +46,7 @@ class NoServer(ConnectionError):
 
 
 @contextlib.contextmanager
-def session(kits: Kits, seconds: float = 10.0) -> Iterator[Opened]:
+def session(kits: Kits, seconds: float = 10.0) -> Iterator[Session]:
     """An operator's session, always closed: an open one keeps Python alive.
 
     ``seconds``: how long to try to connect; a server that took the connection has ``MESSAGE_SECONDS`` to answer.
@@ -68,7 +76,7 @@ class Seen:
     sites: dict[str, tuple[str, ...]]
 
 
-def look(opened: Opened) -> Seen:
+def look(opened: Session) -> Seen:
     info = opened.get_system_info()
     told: list[dict[str, str]] = []
     if info.client_info:
@@ -77,16 +85,16 @@ def look(opened: Opened) -> Seen:
             told = opened.get_client_job_status() or []
         except ConnectionError:
             # The server waits for all of them, and one that is cut off makes its answer too late: ask one by one.
-            for one in info.client_info:
+            for client in info.client_info:
                 with contextlib.suppress(ConnectionError):
-                    told += opened.get_client_job_status([one.name]) or []
+                    told += opened.get_client_job_status([client.name]) or []
         finally:
             opened.set_timeout(MESSAGE_SECONDS)
     sites: dict[str, tuple[str, ...]] = {}
-    for one in told:
-        if one.get("status") != "no_reply":
-            known = sites.get(one["client_name"], ())
-            sites[one["client_name"]] = (*known, one["job_id"]) if "job_id" in one else known
+    for answer in told:
+        if answer.get("status") != "no_reply":
+            jobs = [answer["job_id"]] if "job_id" in answer else []
+            sites[answer["client_name"]] = (*sites.get(answer["client_name"], ()), *jobs)
     return Seen(tuple(job.job_id for job in info.job_info), sites)
 
 
@@ -94,7 +102,7 @@ def wait_for_sites(kits: Kits, sites: Sequence[str], seconds: float) -> list[str
     """Wait until ``sites`` answer; those that do when the time is over."""
     end = time.monotonic() + seconds
     there: list[str] = []
-    while True:
+    while time.monotonic() < end:
         with contextlib.suppress(Exception), session(kits) as opened:
             while time.monotonic() < end:
                 seen = look(opened).sites
@@ -102,9 +110,8 @@ def wait_for_sites(kits: Kits, sites: Sequence[str], seconds: float) -> list[str
                 if len(there) == len(sites):
                     return there
                 time.sleep(POLL)
-        if time.monotonic() >= end:
-            return there
         time.sleep(POLL)
+    return there
 
 
 def run_folder(kits: Kits, run: str) -> Path:
@@ -113,19 +120,19 @@ def run_folder(kits: Kits, run: str) -> Path:
     return (policy.folder or kits.server / RUNS) / run
 
 
-def end_jobs(opened: Opened, run: str) -> int:
+def end_jobs(opened: Session, run: str) -> int:
     """End every job of a run, those that wait for their start too; how many there were."""
     running = {job.job_id for job in opened.get_system_info().job_info}
-    ended = 0
-    for about in opened.list_jobs(name_prefix=run):
-        if about.get("job_name") != run:
-            continue
-        # A server that was killed takes the jobs it had for running for ever.
-        if about["job_id"] in running or about.get("status") in WAITING:
-            with contextlib.suppress(Exception):  # it may end by itself meanwhile
-                opened.abort_job(about["job_id"])
-            ended += 1
-    return ended
+    # A server that was killed takes the jobs it had for running for ever.
+    alive = [
+        about["job_id"]
+        for about in opened.list_jobs(name_prefix=run)
+        if about.get("job_name") == run and (about["job_id"] in running or about.get("status") in WAITING)
+    ]
+    for job in alive:
+        with contextlib.suppress(Exception):  # it may end by itself meanwhile
+            opened.abort_job(job)
+    return len(alive)
 
 
 def stop_run(kits: Kits, run: str) -> bool:
@@ -134,9 +141,9 @@ def stop_run(kits: Kits, run: str) -> bool:
     False where nothing was at work on it.  It can be submitted again, and goes on from its last complete round.
     """
     folder = run_folder(kits, run)
-    if read_status(folder) is None and not is_held(folder / WATCH):
+    if read_status(folder) is None and not storage.is_locked(folder / WATCH):
         raise ValueError(f"There is no run {run!r} in {folder.parent}.")
-    watched = is_held(folder / WATCH)
+    watched = storage.is_locked(folder / WATCH)
     (folder / STOP).touch()
     with session(kits) as opened:
         return end_jobs(opened, run) > 0 or watched

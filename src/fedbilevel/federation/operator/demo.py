@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fedbilevel import storage
 from fedbilevel.datasets.adult import TARGET, TRAIN_ROWS, read_adult
-from fedbilevel.federation.operator.provision import Kits, provision
+from fedbilevel.federation.nvflare.sessions import Kits
+from fedbilevel.federation.operator.provision import establish
+from fedbilevel.federation.operator.roster import Roster
 from fedbilevel.federation.protocol.policy import FILE, TELL
-from fedbilevel.federation.protocol.record import write_text
 from fedbilevel.tables.infer import infer
 from fedbilevel.tables.reading import open_table
 from fedbilevel.tables.schema import Schema
@@ -26,12 +28,10 @@ MINIMUM_ROWS = 20
 
 @dataclass(frozen=True)
 class Demo:
-    """``tables``: each site's file; ``test``: the coordinator's own rows, which no site has."""
+    """``test``: the coordinator's own rows, which no site has."""
 
     kits: Kits
     schema: Schema
-    schema_file: Path
-    tables: dict[str, Path]
     test: Path
 
 
@@ -39,14 +39,13 @@ def prepare(folder: Path, rows: int | None = None, seed: int = 0) -> Demo:
     """Write everything under ``folder``; ``rows`` takes that many of Adult's training rows, all if None."""
     tables, test = write_tables(folder / "tables", rows, seed)
     # In a real federation one site drafts the schema and the others check it; the file is all that travels.
-    first = next(iter(tables.values()))
-    schema = infer([open_table(first)], target=TARGET, sensitive=SENSITIVE)
-    file = schema.write(folder / "schema.toml")
+    schema = infer([open_table(next(iter(tables.values())))], target=TARGET, sensitive=SENSITIVE)
+    schema.write(folder / "schema.toml")
     port, admin_port = free_ports(2)
-    kits = provision(folder / "federation", list(SHARES), port=port, admin_port=admin_port)
+    kits = establish(folder / "federation", Roster(tuple(SHARES), port=port, admin_port=admin_port)).kits
     for site, table in tables.items():
-        write_text(kits.sites[site] / "local" / FILE, policy_text(table, schema))
-    return Demo(kits, schema, file, tables, test)
+        storage.write(kits.sites[site] / "local" / FILE, policy_text(table, schema))
+    return Demo(kits, schema, test)
 
 
 def write_tables(folder: Path, rows: int | None, seed: int) -> tuple[dict[str, Path], Path]:
@@ -64,27 +63,20 @@ def write_tables(folder: Path, rows: int | None, seed: int) -> tuple[dict[str, P
 
 def policy_text(table: Path, schema: Schema) -> str:
     """The file of a site that lets a run by ``schema`` read ``table`` and tell everything there is to tell."""
-    return (
-        "# What this site allows; see docs/federation.md.\n"
-        f"[data]\ntable = {_quoted(str(table))}\ncolumns = [{', '.join(map(_quoted, schema.needed()))}]\n\n"
-        f"[policy]\ntell = [{', '.join(map(_quoted, TELL))}]\nminimum_rows = {MINIMUM_ROWS}\n"
-    )
+    data = {"table": table, "columns": schema.needed()}
+    policy = storage.toml_text({"data": data, "policy": {"tell": TELL, "minimum_rows": MINIMUM_ROWS}})
+    return f"# What this site allows; see docs/federation.md.\n{policy}"
 
 
 def free_ports(count: int) -> list[int]:
     """Ports of this machine that nobody listens on now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def _csv(frame: pd.DataFrame, file: Path) -> Path:
     frame.to_csv(file, index=False)
     return file.resolve()
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

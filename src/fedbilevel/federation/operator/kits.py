@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import NameOID
 
-from fedbilevel.federation.operator.provision import CLASSES
+from fedbilevel.federation.operator.provision import BEFORE, CLASSES
 
 SOON_DAYS = 30
 """From when on people are told that a certificate ends."""
@@ -37,14 +37,14 @@ class Kit:
 def open_kit(folder: Path, kind: str | None = None) -> Kit:
     """The kit in ``folder``, checked; ``kind`` says which is wanted."""
     folder = folder.resolve()
-    found = next((one for one, file in FILES.items() if (folder / "startup" / file).is_file()), None)
-    if found is None:
-        raise ValueError(f"{folder} is no kit: it has no startup folder made by `fedbilevel federate init`.")
-    if kind is not None and found != kind:
-        raise ValueError(f"{folder} is the kit of a {found}, and a {kind}'s is needed.")
     startup = folder / "startup"
-    about = _json(startup / FILES[found])
-    certificate = _certificate(startup / ("server.crt" if found == "server" else "client.crt"))
+    what = next((what for what, file in FILES.items() if (startup / file).is_file()), None)
+    if what is None:
+        raise ValueError(f"{folder} is no kit: it has no startup folder made by `fedbilevel federate init`.")
+    if kind is not None and what != kind:
+        raise ValueError(f"{folder} is the kit of a {what}, and a {kind}'s is needed.")
+    about = _json(startup / FILES[what])
+    certificate = _certificate(startup / ("server.crt" if what == "server" else "client.crt"))
     root = _certificate(startup / "rootCA.pem")
     try:
         certificate.verify_directly_issued_by(root)
@@ -54,13 +54,13 @@ def open_kit(folder: Path, kind: str | None = None) -> Kit:
         ) from error
     try:
         (common,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        if found == "person":
+        if what == "person":
             address = f"{about['admin']['host']}:{about['admin']['port']}"
         else:
             address = str(about["servers"][0]["service"]["target"])
     except (KeyError, IndexError, ValueError) as error:
-        raise ValueError(f"{startup / FILES[found]} is damaged: take the kit from a new delivery.") from error
-    return Kit(folder, found, str(common.value), address, certificate.not_valid_after_utc)
+        raise ValueError(f"{startup / FILES[what]} is damaged: take the kit from a new delivery.") from error
+    return Kit(folder, what, str(common.value), address, certificate.not_valid_after_utc)
 
 
 def check_dates(kit: Kit) -> str | None:
@@ -77,38 +77,43 @@ def check_dates(kit: Kit) -> str | None:
 
 def loosened(kit: Kit) -> list[str]:
     """What the rules of a kit allow beyond those it was made with, in sentences."""
-    local = kit.folder / "local"
-    found = []
-    resources = _json(local / "resources.json") if (local / "resources.json").exists() else {}
-    more = [name for name in resources.get("class_allow_list", ["*"]) if name not in CLASSES]
+    sentences = []
+    resources = _json(kit.folder / "local/resources.json", absent={})
+    allowed = resources.get("class_allow_list", ["*"])
+    more = [name for name in allowed if name not in (*CLASSES, *BEFORE)]
     if more or resources.get("class_list_enforcement_mode") != "enforce":
-        found.append(
+        sentences.append(
             f"local/resources.json lets jobs run classes other than fedbilevel's ({', '.join(more[:2]) or 'any'})."
         )
+    if set(BEFORE) & set(allowed):
+        sentences.append(
+            "local/resources.json names the classes of version 0.1.0: `fedbilevel federate start` writes the new names."
+        )
     if kit.kind == "site" and resources.get("allow_log_streaming", True):
-        found.append("local/resources.json lets logs of this site travel to the server (allow_log_streaming).")
-    rules = _json(local / "authorization.json") if (local / "authorization.json").exists() else {}
-    for role, rights in rules.get("permissions", {"anybody": "any"}).items():
-        given = {right: rights if isinstance(rights, str) else rights.get(right, "none") for right in FORBIDDEN}
-        found += [
-            f"local/authorization.json lets a {role} {FORBIDDEN[right]} ({right})."
-            for right, who in given.items()
-            if who != "none"
+        sentences.append("local/resources.json lets logs of this site travel to the server (allow_log_streaming).")
+    rules = _json(kit.folder / "local/authorization.json", absent={})
+    for role, given in rules.get("permissions", {"anybody": "any"}).items():
+        sentences += [
+            f"local/authorization.json lets a {role} {deed} ({right})."
+            for right, deed in FORBIDDEN.items()
+            if (given if isinstance(given, str) else given.get(right, "none")) != "none"
         ]
-    return found
+    return sentences
 
 
 FORBIDDEN = {"byoc": "bring code", "shell_commands": "read files here from afar"}
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _json(file: Path, absent: dict[str, Any] | None = None) -> dict[str, Any]:
+    if absent is not None and not file.exists():
+        return absent
     try:
-        found = json.loads(file.read_text())
+        content = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} cannot be read ({error}).") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ValueError(f"{file} is damaged.")
-    return found
+    return content
 
 
 def _certificate(file: Path) -> x509.Certificate:

@@ -18,20 +18,21 @@ from pathlib import Path
 
 import psutil
 
-from fedbilevel.federation.operator.kits import open_kit
-from fedbilevel.federation.operator.provision import Kits, settle
+from fedbilevel.federation.nvflare.sessions import Kits
+from fedbilevel.federation.operator.kits import FILES, open_kit
+from fedbilevel.federation.operator.provision import settle
 
 MODULES = {
-    "server": ("nvflare.private.fed.app.server.server_train", "fed_server.json"),
-    "site": ("nvflare.private.fed.app.client.client_train", "fed_client.json"),
+    "server": "nvflare.private.fed.app.server.server_train",
+    "site": "nvflare.private.fed.app.client.client_train",
 }
 OUTPUT = "console.log"
 CONNECTED = {"server": "Server started", "site": "Successfully registered client"}
 """What NVFlare writes when a process is up."""
 
 
-def start(kit: Path, name: str | None = None, environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start the kit's process (``name``: a site's, if it is not to be read from the kit); output goes to ``console.log``."""
+def start(kit: Path, environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start the kit's process; output goes to ``console.log``."""
     kit = kit.resolve()
     opened = open_kit(kit)
     if opened.kind not in MODULES:
@@ -40,22 +41,29 @@ def start(kit: Path, name: str | None = None, environment: dict[str, str] | None
     if left and is_parent(left[0]):
         raise ValueError(f"{opened.name} is running already (process {left[0].pid}): stop it first.")
     end(left)  # workers whose parent was killed: their job is over
-    module, config = MODULES[opened.kind]
     options = ["secure_train=true", "config_folder=config", "org=org"]
-    options += [f"uid={name or opened.name}"] if opened.kind == "site" else []
+    options += [f"uid={opened.name}"] if opened.kind == "site" else []
     for flag in ("shutdown.fl", "restart.fl"):
         (kit / flag).unlink(missing_ok=True)
     settle(kit)
+    command = [sys.executable, "-u", "-m", MODULES[opened.kind], "-m", str(kit), "-s", FILES[opened.kind]]
     with (kit / OUTPUT).open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-u", "-m", module, "-m", str(kit), "-s", config, "--set", *options],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            cwd=kit,
-            env={**os.environ, **(environment or {})},
-            start_new_session=True,
-        )
+            [*command, "--set", *options], stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=kit,
+            env={**os.environ, **(environment or {})}, start_new_session=True,
+        )  # fmt: skip
+
+
+def is_up(process: subprocess.Popen[bytes], kit: Path, kind: str, written: int, seconds: float) -> bool:
+    """Wait until the log says so, behind its first ``written`` bytes; False where it ended or the time is over."""
+    limit = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < limit:
+        with contextlib.suppress(OSError), (kit / OUTPUT).open("rb") as log:
+            log.seek(written)
+            if CONNECTED[kind].encode() in log.read():
+                return True
+        time.sleep(0.1)
+    return False
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -70,34 +78,26 @@ def family(pid: int) -> list[psutil.Process]:
 def running(kit: Path) -> list[psutil.Process]:
     """The processes of a kit, whoever started them: the parent first, then workers, orphans too."""
     place = str(kit.resolve())
-    found = []
+    members: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
             if place in words and any(word.startswith("nvflare.private.fed.app.") for word in words):
-                found.append(process)
-    return sorted(found, key=lambda process: (not is_parent(process), process.pid))
+                members |= {member.pid: member for member in family(process.pid)}
+    return sorted(members.values(), key=lambda process: (not is_parent(process), process.pid))
 
 
 def is_parent(process: psutil.Process) -> bool:
     """Whether it is what `start` starts, and not a job's worker."""
     try:
-        words = process.cmdline()
+        return any(module in process.cmdline() for module in MODULES.values())
     except psutil.Error:
         return False
-    return any(module in words for module, _ in MODULES.values())
 
 
-def stop(process: subprocess.Popen[bytes], patience: float = 5.0) -> None:
-    """End a started process and the workers of its jobs: politely first, then for good."""
-    end(family(process.pid), patience)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(patience)
-
-
-def stop_kit(kit: Path, patience: float = 5.0) -> int:
-    """End all processes of a kit; how many there were."""
-    members = running(kit)
+def stop(*kits: Path, patience: float = 5.0) -> int:
+    """End all processes of kits; how many there were."""
+    members = [member for kit in kits for member in running(kit)]
     end(members, patience)
     return len(members)
 
@@ -118,19 +118,15 @@ def end(members: Sequence[psutil.Process], patience: float = 5.0) -> None:
 @contextlib.contextmanager
 def started(kits: Kits, environment: dict[str, str] | None = None) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """A whole federation on this machine, by name; whatever happens inside, nothing of it is left behind."""
+    places = {"server": kits.server, **kits.sites}
     made: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        made["server"] = start(kits.server, None, environment)
-        for site, kit in kits.sites.items():
-            made[site] = start(kit, site, environment)
+        for name, kit in places.items():
+            made[name] = start(kit, environment)
         yield made
     finally:
         with _undisturbed():
-            members = [member for process in made.values() for member in family(process.pid)]
-            known = {member.pid for member in members}
-            for kit in (kits.server, *kits.sites.values()):
-                members += [member for member in running(kit) if member.pid not in known]
-            end(members)
+            stop(*places.values())
             for process in made.values():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(1)
@@ -148,15 +144,3 @@ def _undisturbed() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def wait_for_text(file: Path, text: str, seconds: float, start: int = 0) -> bool:
-    """Whether ``text`` appears in ``file``, behind its first ``start`` bytes, in time."""
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit:
-        with contextlib.suppress(OSError), file.open("rb") as handle:
-            handle.seek(start)
-            if text.encode() in handle.read():
-                return True
-        time.sleep(0.1)
-    return False

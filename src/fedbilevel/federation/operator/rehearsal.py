@@ -7,17 +7,14 @@ the same code and under the same policy; its private state goes to a folder that
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fedbilevel.federation.protocol.attendance import Reply
 from fedbilevel.federation.protocol.coordinator import Coordinator
 from fedbilevel.federation.protocol.errors import RunFailed, TooFewSites
-from fedbilevel.federation.protocol.payload import size_of
 from fedbilevel.federation.protocol.policy import Policy
 from fedbilevel.federation.protocol.program import make_program
 from fedbilevel.federation.protocol.record import Record
@@ -34,15 +31,11 @@ class Left(NamedTuple):
     bytes: int
 
 
-class Rehearsal(NamedTuple):
-    """``left``: everything that would have left, in order.  ``said``: the site's own log."""
+def rehearse(name: str, settings: JobSettings, policy: Policy) -> tuple[list[Left], list[str]]:
+    """Run ``settings`` at the site ``name`` alone: everything that would have left, in order, and the site's own log.
 
-    left: list[Left]
-    said: list[str]
-
-
-def rehearse(name: str, settings: JobSettings, policy: Policy) -> Rehearsal:
-    """Run ``settings`` at the site ``name`` alone; ValueError with the site's own reason where it would not take part."""
+    ValueError with the site's own reason where it would not take part.
+    """
     alone = replace(settings, sites=(name,), min_sites=None, record_every=1, arguments=_short(settings))
     said: list[str] = []
     with tempfile.TemporaryDirectory(prefix="fedbilevel-") as folder:
@@ -53,11 +46,11 @@ def rehearse(name: str, settings: JobSettings, policy: Policy) -> Rehearsal:
             Coordinator(alone, make_program(alone.program, alone.arguments, policy.functions), record, channel).run()
         except (RunFailed, TooFewSites) as error:
             # Here, unlike at the coordinator, the site's own sentence may be read.
-            own = [line for line in said if line.startswith(("refused", "could not"))]
-            raise ValueError(f"{name} would not take part: {own[-1] if own else error}") from error
+            reasons = [line for line in said if line.startswith(("refused", "could not"))]
+            raise ValueError(f"{name} would not take part: {reasons[-1] if reasons else error}") from error
         finally:
             record.close()
-    return Rehearsal(channel.left, said)
+    return channel.left, said
 
 
 def _short(settings: JobSettings) -> dict[str, Any]:
@@ -81,27 +74,17 @@ class _Alone:
     def ask(
         self, task: str, requests: Mapping[str, dict[str, Any]], awaited: set[str], seconds: float
     ) -> dict[str, Reply]:
-        found = {}
-        for name, request in requests.items():
-            told = self.site.answer(task, request)
-            self.left += _listed(task, told)
-            found[name] = Reply(told, 0.0)
-        return found
+        told = self.site.answer(task, requests[self.name])
+        self.left += [Left(task, name, *described) for name, described in _listed(told)]
+        return {self.name: Reply(told, 0.0)}
 
 
-def _listed(task: str, told: dict[str, Any]) -> list[Left]:
-    out = [
-        Left(task, f"reply {i + 1}", _shape(array), size_of([array])) for i, array in enumerate(told.get("arrays", ()))
-    ]
-    out += [Left(task, name, _shape(array), size_of([array])) for name, array in told.get("numbers", {}).items()]
+def _listed(told: dict[str, Any]) -> Iterator[tuple[str, tuple[str, int]]]:
+    replies = {f"reply {number + 1}": array for number, array in enumerate(told.get("arrays", ()))}
+    for name, array in {**replies, **told.get("numbers", {})}.items():
+        yield name, (f"{array.dtype}[{', '.join(map(str, array.shape))}]", array.nbytes)
     for name, value in told.items():
-        if name not in ("arrays", "numbers", "refused", "note"):
-            out.append(Left(task, name, "one number", 8))
-        elif name in ("refused", "note"):
-            out.append(Left(task, name, "a sentence", len(str(value))))
-    return out
-
-
-def _shape(array: Any) -> str:
-    found = np.asarray(array)
-    return f"{found.dtype}[{', '.join(map(str, found.shape))}]"
+        if name in ("refused", "note"):
+            yield name, ("a sentence", len(str(value)))
+        elif name not in ("arrays", "numbers"):
+            yield name, ("one number", 8)

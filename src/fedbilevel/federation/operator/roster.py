@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from fedbilevel.federation.protocol.record import write_text
+from fedbilevel import storage
 from fedbilevel.federation.protocol.settings import NAME
 
 PROJECT = "fedbilevel"
@@ -93,44 +93,37 @@ class Roster:
 
     def project(self, names: tuple[str, ...] | None = None) -> dict[str, Any]:
         """NVFlare's project; with ``names`` only these besides the server, which it always wants."""
-        server = {
-            "name": self.server, "type": "server", "org": "coordinator", "fed_learn_port": self.port,
-            "admin_port": self.admin_port,
-        }  # fmt: skip
-        clients = [{"name": site, "type": "client", "org": _organisation(site)} for site in self.sites]
-        admins = [
-            {"name": person, "type": "admin", "org": "coordinator", "role": role}
-            for person, role in ((self.coordinator, "project_admin"), *self.people)
+        ports = {"fed_learn_port": self.port, "admin_port": self.admin_port}
+        server = {"name": self.server, "type": "server", "org": "coordinator", **ports}
+        others: list[dict[str, Any]] = [
+            {"name": site, "type": "client", "org": re.sub(r"\W", "_", site)} for site in self.sites
         ]
-        lighter = "nvflare.lighter.impl"
+        for person, role in ((self.coordinator, "project_admin"), *self.people):
+            others.append({"name": person, "type": "admin", "org": "coordinator", "role": role})
+        builders: dict[str, dict[str, Any]] = {
+            "workspace.WorkspaceBuilder": {"template_file": ["master_template.yml"]},
+            "static_file.StaticFileBuilder": {"config_folder": "config", "scheme": "tcp"},
+            "cert.CertBuilder": {"root_valid_days": ROOT_DAYS},
+            "signature.SignatureBuilder": {},
+        }
         return {
             "api_version": 3,
             "name": PROJECT,
             "description": "federated training with fedbilevel",
-            "participants": [
-                server, *(one for one in (*clients, *admins) if names is None or one["name"] in names),
-            ],
-            "builders": [
-                {"path": f"{lighter}.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
-                {
-                    "path": f"{lighter}.static_file.StaticFileBuilder",
-                    "args": {"config_folder": "config", "scheme": "tcp"},
-                },
-                {"path": f"{lighter}.cert.CertBuilder", "args": {"root_valid_days": ROOT_DAYS}},
-                {"path": f"{lighter}.signature.SignatureBuilder"},
-            ],
-        }  # fmt: skip
+            "participants": [server, *(each for each in others if names is None or each["name"] in names)],
+            "builders": [{"path": f"nvflare.lighter.impl.{name}", "args": given} for name, given in builders.items()],
+        }
 
     def write(self, folder: Path) -> None:
         text = "# Who takes part; written by `fedbilevel federate init`, which also adds to it.\n"
-        write_text(folder / FILE, text + yaml.safe_dump(self.project(), sort_keys=False))
+        storage.write(folder / FILE, text + yaml.safe_dump(self.project(), sort_keys=False))
 
 
 def read_roster(folder: Path) -> Roster:
     """The roster of a federation's folder; one sentence where there is none."""
     file = folder / FILE
     try:
-        found = yaml.safe_load(file.read_text())
+        project = yaml.safe_load(file.read_text())
     except FileNotFoundError:
         raise ValueError(
             f"{folder} holds no federation ({FILE} is missing): make one with `fedbilevel federate init`."
@@ -138,21 +131,15 @@ def read_roster(folder: Path) -> Roster:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{file} cannot be read ({' '.join(str(error).split())[:120]}).") from error
     try:
-        everybody = found["participants"]
-        (server,) = (one for one in everybody if one["type"] == "server")
-        admins = [one for one in everybody if one["type"] == "admin"]
-        (coordinator,) = (one["name"] for one in admins if one["role"] == "project_admin")
+        kinds: dict[str, list[dict[str, Any]]] = {"server": [], "client": [], "admin": []}
+        for participant in project["participants"]:
+            kinds[participant["type"]].append(participant)
+        (server,) = kinds["server"]
+        people = [(person["name"], person["role"]) for person in kinds["admin"]]
+        (coordinator,) = (name for name, role in people if role == "project_admin")
         return Roster(
-            tuple(one["name"] for one in everybody if one["type"] == "client"),
-            server["name"],
-            server["fed_learn_port"],
-            server["admin_port"],
-            coordinator,
-            tuple((one["name"], one["role"]) for one in admins if one["name"] != coordinator),
-        )
+            tuple(site["name"] for site in kinds["client"]), server["name"], server["fed_learn_port"],
+            server["admin_port"], coordinator, tuple(person for person in people if person[0] != coordinator),
+        )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{file} is not a project file of `fedbilevel federate init` ({error}).") from error
-
-
-def _organisation(site: str) -> str:
-    return re.sub(r"\W", "_", site)

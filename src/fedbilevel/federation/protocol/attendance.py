@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from fedbilevel.calculus import Tree
 from fedbilevel.federation.protocol.errors import BadReply, RunFailed, TooFewSites
-from fedbilevel.federation.protocol.payload import to_tree
+from fedbilevel.federation.protocol.payload import named_arrays, to_tree
 from fedbilevel.federation.protocol.record import Progress, Record
 from fedbilevel.federation.protocol.settings import JobSettings
 
@@ -40,52 +42,73 @@ class Attendance:
         self.settings, self.channel, self.record, self.progress = settings, channel, record, progress
         self.refusals: dict[str, str] = {}
 
-    def accept(self, site: str, reply: Reply | None, like: Tree, found: dict[str, Tree]) -> str:
+    def ask(self, task: str, requests: dict[str, dict[str, Any]], seconds: float) -> dict[str, Reply]:
+        """Those who have not answered of late are asked too, and waited for once they come for their request."""
+        told = {site: {"digest": self.settings.digest, **request} for site, request in requests.items()}
+        awaited = {site for site in told if site not in self.progress.away}
+        return self.channel.ask(task, told, awaited or set(told), seconds)
+
+    def ask_all(self, task: str, request: dict[str, Any]) -> dict[str, Reply]:
+        """Ask every site of the job the same; the answers that are no refusals, in the order of the sites."""
+        there = self.channel.sites()
+        here = [site for site in self.settings.sites if site in there]
+        replies = self.ask(task, dict.fromkeys(here, request), self.settings.start_timeout)
+        answered: dict[str, Reply] = {}
+        for site in here:
+            reply = replies.get(site)
+            if reply is not None and "refused" not in reply.content:
+                answered[site] = reply
+                self._back(site)
+                continue
+            missed = self._missed(site)
+            if reply is not None:
+                self.refuse(site, str(reply.content["refused"]))
+            elif missed:
+                self.record.say(f"{site} did not answer ({task}) within {self.settings.start_timeout:g} s")
+        return answered
+
+    def ask_numbers(self, task: str, request: dict[str, Any], what: str) -> dict[str, dict[str, np.ndarray]]:
+        """The same, for the numbers in the answers."""
+        numbers = {}
+        for site, reply in self.ask_all(task, request).items():
+            try:
+                numbers[site] = named_arrays(reply.content.get("numbers"), what)
+            except BadReply as error:
+                self.refuse(site, str(error))
+        return numbers
+
+    def accept(self, site: str, reply: Reply | None, like: Tree, accepted: dict[str, Tree]) -> str:
         """Check a reply; what happened, in a word or a sentence."""
         if reply is None:
-            if site not in self.progress.away:
-                self.progress.away.append(site)
+            if self._missed(site):
                 self.record.say(f"{site} did not answer within {self.settings.reply_timeout:g} s; going on without it")
             return "no answer"
         try:
             if "refused" in reply.content:
                 raise BadReply(str(reply.content["refused"]))
-            found[site] = to_tree(reply.content.get("arrays"), like, "its reply")
+            accepted[site] = to_tree(reply.content.get("arrays"), like, "its reply")
         except BadReply as error:
             self.refuse(site, str(error))
             return f"refused: {error}"
-        if site in self.progress.away:
-            self.progress.away.remove(site)
+        if self._back(site):
             self.record.say(f"{site} is back")
         if isinstance(reply.content.get("note"), str):
             self.record.say(f"{site} {reply.content['note']}")
             return "answered anew"
         return "answered"
 
-    def ask_all(self, task: str, request: dict[str, Any]) -> dict[str, Reply]:
-        """Ask every site of the job the same; the answers that are no refusals, in the order of the sites.
+    def _missed(self, site: str) -> bool:
+        """Whether it is the first time of late."""
+        missed = site not in self.progress.away
+        if missed:
+            self.progress.away.append(site)
+        return missed
 
-        A site that has not answered of late is asked too, and waited for once it comes for its request.
-        """
-        here = [site for site in self.settings.sites if site in self.channel.sites()]
-        told = {"digest": self.settings.digest, **request}
-        awaited = {site for site in here if site not in self.progress.away}
-        replies = self.channel.ask(task, dict.fromkeys(here, told), awaited or set(here), self.settings.start_timeout)
-        answered: dict[str, Reply] = {}
-        for site in here:
-            reply = replies.get(site)
-            if reply is None:
-                if site in awaited:
-                    self.record.say(f"{site} did not answer ({task}) within {self.settings.start_timeout:g} s")
-            elif "refused" in reply.content:
-                self.refuse(site, str(reply.content["refused"]))
-            else:
-                answered[site] = reply
-                if site in self.progress.away:
-                    self.progress.away.remove(site)
-            if site not in answered and site not in self.progress.away:
-                self.progress.away.append(site)
-        return answered
+    def _back(self, site: str) -> bool:
+        back = site in self.progress.away
+        if back:
+            self.progress.away.remove(site)
+        return back
 
     def refuse(self, site: str, why: str) -> None:
         self.refusals[site] = why

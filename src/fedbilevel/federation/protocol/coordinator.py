@@ -13,13 +13,12 @@ import numpy as np
 
 from fedbilevel.calculus import Tree
 from fedbilevel.federation.protocol.attendance import Attendance, Channel
-from fedbilevel.federation.protocol.compiled import Compiled, item_count
-from fedbilevel.federation.protocol.errors import BadReply, RunFailed
-from fedbilevel.federation.protocol.payload import named_arrays, size_of, stacked, to_arrays, to_tree
-from fedbilevel.federation.protocol.program import Program, Stage
+from fedbilevel.federation.protocol.compiled import Compiled, items_of
+from fedbilevel.federation.protocol.errors import RunFailed
+from fedbilevel.federation.protocol.payload import Arrays, size_of, stacked, to_arrays, to_tree
+from fedbilevel.federation.protocol.program import Program, Stage, answer_trees
 from fedbilevel.federation.protocol.record import Record
 from fedbilevel.federation.protocol.settings import JobSettings
-from fedbilevel.federation.protocol.site import read_answers
 from fedbilevel.federation.protocol.vault import Label
 from fedbilevel.plan import Plan, Repeat, ServerStep
 
@@ -36,7 +35,7 @@ class Coordinator:
         self.progress = self.record.resume()
         if self.progress.finished:
             self.record.say("the run was complete already")
-            return read_answers(self.program, self.progress.agreed, self.progress.answers)
+            return self._answers()
         self.progress.attempt += 1
         self.record.save(self.progress)
         self.began = time.perf_counter() - self.progress.seconds
@@ -61,23 +60,18 @@ class Coordinator:
         while self.progress.surveys < self.program.surveys:
             number = self.progress.surveys
             request = {"survey": number, "agreed": self.progress.agreed}
-            told: list[dict[str, np.ndarray]] = []
-            names: list[str] = []
-            for site, reply in self.attendance.ask_all("survey", request).items():
-                try:
-                    told.append(named_arrays(reply.content["numbers"], "the survey"))
-                    names.append(site)
-                except (BadReply, KeyError) as error:
-                    self.attendance.refuse(site, str(error))
-            self.attendance.enough(names, f"answered survey {number + 1}")
-            self.progress.agreed |= self.program.agree(number, told, self.progress.agreed)
+            told = self.attendance.ask_numbers("survey", request, "the survey")
+            self.attendance.enough([*told], f"answered survey {number + 1}")
+            self.progress.agreed |= self.program.agree(number, [*told.values()], self.progress.agreed)
             self.progress.surveys += 1
             self.record.save(self.progress)
             self.record.say(f"survey {number + 1} of {self.program.surveys}: {len(told)} sites agreed")
 
     def _stage(self) -> Stage | None:
-        answers = read_answers(self.program, self.progress.agreed, self.progress.answers)
-        return self.program.stage(self.progress.stage, self.progress.agreed, answers)
+        return self.program.stage(self.progress.stage, self.progress.agreed, self._answers())
+
+    def _answers(self) -> list[Tree]:
+        return answer_trees(self.program, self.progress.agreed, self.progress.answers)
 
     # Training.
 
@@ -102,17 +96,16 @@ class Coordinator:
 
     def _prepare(self) -> None:
         request = {"stage": self.progress.stage, "agreed": self.progress.agreed, "answers": self.progress.answers}
-        ready = []
+        self.ready: set[str] = set()
         for site, reply in self.attendance.ask_all("prepare", request).items():
             rows = reply.content.get("rows")
-            if self.stage.weights == "samples" and not (isinstance(rows, int) and rows > 0):
-                self.attendance.refuse(site, "did not tell how many rows it has, which the averages are weighted by")
-                continue
             if isinstance(rows, int) and rows > 0:
                 self.rows[site] = rows
-            ready.append(site)
-        self.ready = set(ready)
-        self.attendance.enough(ready, "are ready")
+            elif self.stage.weights == "samples":
+                self.attendance.refuse(site, "did not tell how many rows it has, which the averages are weighted by")
+                continue
+            self.ready.add(site)
+        self.attendance.enough([site for site in self.settings.sites if site in self.ready], "are ready")
 
     def _round(self) -> None:
         """All phases of one round; the sites that answer the first one are its cohort."""
@@ -140,12 +133,13 @@ class Coordinator:
         """``first``: the number of the first item among all of the plan."""
         for item in items:
             if isinstance(item, Repeat):
-                for _ in range(self.compiled.times(first, self.server)):
+                times = item.times if item.turns is None else min(int(item.turns(self.server)), item.times)
+                for _ in range(times):
                     ordinal = self._run(item.phases, ordinal, first + 1, rows)
-                first += 1 + item_count(item.phases)
+                first += len([*items_of((item,))])
                 continue
             if isinstance(item, ServerStep):
-                self.server = self.compiled.update(first, self.server, self.progress.round, ordinal)
+                self.server = self.compiled.update(self.server, self.progress.round, ordinal, item=first)
             else:
                 self._exchange(first, ordinal, rows)
             ordinal, first = ordinal + 1, first + 1
@@ -155,19 +149,17 @@ class Coordinator:
         """One phase: send -> work -> check -> aggregate -> absorb."""
         progress, settings = self.progress, self.settings
         label = Label(progress.stage, progress.round, ordinal, progress.attempt)
-        arrays = to_arrays(self.compiled.send(item, self.server))
-        asked = [site for site in settings.sites if site in self._cohort()]
-        requests = {site: self._request(site, label, item, arrays) for site in asked}
-        awaited = {site for site in asked if site not in progress.away}
-        replies = self.channel.ask("work", requests, awaited or set(asked), settings.reply_timeout)
+        arrays = to_arrays(self.compiled.send(self.server, item=item))
+        requests = self._requests(label, item, arrays)
+        replies = self.attendance.ask("work", requests, settings.reply_timeout)
         like = self.compiled.reply_like(item)
-        found: dict[str, Tree] = {}
-        for site in asked:
-            outcome = self.attendance.accept(site, replies.get(site), like, found)
-            down = size_of(arrays) + size_of(requests[site]["parcel"] or [])
-            up = size_of(to_arrays(found[site])) if site in found else 0
-            progress.bytes_down, progress.bytes_up = progress.bytes_down + down, progress.bytes_up + up
+        answers: dict[str, Tree] = {}
+        for site, request in requests.items():
             reply = replies.get(site)
+            outcome = self.attendance.accept(site, reply, like, answers)
+            down = size_of(arrays) + size_of(request["parcel"] or [])
+            up = size_of(to_arrays(answers[site])) if site in answers else 0
+            progress.bytes_down, progress.bytes_up = progress.bytes_down + down, progress.bytes_up + up
             rows.append(
                 {
                     "stage": label.stage, "round": label.round, "ordinal": ordinal, "phase": self.compiled.phase(item).name,
@@ -177,57 +169,59 @@ class Coordinator:
                     "at": f"{time.perf_counter() - self.began:.6f}",
                 }
             )  # fmt: skip
-        self.attendance.enough([*found], f"answered in round {label.round + 1} of {self.stage.name}")
-        if self.cohort is not None and self.cohort - found.keys():
-            self.record.say(f"round {label.round + 1} goes on without {', '.join(sorted(self.cohort - found.keys()))}")
-        self.cohort = set(found)
-        weights = np.array([self._weight(site) if site in found else 0.0 for site in settings.sites])
-        replied = stacked([found.get(site) for site in settings.sites], like)
+        self.attendance.enough([*answers], f"answered in round {label.round + 1} of {self.stage.name}")
+        lost = self._cohort() - answers.keys()
+        if self.cohort is not None and lost:
+            self.record.say(f"round {label.round + 1} goes on without {', '.join(sorted(lost))}")
+        self.cohort = set(answers)
+        weights = np.array([self._weight(site) if site in answers else 0.0 for site in settings.sites])
+        replied = stacked([answers.get(site) for site in settings.sites], like)
         self.server, parcels, finite = self.compiled.absorb(
-            item, self.server, replied, weights, label.round, label.ordinal
+            self.server, replied, weights, label.round, ordinal, item=item
         )
         if not finite:
             raise RunFailed(
                 f"The run diverged in round {label.round + 1} of {self.stage.name}: the coordinator's update gave a NaN or an "
                 f"infinity. Try smaller steps."
             )
-        for number, site in enumerate(settings.sites):
-            if site in found:
-                progress.since[site] = list(label)
-                progress.packed.pop(site, None)
-                progress.parcels.pop(site, None)
-                if parcels is not None:
-                    progress.packed[site] = [np.asarray(leaf[number]) for leaf in to_arrays(parcels)]
-                    progress.parcels[site] = item
+        for site in answers:
+            progress.since[site] = list(label)
+            progress.packed.pop(site, None)
+            progress.parcels.pop(site, None)
+            if parcels is not None:
+                number = settings.client(site)
+                progress.packed[site] = [np.asarray(leaf[number]) for leaf in to_arrays(parcels)]
+                progress.parcels[site] = item
 
-    def _request(self, site: str, label: Label, item: int, arrays: list[np.ndarray]) -> dict[str, Any]:
+    def _requests(self, label: Label, item: int, arrays: Arrays) -> dict[str, dict[str, Any]]:
+        """For every site of the cohort: from where it goes on, the message, and the parcel that waits for it."""
         progress = self.progress
         return {
-            "digest": self.settings.digest,
-            "label": list(label),
-            "item": item,
-            "since": progress.since.get(site),
-            "floor": self.floor.get(site),
-            "arrays": arrays,
-            "parcel": progress.packed.get(site),
-            "parcel_item": progress.parcels.get(site),
+            site: {
+                "label": list(label),
+                "item": item,
+                "since": progress.since.get(site),
+                "floor": self.floor.get(site),
+                "arrays": arrays,
+                "parcel": progress.packed.get(site),
+                "parcel_item": progress.parcels.get(site),
+            }
+            for site in self.settings.sites
+            if site in self._cohort()
         }
 
     # Recording.
 
     def _recording(self) -> bool:
-        every = self.settings.record_every
-        done = self.progress.round
+        every, done = self.settings.record_every, self.progress.round
         return every is not None and (done % every == 0 or done == self.stage.rounds)
 
     def _measure(self) -> None:
         progress = self.progress
-        arrays = to_arrays(self.server)
         label = Label(progress.stage, progress.round, 0, progress.attempt)
-        asked = sorted(self._cohort())
-        requests = {site: self._request(site, label, 0, arrays) for site in asked}
+        requests = self._requests(label, 0, to_arrays(self.server))
         values: dict[str, float] = {}
-        for site, reply in self.channel.ask("measure", requests, set(asked), self.settings.reply_timeout).items():
+        for site, reply in self.attendance.ask("measure", requests, self.settings.reply_timeout).items():
             value = reply.content.get("objective")
             if isinstance(value, float) and np.isfinite(value):
                 values[site] = value
@@ -245,28 +239,16 @@ class Coordinator:
         progress.server = to_arrays(self.server)
         progress.seconds = time.perf_counter() - self.began
         self.record.save(progress)
+        there = [site for site in self.settings.sites if site in self.ready and site not in progress.away]
         self.record.status(
-            "running",
-            stage=self.stage.name,
-            round=progress.round,
-            rounds=self.stage.rounds,
-            seconds=progress.seconds,
-            bytes_down=progress.bytes_down,
-            bytes_up=progress.bytes_up,
-            sites=[site for site in self.settings.sites if site in self.ready and site not in progress.away],
-            away=progress.away,
-        )
+            "running", stage=self.stage.name, round=progress.round, rounds=self.stage.rounds, seconds=progress.seconds,
+            bytes_down=progress.bytes_down, bytes_up=progress.bytes_up, sites=there, away=progress.away,
+        )  # fmt: skip
 
     def _finish(self) -> list[Tree]:
         progress = self.progress
         request = {"agreed": progress.agreed, "answers": progress.answers}
-        reports: dict[str, dict[str, np.ndarray]] = {}
-        for site, reply in self.attendance.ask_all("finish", request).items():
-            try:
-                reports[site] = named_arrays(reply.content.get("numbers", {}), "the report")
-            except BadReply as error:
-                self.attendance.refuse(site, str(error))
-        self.record.complete(progress.answers, reports)
+        self.record.complete(progress.answers, self.attendance.ask_numbers("finish", request, "the report"))
         progress.finished = True
         progress.seconds = time.perf_counter() - self.began
         self.record.save(progress)
@@ -274,7 +256,7 @@ class Coordinator:
         sentence = f"complete after {progress.seconds:.1f} s{stayed}"
         self.record.say(sentence)
         self.record.status("complete", sentence, seconds=progress.seconds, away=progress.away)
-        return read_answers(self.program, progress.agreed, progress.answers)
+        return self._answers()
 
     def _weight(self, site: str) -> float:
         return float(self.rows[site]) if self.stage.weights == "samples" else 1.0

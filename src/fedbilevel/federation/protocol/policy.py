@@ -1,36 +1,19 @@
 """What a site allows: its own file, ``local/fedbilevel.toml`` in its kit, which no job can change.
 
-    [data]
-    table = "patients.csv"              # or arrays = "rows.npz"; relative to this file
-    columns = ["age", "sex", "outcome"] # the columns jobs may read
-
-    [policy]
-    tell = ["rows", "seconds", "objective"]   # what may leave besides replies and statistics
-    functions = ["mylab.federated:program"]   # programs outside fedbilevel that jobs may name
-    minimum_rows = 20                   # no training, and no statistics, on fewer rows
-    minimum_batch = 1                   # no steps on fewer rows than this
-
-    [privacy]                           # see fedbilevel.federation.protocol.privacy
-    clip = 1.0
-    noise = 1.0
-    epsilon = 8.0
-    delta = 1e-5
-
-    [state]
-    folder = "/var/lib/fedbilevel"      # what stays here between rounds; default: fedbilevel-state in the kit
-
-On the coordinator's own kit only ``functions`` and ``folder`` are read.
+docs/federation.md shows all of it, but for ``functions = ["mylab.federated:program"]`` in [policy]: the programs outside
+fedbilevel that jobs may name.  On the coordinator's own kit only ``functions`` and ``[state] folder`` are read.
 """
 
 from __future__ import annotations
 
-import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedbilevel import storage
 from fedbilevel.federation.protocol.errors import Refused
 from fedbilevel.problem import positive, whole_number
 
@@ -129,10 +112,10 @@ def read_policy(folder: Path) -> Policy:
     if not file.exists():
         return Policy()
     try:
-        found = tomllib.loads(file.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        sections = storage.read_toml(file.read_text())
+    except (storage.Unreadable, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not readable as TOML: {error}.") from error
-    for section, entries in found.items():
+    for section, entries in sections.items():
         if section not in KNOWN or not isinstance(entries, dict):
             raise ValueError(
                 f"{file}: there is no section [{section}]; use {', '.join(f'[{name}]' for name in KNOWN)}."
@@ -140,36 +123,27 @@ def read_policy(folder: Path) -> Policy:
         for name in entries:
             if name not in KNOWN[section]:
                 raise ValueError(f"{file}: [{section}] has no setting {name!r}; use {', '.join(KNOWN[section])}.")
-    data, policy, state = (found.get(name, {}) for name in ("data", "policy", "state"))
+    data, policy, state = (sections.get(name, {}) for name in ("data", "policy", "state"))
     if "table" in data and "arrays" in data:
         raise ValueError(f"{file}: [data] names a table and arrays; a site offers one of them.")
-    tell = _names(file, "policy.tell", policy.get("tell", list(TOLD_BY_DEFAULT)))
+
+    def names(section: str, name: str, default: Sequence[str] = ()) -> tuple[str, ...]:
+        values = sections.get(section, {}).get(name, list(default))
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise ValueError(f"{file}: {section}.{name} must be a list of names.")
+        return tuple(values)
+
+    def path(value: Any) -> Path | None:
+        return None if value is None else (folder / str(value)).resolve()
+
+    tell = names("policy", "tell", TOLD_BY_DEFAULT)
     strange = [name for name in tell if name not in TELL]
     if strange:
         raise ValueError(f"{file}: policy.tell lists {strange[0]!r}; choose from {', '.join(TELL)}.")
-    for name in ("minimum_rows", "minimum_batch"):
-        whole_number(f"policy.{name}", policy.get(name, 1))
-    source = Source(
-        _path(folder, data.get("table")),
-        _path(folder, data.get("arrays")),
-        _names(file, "data.columns", data.get("columns", [])),
-    )
-    return Policy(
-        source,
-        tell,
-        _names(file, "policy.functions", policy.get("functions", [])),
-        policy.get("minimum_rows", 1),
-        policy.get("minimum_batch", 1),
-        Privacy(**found["privacy"]) if "privacy" in found else None,
-        _path(folder, state.get("folder")),
-    )
-
-
-def _names(file: Path, setting: str, values: Any) -> tuple[str, ...]:
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise ValueError(f"{file}: {setting} must be a list of names.")
-    return tuple(values)
-
-
-def _path(folder: Path, value: Any) -> Path | None:
-    return None if value is None else (folder / str(value)).resolve()
+    least = {name: policy.get(name, 1) for name in ("minimum_rows", "minimum_batch")}
+    for name, value in least.items():
+        whole_number(f"policy.{name}", value)
+    source = Source(path(data.get("table")), path(data.get("arrays")), names("data", "columns"))
+    privacy = Privacy(**sections["privacy"]) if "privacy" in sections else None
+    functions = names("policy", "functions")
+    return Policy(source, tell, functions, **least, privacy=privacy, folder=path(state.get("folder")))

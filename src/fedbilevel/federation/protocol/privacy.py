@@ -18,7 +18,6 @@ other is a further reply on the account.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -28,11 +27,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedbilevel import storage
 from fedbilevel.federation.protocol.errors import Refused
 from fedbilevel.federation.protocol.payload import Arrays
 from fedbilevel.federation.protocol.policy import Privacy
-from fedbilevel.federation.protocol.record import write_text
-from fedbilevel.federation.protocol.vault import FORMAT, Label, read_arrays, write_arrays
+from fedbilevel.federation.protocol.vault import FORMAT, Label, read_arrays, write_leaves
 
 ACCOUNT = "privacy.json"
 """In the folder of a site's states: what all its jobs have spent."""
@@ -45,9 +44,7 @@ class Account(NamedTuple):
     inverse_squares: float = 0.0
 
     def epsilon(self, delta: float) -> float:
-        if self.inverse_squares == 0:
-            return 0.0
-        return gaussian_epsilon(self.inverse_squares**-0.5, delta)
+        return 0.0 if self.inverse_squares == 0 else gaussian_epsilon(self.inverse_squares**-0.5, delta)
 
 
 def read_account(folder: Path) -> Account:
@@ -56,8 +53,8 @@ def read_account(folder: Path) -> Account:
     if not file.exists():
         return Account()
     try:
-        found = json.loads(file.read_text())
-        account = Account(int(found["replies"]), float(found["inverse_squares"]))
+        spent = json.loads(file.read_text())
+        account = Account(int(spent["replies"]), float(spent["inverse_squares"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refused("The site cannot read its own privacy account, so it releases nothing more.") from error
     if account.replies < 0 or not 0 <= account.inverse_squares < math.inf:
@@ -75,9 +72,9 @@ class Guard:
         self.last: tuple[str, Arrays] | None = None
         if privacy.noise > 0:
             gaussian_epsilon(1.0, privacy.delta)  # a site without the accountant says so before it computes anything
-        found = read_arrays(self.file) if self.file.exists() else None
-        if found is not None and found[0].get("digest") == digest:
-            self.last = (found[0]["asked"], [found[1][f"leaf{i}"] for i in range(len(found[1]))])
+        released = read_arrays(self.file)
+        if released is not None and released[1].get("digest") == digest:
+            self.last = (released[1]["asked"], [*released[0].values()])
 
     def protect(self, reply: Arrays, message: Sequence[np.ndarray], label: Label) -> Arrays:
         """Clip, add noise, and write down that it was done before it leaves; the same request gets the same reply."""
@@ -87,15 +84,13 @@ class Guard:
         noisy = clip_and_blur(reply, references(reply, message), self.privacy, self.random)
         if self.privacy.noise > 0:
             self._spend()
-        about = {"format": FORMAT, "digest": self.digest, "asked": asked}
-        write_arrays(self.file, about, {f"leaf{i}": array for i, array in enumerate(noisy)})
+        write_leaves(self.file, noisy, digest=self.digest, asked=asked)
         self.last = (asked, noisy)
         return noisy
 
     def _spend(self) -> None:
         """One more reply on the account, unless that is more than the site allows."""
-        with (self.folder / f".{ACCOUNT}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # several jobs may be at work
+        with storage.lock(self.folder / f".{ACCOUNT}.lock", seconds=-1):  # several jobs may be at work
             before = read_account(self.folder)
             after = Account(before.replies + 1, before.inverse_squares + self.privacy.noise**-2)
             budget = self.privacy.epsilon
@@ -104,19 +99,16 @@ class Guard:
                     f"This site has spent its privacy budget (epsilon {budget:g} at delta {self.privacy.delta:g}) in "
                     f"{before.replies} replies."
                 )
-            write_text(self.folder / ACCOUNT, json.dumps({"format": FORMAT, **after._asdict()}))
+            storage.write_json(self.folder / ACCOUNT, {"format": FORMAT, **after._asdict()})
 
 
 def references(reply: Arrays, message: Sequence[np.ndarray]) -> Arrays:
     """For every array of the reply the public array it is compared with."""
-    left = list(message)
-    found: Arrays = []
+    left, public = list(message), []
     for array in reply:
-        place = next(
-            (i for i, sent in enumerate(left) if sent.shape == array.shape and sent.dtype == array.dtype), None
-        )
-        found.append(np.zeros_like(array) if place is None else left.pop(place))
-    return found
+        alike = [i for i, sent in enumerate(left) if sent.shape == array.shape and sent.dtype == array.dtype]
+        public.append(left.pop(alike[0]) if alike else np.zeros_like(array))
+    return public
 
 
 def clip_and_blur(reply: Arrays, public: Arrays, privacy: Privacy, random: np.random.Generator) -> Arrays:

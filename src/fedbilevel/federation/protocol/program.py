@@ -5,7 +5,7 @@ Which survey and report leaves a site is the site's decision: see `fedbilevel.fe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -13,14 +13,14 @@ import jax
 
 from fedbilevel.calculus import Tree
 from fedbilevel.engines.stages import Numbers, Program, Refused, Source, Stage
+from fedbilevel.federation.protocol.errors import BadReply
+from fedbilevel.federation.protocol.payload import to_tree
 from fedbilevel.plan import Algorithm
 
-__all__ = ["BUILT_IN", "ArrayProgram", "Numbers", "Program", "Stage", "make_program"]
+__all__ = ["BUILT_IN", "ArrayProgram", "Numbers", "Program", "Stage", "answer_trees", "make_program"]
 
 BUILT_IN = {"fair": "fedbilevel.fairness.program:fair_program"}
 """Programs of this package by their short names; they need no allow-list."""
-
-Factory = Callable[[dict[str, Any]], Program]
 
 
 def make_program(name: str, arguments: dict[str, Any], allowed: Sequence[str]) -> Program:
@@ -33,11 +33,23 @@ def make_program(name: str, arguments: dict[str, Any], allowed: Sequence[str]) -
             raise Refused(f"The program {name!r} is not among the functions this site allows.")
         path = name
     module, _, function = path.partition(":")
-    factory: Factory = getattr(import_module(module), function)
-    made = factory(arguments)
+    made = getattr(import_module(module), function)(arguments)
     if not isinstance(made, Program):
         raise TypeError(f"{name} must return a Program, not {type(made).__name__}.")
     return made
+
+
+def answer_trees(program: Program, agreed: Numbers, arrays: Sequence[Any]) -> list[Tree]:
+    """The answers of the stages done, from their arrays."""
+    answers: list[Tree] = []
+    for number, answer in enumerate(arrays):
+        stage = program.stage(number, agreed, answers)
+        if stage is None:
+            raise BadReply(f"there is no stage {number} to have an answer")
+        server = jax.eval_shape(stage.algorithm.init, jax.random.key(0))
+        like = jax.eval_shape(stage.algorithm.outer, server)
+        answers.append(to_tree(answer, like, f"the answer of stage {number}"))
+    return answers
 
 
 class ArrayProgram:

@@ -13,28 +13,30 @@ report.json       what the sites told about the result
 from __future__ import annotations
 
 import csv
-import fcntl
+import io
 import json
-import os
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
+from fedbilevel import storage
 from fedbilevel.federation.protocol.errors import RunFailed
 from fedbilevel.federation.protocol.payload import Arrays
 from fedbilevel.federation.protocol.settings import JobSettings
-from fedbilevel.federation.protocol.vault import FORMAT, Label, read_arrays, write_arrays
+from fedbilevel.federation.protocol.vault import read_arrays, write_arrays
 
-EXCHANGES = (
-    "stage", "round", "ordinal", "phase", "site", "outcome", "bytes_down", "bytes_up", "seconds", "site_seconds", "at",
-)  # fmt: skip
+TABLES = {
+    "exchanges": (
+        "stage", "round", "ordinal", "phase", "site", "outcome", "bytes_down", "bytes_up", "seconds", "site_seconds", "at",
+    ),
+    "history": ("stage", "round", "step", "objective", "sites", "bytes_down", "bytes_up", "seconds"),
+}  # fmt: skip
 LOCK_SECONDS = 30.0
 """How long a new job waits for the one before it to let go of the folder."""
-HISTORY = ("stage", "round", "step", "objective", "sites", "bytes_down", "bytes_up", "seconds")
 
 
 @dataclass
@@ -62,17 +64,47 @@ class Progress:
     server: Arrays = field(default_factory=list)
     packed: dict[str, Arrays] = field(default_factory=dict)
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        found = {f"agreed/{name}": array for name, array in self.agreed.items()}
-        found |= {f"server/{i}": array for i, array in enumerate(self.server)}
-        found |= {f"answer/{k}/{i}": a for k, one in enumerate(self.answers) for i, a in enumerate(one)}
-        return found | {f"parcel/{site}/{i}": a for site, one in self.packed.items() for i, a in enumerate(one)}
+    def write(self, file: Path) -> None:
+        numbers = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ARRAYS}
+        arrays = {f"agreed/{name}": array for name, array in self.agreed.items()}
+        parcels = {f"parcel/{site}": parcel for site, parcel in self.packed.items()}
+        lists = {"server": self.server, **by_stage(self.answers), **parcels}
+        write_arrays(file, arrays | numbered(lists), progress=numbers)
 
-    def label(self, site: str) -> Label | None:
-        return Label.read(self.since.get(site))
+    @classmethod
+    def read(cls, file: Path) -> Progress | None:
+        """As `write` kept it; None where that cannot be read."""
+        kept = read_arrays(file)
+        if kept is None:
+            return None
+        lists = lists_in(kept[0])
+        return cls(
+            **kept[1]["progress"],
+            agreed={name[len("agreed/") :]: array for name, array in kept[0].items() if name.startswith("agreed/")},
+            answers=[answer for name, answer in lists.items() if name.startswith("answer/")],
+            server=lists.get("server", []),
+            packed={name[len("parcel/") :]: parcel for name, parcel in lists.items() if name.startswith("parcel/")},
+        )
 
 
 ARRAYS = ("agreed", "answers", "server", "packed")
+
+
+def by_stage(answers: list[Arrays]) -> dict[str, Arrays]:
+    return {f"answer/{stage}": answer for stage, answer in enumerate(answers)}
+
+
+def numbered(lists: Mapping[str, Arrays]) -> dict[str, np.ndarray]:
+    """The arrays of named lists, each by the name of its list and its number there."""
+    return {f"{name}/{number}": array for name, arrays in lists.items() for number, array in enumerate(arrays)}
+
+
+def lists_in(arrays: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
+    """The lists that `numbered` was given, in their order."""
+    lists: dict[str, Arrays] = {}
+    for name, array in arrays.items():
+        lists.setdefault(name.rpartition("/")[0], []).append(array)
+    return lists
 
 
 class Record:
@@ -89,60 +121,51 @@ class Record:
         except BaseException:
             self.close()
             raise
-        self.files = {
-            name: _Table(folder / f"{name}.csv", head)
-            for name, head in (("exchanges", EXCHANGES), ("history", HISTORY))
-        }
 
     def _settle(self) -> None:
         file = self.folder / "settings.json"
-        if file.exists():
-            kept = JobSettings.from_json(file.read_text())
-            if kept.digest != self.settings.digest:
-                raise RunFailed(
-                    f"{self.folder} holds another run of the name {self.settings.run!r}: its program, arguments, sites or "
-                    f"seed differ. Choose another name."
-                )
-        write_text(file, self.settings.to_json())
+        if file.exists() and JobSettings.from_json(file.read_text()).digest != self.settings.digest:
+            raise RunFailed(
+                f"{self.folder} holds another run of the name {self.settings.run!r}: its program, arguments, sites or "
+                f"seed differ. Choose another name."
+            )
+        storage.write(file, self.settings.to_json())
+        for name in TABLES:
+            if not (self.folder / f"{name}.csv").exists():
+                self._replace(name, [])
 
     def resume(self) -> Progress:
         """Where the run was, and the tables cut back to there: what was begun and not finished is done again."""
         file = self.folder / "state.npz"
         if not file.exists():
             return Progress()
-        found = read_arrays(file)
-        if found is None:
+        progress = Progress.read(file)
+        if progress is None:
             raise RunFailed(
                 f"{file} cannot be read: restore it from a backup, or remove {self.folder} to start afresh."
             )
-        about, arrays = found
-        progress = Progress(**about["progress"])
-        for name, array in arrays.items():
-            kind, *rest = name.split("/", 2)
-            if kind == "agreed":
-                progress.agreed[name.partition("/")[2]] = array
-            elif kind == "server":
-                progress.server.append(array)
-            elif kind == "answer":
-                while len(progress.answers) <= int(rest[0]):
-                    progress.answers.append([])
-                progress.answers[int(rest[0])].append(array)
-            else:
-                progress.packed.setdefault(rest[0], []).append(array)
-        self.files["exchanges"].cut(
-            lambda row: (int(row["stage"]), int(row["round"])), (progress.stage, progress.round)
-        )
-        self.files["history"].cut(
-            lambda row: (int(row["stage"]), int(row["round"]) - 1), (progress.stage, progress.round)
-        )
+        for name, first in (("exchanges", 0), ("history", 1)):  # rounds are counted from 0 in one, from 1 in the other
+            with (self.folder / f"{name}.csv").open(newline="") as table:
+                # A line that a crash cut short goes too.
+                whole = [row for row in csv.DictReader(table) if None not in row.values() and None not in row]
+            end = progress.stage, progress.round + first
+            self._replace(name, [row for row in whole if (int(row["stage"]), int(row["round"])) < end])
         return progress
 
     def save(self, progress: Progress) -> None:
-        about = {name: value for name, value in asdict(progress).items() if name not in ARRAYS}
-        write_arrays(self.folder / "state.npz", {"format": FORMAT, "progress": about}, progress.arrays())
+        progress.write(self.folder / "state.npz")
 
-    def note(self, table: str, rows: Iterable[dict[str, Any]]) -> None:
-        self.files[table].add(rows)
+    def note(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows to a table."""
+        with (self.folder / f"{table}.csv").open("a", newline="") as file:
+            csv.DictWriter(file, TABLES[table], lineterminator="\n").writerows(rows)
+
+    def _replace(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, TABLES[table], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        storage.write(self.folder / f"{table}.csv", text.getvalue())
 
     def say(self, text: str) -> None:
         with (self.folder / "log.txt").open("a") as file:
@@ -151,7 +174,7 @@ class Record:
     def status(self, status: str, sentence: str = "", **more: Any) -> None:
         """``status``: running, waiting, stopped, failed or complete."""
         told = {"run": self.settings.run, "job": self.job, "status": status, "sentence": sentence, **more}
-        write_text(self.folder / "status.json", json.dumps(told))
+        storage.write_json(self.folder / "status.json", told)
 
     def end(self, status: str, sentence: str) -> None:
         """The job ends before the run does."""
@@ -160,91 +183,34 @@ class Record:
 
     def close(self) -> None:
         """Let another coordinator have the folder."""
-        self.lock.close()
+        self.lock.release()
 
     def complete(self, answers: list[Arrays], report: dict[str, dict[str, np.ndarray]]) -> None:
-        arrays = {f"answer/{k}/{i}": a for k, one in enumerate(answers) for i, a in enumerate(one)}
-        write_arrays(self.folder / "answer.npz", {"format": FORMAT, "run": self.settings.run}, arrays)
+        write_arrays(self.folder / "answer.npz", numbered(by_stage(answers)), run=self.settings.run)
         told = {site: {name: array.tolist() for name, array in numbers.items()} for site, numbers in report.items()}
-        write_text(self.folder / "report.json", json.dumps(told))
+        storage.write_json(self.folder / "report.json", told)
 
 
-def held(path: Path, seconds: float, sentence: str) -> TextIO:
-    """The open file that keeps others out until it is closed or this process ends; `RunFailed` where another has it."""
-    file = path.open("w")
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
-        except BlockingIOError:
-            if time.monotonic() > end:
-                file.close()
-                raise RunFailed(sentence) from None
-            time.sleep(0.1)
-
-
-def is_held(path: Path) -> bool:
-    """Whether a process has the file of `held`."""
+def held(path: Path, seconds: float, sentence: str) -> storage.Lock:
+    """The lock that keeps others out until it is released or this process ends; `RunFailed` where another has it."""
     try:
-        with path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-class _Table:
-    """A CSV file that rows are added to."""
-
-    def __init__(self, path: Path, head: tuple[str, ...]) -> None:
-        self.path, self.head = path, head
-        if not path.exists():
-            path.write_text(",".join(head) + "\n")
-
-    def add(self, rows: Iterable[dict[str, Any]]) -> None:
-        with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, self.head, lineterminator="\n").writerows(rows)
-
-    def cut(self, where: Any, end: tuple[int, int]) -> None:
-        """Keep the rows before ``end``; a line that a crash cut short goes too."""
-        with self.path.open(newline="") as file:
-            whole = [row for row in csv.DictReader(file) if None not in row.values() and None not in row]
-        kept = [row for row in whole if where(row) < end]
-        lines = [",".join(self.head), *(",".join(_quoted(row[name]) for name in self.head) for row in kept)]
-        write_text(self.path, "\n".join(lines) + "\n")
-
-
-def _quoted(value: str) -> str:
-    return f'"{value.replace(chr(34), chr(34) * 2)}"' if any(mark in value for mark in ',"\n') else value
-
-
-def write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
+        return storage.lock(path, seconds)
+    except storage.Busy:
+        raise RunFailed(sentence) from None
 
 
 def read_status(folder: Path) -> dict[str, Any] | None:
     """What the coordinator last said of a run; None before it said anything."""
     try:
-        found = json.loads((folder / "status.json").read_text())
+        status = json.loads((folder / "status.json").read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return status if isinstance(status, dict) else None
 
 
 def read_answers(folder: Path) -> list[Arrays]:
     """The arrays of every stage's answer of a complete run."""
-    found = read_arrays(folder / "answer.npz")
-    if found is None:
+    kept = read_arrays(folder / "answer.npz")
+    if kept is None:
         raise ValueError(f"{folder} holds no complete run: answer.npz is missing or damaged.")
-    answers: list[Arrays] = []
-    for name, array in found[1].items():
-        stage = int(name.split("/")[1])
-        while len(answers) <= stage:
-            answers.append([])
-        answers[stage].append(array)
-    return answers
+    return [*lists_in(kept[0]).values()]

@@ -86,9 +86,9 @@ class JobSettings:
 
     @classmethod
     def from_json(cls, text: str) -> JobSettings:
-        found = json.loads(text)
+        given = json.loads(text)
         known = {entry.name for entry in fields(cls)}
-        strange = set(found) - known if isinstance(found, dict) else {"?"}
+        strange = set(given) - known if isinstance(given, dict) else {"?"}
         if strange:
             raise ValueError(f"A job has settings this version does not know: {', '.join(sorted(strange))}.")
-        return cls(**found)
+        return cls(**given)

@@ -7,7 +7,7 @@ Requests and answers are dicts of plain values and NumPy arrays.  What can leave
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from fedbilevel.federation.protocol.errors import BadReply, Refused
 from fedbilevel.federation.protocol.payload import Arrays, named_arrays, size_of, to_arrays, to_tree
 from fedbilevel.federation.protocol.policy import Policy
 from fedbilevel.federation.protocol.privacy import Guard
-from fedbilevel.federation.protocol.program import Numbers, Program, Stage, make_program
+from fedbilevel.federation.protocol.program import Numbers, Program, Stage, answer_trees, make_program
 from fedbilevel.federation.protocol.settings import JobSettings
-from fedbilevel.federation.protocol.vault import FORMAT, Label, Vault, write_arrays
+from fedbilevel.federation.protocol.vault import Label, Vault, write_arrays
 from fedbilevel.plan import Phase
 from fedbilevel.problem import ClientData
 
@@ -70,7 +70,7 @@ class Site:
         """Read and encode the rows of a stage, and compile its work."""
         number = int(request["stage"])
         agreed = named_arrays(request["agreed"], "what was agreed on")
-        self.answers = read_answers(self.program, agreed, request["answers"])
+        self.answers = answer_trees(self.program, agreed, request["answers"])
         stage = self.program.stage(number, agreed, self.answers)
         if stage is None or len(self.answers) != number:
             raise Refused(f"The program has no stage {number}.")
@@ -95,7 +95,7 @@ class Site:
         message = to_tree(request["arrays"], self.compiled.message_like(item), "the message")
         kept = self.vault.state(since, self.number, self.enrolled)
         local = self._with_parcel(kept.local, request)
-        reply, local = self.compiled.work(item, message, local, self.data, label.round, label.ordinal)
+        reply, local = self.compiled.work(message, local, self.data, label.round, label.ordinal, item=item)
         arrays = to_arrays(reply)
         if self.guard is not None:
             arrays = self.guard.protect(arrays, request["arrays"], label)
@@ -116,16 +116,14 @@ class Site:
         server = to_tree(request["arrays"], self.compiled.server_like, "the coordinator's state")
         kept = self.vault.state(Label.read(request["since"]), self.number, self.enrolled)
         local = self._with_parcel(kept.local, request)
-        return {"objective": self.compiled.measure(server, local, self.data)}
+        return {"objective": float(self.compiled.measure(server, local, self.data))}
 
     def _finish(self, request: dict[str, Any]) -> dict[str, Any]:
         """Keep the answer here too, and report on it where that may be told."""
         agreed = named_arrays(request["agreed"], "what was agreed on")
-        answers = read_answers(self.program, agreed, request["answers"])
-        described = [{f"stage{k}_{i}": a for i, a in enumerate(to_arrays(tree))} for k, tree in enumerate(answers)]
-        write_arrays(
-            self.folder / "answer.npz", {"format": FORMAT}, {name: a for one in described for name, a in one.items()}
-        )
+        answers = answer_trees(self.program, agreed, request["answers"])
+        leaves = {f"stage{k}_{i}": leaf for k, tree in enumerate(answers) for i, leaf in enumerate(to_arrays(tree))}
+        write_arrays(self.folder / "answer.npz", leaves)
         self.say("the run is complete; its answer is kept in answer.npz")
         if not self.policy.may_tell("report"):
             return {"numbers": {}}
@@ -133,18 +131,19 @@ class Site:
 
     def _warm_up(self) -> None:
         """Compile every phase by running it on zeros, so that no round waits for a compiler."""
-        for item, found in enumerate(self.compiled.items):
-            if isinstance(found, Phase):
-                message = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.compiled.message_like(item))
-                self.compiled.work(item, message, self.enrolled, self.data, 0, 0)
+        for number, item in enumerate(self.compiled.items):
+            if isinstance(item, Phase):
+                message = jax.tree.map(
+                    lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.compiled.message_like(number)
+                )
+                self.compiled.work(message, self.enrolled, self.data, 0, 0, item=number)
 
     def _with_parcel(self, local: Tree, request: dict[str, Any]) -> Tree:
         if request.get("parcel") is None:
             return local
         item = int(request["parcel_item"])
-        return self.compiled.unpack(
-            item, local, to_tree(request["parcel"], self.compiled.parcel_like(item), "the parcel")
-        )
+        parcel = to_tree(request["parcel"], self.compiled.parcel_like(item), "the parcel")
+        return self.compiled.unpack(local, parcel, item=item)
 
     def _label(self, request: dict[str, Any]) -> Label:
         label = Label.read(request["label"])
@@ -159,8 +158,8 @@ class Site:
         batch = getattr(stage.algorithm.settings, "batch_size", None)
         if batch is not None and batch < self.policy.minimum_batch:
             raise Refused(f"The job's batch_size={batch} is below this site's minimum_batch.")
-        for part, found, expected in (("training", train, stage.example[0]), ("validation", val, stage.example[1])):
-            if shape_of_rows(found) != shape_of_rows(expected):
+        for part, rows_here, expected in zip(("training", "validation"), (train, val), stage.example, strict=True):
+            if shape_of_rows(rows_here) != shape_of_rows(expected):
                 raise Refused(f"The site's {part} rows are not of the kind the program expects.")
         alone = jax.tree.map(lambda leaf: np.asarray(leaf)[None], (train, val))
         try:
@@ -181,19 +180,6 @@ class Site:
         names = ",".join(sorted(told.get("numbers", {}))) or ",".join(sorted(told))
         with (self.folder / "left.csv").open("a") as file:
             file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')};{task};{names};{len(arrays)};{size_of(arrays)}\n")
-
-
-def read_answers(program: Program, agreed: Numbers, arrays: Sequence[Any]) -> list[Tree]:
-    """The answers of the stages done, from their arrays."""
-    answers: list[Tree] = []
-    for number, found in enumerate(arrays):
-        stage = program.stage(number, agreed, answers)
-        if stage is None:
-            raise BadReply(f"there is no stage {number} to have an answer")
-        server = jax.eval_shape(stage.algorithm.init, jax.random.key(0))
-        like = jax.eval_shape(stage.algorithm.outer, server)
-        answers.append(to_tree(found, like, f"the answer of stage {number}"))
-    return answers
 
 
 def shape_of_rows(tree: Tree) -> Any:

@@ -1,24 +1,23 @@
 """What a site keeps between exchanges: its local state after the current exchange and after the ones it may go back to.
 
-A file per state, named by the exchange it follows, written under a temporary name and renamed before the reply leaves: a
-site that is killed at any moment can go on from what the coordinator last counted.
+A file per state, named by the exchange it follows, written before the reply leaves: a site that is killed at any moment can
+go on from what the coordinator last counted.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
+from fedbilevel import storage
 from fedbilevel._version import __version__
 from fedbilevel.calculus import Tree
 from fedbilevel.federation.protocol.errors import BadReply, Refused
-from fedbilevel.federation.protocol.payload import to_tree
+from fedbilevel.federation.protocol.payload import to_arrays, to_tree
 
 FORMAT = 1
 
@@ -63,12 +62,8 @@ class Vault:
             folder.chmod(0o700)
 
     def labels(self) -> list[Label]:
-        found = []
-        for file in self.folder.glob("after-*.npz"):
-            parts = file.stem.split("-")[1:]
-            if len(parts) == 4 and all(part.isdigit() for part in parts):
-                found.append(Label(*map(int, parts)))
-        return sorted(found)
+        parts = [file.stem.split("-")[1:] for file in self.folder.glob("after-*.npz")]
+        return sorted(Label(*map(int, part)) for part in parts if len(part) == 4 and all(map(str.isdigit, part)))
 
     def state(self, since: Label | None, stage: int, enrolled: Tree) -> Kept:
         """The state after ``since``, an exchange of ``stage``; None is the state at enrolment.
@@ -80,16 +75,13 @@ class Vault:
         if self.latest is not None and self.latest[0] == since:
             return Kept(self.latest[1], None)
         here = [label for label in self.labels() if label.stage == stage]
-        if since in here:
-            found = self._read(since, enrolled)
-            if found is not None:
-                return Kept(found, None)
-            here.remove(since)
-        older = [label for label in here if label < since]
-        for label in reversed(older):
-            found = self._read(label, enrolled)
-            if found is not None:
-                return Kept(found, f"went on from round {label.round + 1}, having lost what followed")
+        for label in reversed([label for label in here if label <= since]):
+            local = self._read(label, enrolled)
+            if local is not None:
+                lost = f"went on from round {label.round + 1}, having lost what followed"
+                return Kept(local, None if label == since else lost)
+            if label == since:
+                here.remove(since)
         if here:
             raise Refused(
                 f"This site is at round {here[-1].round + 1} and no longer holds what followed round {since.round + 1}: "
@@ -102,52 +94,42 @@ class Vault:
 
         Newer ones are never touched: a worker that slept through a restart must not delete what its successor wrote.
         """
-        self._write(label, local)
+        write_leaves(self.folder / label.file(), to_arrays(local), version=__version__, digest=self.digest)
         self.latest = (label, local)
         oldest = min((kept for kept in (floor, since) if kept is not None), default=Label(label.stage, 0, 0, 0))
         for other in self.labels():
             if other < oldest:
                 (self.folder / other.file()).unlink(missing_ok=True)
 
-    def _write(self, label: Label, local: Tree) -> None:
-        about = {"format": FORMAT, "version": __version__, "digest": self.digest}
-        arrays = {f"leaf{number}": np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(local))}
-        write_arrays(self.folder / label.file(), about, arrays)
-
     def _read(self, label: Label, like: Tree) -> Tree | None:
-        found = read_arrays(self.folder / label.file())
-        if found is None or found[0].get("digest") != self.digest:
+        kept = read_arrays(self.folder / label.file())
+        if kept is None or kept[1].get("digest") != self.digest:
             return None
         try:
-            return to_tree([found[1][f"leaf{i}"] for i in range(len(found[1]))], like, "the state", finite=False)
-        except (BadReply, KeyError):
+            return to_tree([*kept[0].values()], like, "the state", finite=False)
+        except BadReply:
             return None
 
 
-def write_arrays(path: Path, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """One ``.npz`` file with a JSON description, no pickle, never half-written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def write_arrays(path: Path, arrays: Mapping[str, Any], **about: Any) -> None:
+    """A file of a run, at either end."""
     try:
-        with temporary.open("wb") as file:
-            described: dict[str, Any] = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays}
-            np.savez(file, **described)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        storage.write_arrays(path, arrays, {"format": FORMAT, **about})
     except OSError as error:
         raise OSError(
             f"Cannot write {path}: {error.strerror or error}; free space or choose another folder."
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
-def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
-    """What `write_arrays` wrote; None where it cannot be read."""
+def write_leaves(path: Path, arrays: Sequence[np.ndarray], **about: Any) -> None:
+    """Arrays without names; they are read in the order in which they were written."""
+    write_arrays(path, {f"leaf{number}": array for number, array in enumerate(arrays)}, **about)
+
+
+def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+    """``(arrays, about)`` as `write_arrays` wrote them; None where they cannot be read."""
     try:
-        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
-            about = json.loads(bytes(file["about"]))
-            arrays = {name: file[name] for name in file.files if name != "about"}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        arrays, about = storage.read_arrays(path)
+    except (OSError, storage.Unreadable):
         return None
-    return (about, arrays) if about.get("format") == FORMAT else None
+    return (arrays, about) if about.get("format") == FORMAT else None
