@@ -40,6 +40,15 @@ def command(*arguments) -> Said:
     return Said(code, out.getvalue(), err.getvalue())
 
 
+def real(*arguments, **environment) -> Said:
+    """The same from a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fedbilevel.cli", *map(str, arguments)], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "COLUMNS": "160", **environment},
+    )  # fmt: skip
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
 def people(rows=240, seed=0):
     """A table with a gap between the groups, missing cells, an identifier and a rare job."""
     rng = np.random.default_rng(seed)
@@ -95,6 +104,11 @@ def process():
         )  # fmt: skip
 
     return run
+
+
+@pytest.fixture
+def process():
+    return real
 
 
 @pytest.fixture

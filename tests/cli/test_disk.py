@@ -39,20 +39,8 @@ def test_a_full_disk_and_a_read_only_one(tmp_path, table):
     table().to_csv(file, index=False)
     home = tmp_path / "small"
     home.mkdir()
-    fit = [
-        sys.executable,
-        "-m",
-        "fedbilevel.cli",
-        "fit",
-        file,
-        "--clients",
-        "2",
-        "--target",
-        "loan",
-        "--sensitive",
-        "sex",
-    ]
-    fit += ["--method", "fedavg", "--steps", "40", "--batch-size", "16", "--quiet"]
+    options = "--clients 2 --target loan --sensitive sex --method fedavg --steps 40 --batch-size 16 --quiet"
+    fit = [sys.executable, "-m", "fedbilevel.cli", "fit", file, *options.split()]
     said = subprocess.run(
         ["unshare", "-rm", "sh", "-c", SCRIPT, "sh", home, home, *fit],
         capture_output=True, text=True, timeout=600, check=False,

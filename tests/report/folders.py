@@ -1,4 +1,4 @@
-"""Run folders with made-up numbers: a whole table, a fit of one seed, a benchmark, one with nothing but rows."""
+"""Run folders with made-up numbers: a whole table, a fit of one seed, a benchmark, the studies with tables of their own."""
 
 from __future__ import annotations
 
@@ -62,12 +62,8 @@ def one_run(tables, cell, accuracy, gap, learns, groups, rng):
     for number, group in enumerate(groups):
         count = COUNTS[number]
         rate = np.clip(0.62 - gap * number / len(groups) + rng.normal(0, 0.01), 0, 1)
-        rates = {
-            "true_positive_rate": rate,
-            "false_positive_rate": rate / 8,
-            "selection_rate": rate / 3,
-            "accuracy": accuracy,
-        }
+        rates = {"true_positive_rate": rate, "false_positive_rate": rate / 8, "selection_rate": rate / 3}
+        rates["accuracy"] = accuracy
         for part in ("train", "test"):
             tables["groups"].append(
                 {**cell, "part": part, "group": group, "count": count, "positives": count // 5, **rates}
@@ -133,4 +129,57 @@ def bench(path):
                 rows.append({**cell, **total, **tuned, **told})
     with RunFolder.open(path, command="bench", configuration={"seeds": 3}, line="fedbilevel bench") as run:
         run.save("all", rows=pd.DataFrame(rows), history=pd.DataFrame(history))
+        return run.finish()
+
+
+def rates(path):
+    """The theorems: errors by horizon, and the tables that only this study has."""
+    variants = {
+        "fedbio": ["eta = delta/sqrt(T)"],
+        "fedbioacc": ['tuned constants, previous="local"', "paper constants"],
+    }
+    points, bounds, sent, speedup = [], [], [], []
+    for algorithm, names in variants.items():
+        for variant in names:
+            for run in range(2):
+                keys = {"algorithm": algorithm, "variant": variant, "run": run}
+                for horizon in (50, 500):
+                    error = (1 + run) / horizon**0.5
+                    points.append({**keys, "horizon": horizon, "mean_square": error})
+                    bounds.append({**keys, "horizon": horizon, "measured": error, "bound": 1e4 * error, "holds": True})
+        sent += [{"algorithm": algorithm, "local_steps": steps, "run": 0, "step": place, "bytes": 1000 * place,
+                  "mean_square": 1 / (1 + place)} for steps in (1, 5) for place in range(3)]  # fmt: skip
+    for estimator in ("unbiased", "truncated"):
+        speedup += [{"estimator": estimator, "clients": clients, "run": 0, "mean_square": 1 / clients, "inner_error": 0.1}
+                    for clients in (1, 4)]  # fmt: skip
+    rows = pd.DataFrame(points).rename(columns={"algorithm": "split", "variant": "method", "run": "seed"})
+    slopes = [{"algorithm": algorithm, "variant": variant, "range": "all", "slope": -0.5, "low": -0.6, "high": -0.4}
+              for algorithm, names in variants.items() for variant in names]  # fmt: skip
+    estimator = [{"clients": clients, "variance": 1 / clients, "bias_square": 0.01} for clients in (1, 4)]
+    tables = {"points": points, "slopes": slopes, "bounds": bounds, "communication": sent, "speedup": speedup}
+    others = {f"rates-{name}": pd.DataFrame(table) for name, table in {**tables, "estimator": estimator}.items()}
+    with RunFolder.open(path, command="rates", configuration={"seed": 0}, line="fedbilevel rates") as run:
+        run.save("all", rows=rows.assign(dataset="T = " + rows["horizon"].astype(str)), others=others)
+        return run.finish()
+
+
+def fairness(path):
+    """Methods over splits, and a front of settings for two of them, one far below the rest."""
+    rng = np.random.default_rng(3)
+    names = ("FedAvg", "FedReg", "FedBiO, cells")
+    keys = {"dataset": "adult-sex", "split": "iid"}
+    rows = [
+        {**keys, "method": method, "seed": split, "split_seed": split, "test_accuracy": 0.85 + 0.001 * rng.normal(),
+         "test_gap": 0.1 + 0.01 * rng.normal()} for method in names for split in range(3)
+    ]  # fmt: skip
+    fronts = [
+        {"case": "adult-sex", "distribution": "iid", "method": method, "setting": f"s={place}", "splits": 3,
+         "test_accuracy": accuracy, "test_gap": 0.1 - 0.02 * place, "test_gap_low": 0.01, "test_gap_high": 0.12,
+         "test_accuracy_low": accuracy - 0.002, "test_accuracy_high": accuracy + 0.002}
+        for method in names[1:] for place, accuracy in enumerate((0.85, 0.848, 0.76 if method == "FedReg" else 0.847))
+    ]  # fmt: skip
+    floors = [{"case": "adult-sex", "fair_in_training": 0.03}]
+    others = {"fairness-fronts": pd.DataFrame(fronts), "fairness-floors": pd.DataFrame(floors)}
+    with RunFolder.open(path, command="fairness", configuration={"splits": 3}, line="fedbilevel fairness") as run:
+        run.save("all", rows=pd.DataFrame(rows), others=others)
         return run.finish()

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedbilevel.report.page.files import write_report
-from tests.report.folders import METHODS, bench, fit, table1
+from fedbilevel.report.page import write_report
+from tests.report.folders import METHODS, bench, fairness, fit, rates, table1
 
 selenium = pytest.importorskip("selenium", reason="selenium is not installed")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -50,6 +50,8 @@ def pages(tmp_path_factory):
         "table1": table1(home / "table1", seeds=3, methods=few),
         "fit": fit(home / "fit", name=EVIL, group_names=(EVIL, "m"), methods=("FedAvg", EVIL)),
         "bench": bench(home / "bench"),
+        "rates": rates(home / "rates"),
+        "fairness": fairness(home / "fairness"),
     }
     return {name: write_report(run)[0] for name, run in runs.items()}
 
@@ -85,7 +87,7 @@ def call(browser, script, *arguments):
     return browser.execute_script(script, *arguments)
 
 
-@pytest.mark.parametrize("name", ["table1", "fit", "bench"])
+@pytest.mark.parametrize("name", ["table1", "fit", "bench", "rates", "fairness"])
 def test_no_errors_and_no_requests(show, name):
     browser = show(name)
     assert browser.get_log("browser") == []
@@ -203,7 +205,33 @@ def test_filter_acts_on_table_and_figures(show):
     assert count("#plane .empty") == 1
 
 
-@pytest.mark.parametrize("name", ["table1", "fit", "bench"])
+def test_a_filter_zooms_and_ticks_stay_true(show):
+    """Where marks and ticks stand after a filter, and what the marks' tips say, are the same numbers."""
+    browser = show()
+    call(browser, "document.querySelector('.filters input[data-filter-series=\"2\"]').click()")
+    for layer in ("", "seeds", "paper"):
+        if layer:
+            call(browser, f"document.querySelector('#plane [data-layer={layer}]').click()")
+        panels = call(
+            browser,
+            """return [...document.querySelectorAll('#plane .panel:not([hidden])')].map(panel => {
+              const { tips } = JSON.parse(panel.querySelector('script').textContent);
+              const marks = [...panel.querySelectorAll('.mark')];
+              const ticks = [...panel.querySelectorAll('.ticks.x text')].map(one => [+one.getAttribute('x'), +one.textContent]);
+              const seen = marks.map((one, n) => [one, tips[n]]).filter(([one]) => one.getClientRects().length);
+              return [ticks, seen.map(([one, tip]) => { const glyph = one.querySelector('use, circle');
+                return [+(glyph.getAttribute('x') ?? glyph.getAttribute('cx')), tip]; })] })""",
+        )
+        assert len(panels) == 4
+        for ticks, marks in panels:
+            assert 3 <= len(ticks) <= 8
+            (x0, v0), (x1, v1) = ticks[0], ticks[-1]
+            for x, tip in marks:
+                value = float(re.findall(r"\.\d{4}", re.sub(r" \[[^]]*\]", "", tip))[1])
+                assert abs(v0 + (x - x0) / (x1 - x0) * (v1 - v0) - value) <= 0.002 * abs(v1 - v0) + 1e-4, tip
+
+
+@pytest.mark.parametrize("name", ["table1", "fit", "bench", "rates", "fairness"])
 @pytest.mark.parametrize("width", [360, 820])
 def test_narrow_screens_do_not_scroll_sideways(show, name, width):
     browser = show(name, width)

@@ -4,23 +4,26 @@ import base64
 import hashlib
 import json
 import re
+import sys
 from html.parser import HTMLParser
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from fedbilevel.report.draw import glyph_places
-from fedbilevel.report.draw_matplotlib import picture
-from fedbilevel.report.latex import escaped, latex_table
-from fedbilevel.report.page import page, write
-from fedbilevel.report.page.figures import figures
-from fedbilevel.report.page.files import write_report
-from fedbilevel.report.page.html import render
-from fedbilevel.report.reading import study
+from fedbilevel.report.comparison import compare
+from fedbilevel.report.figures import figures
+from fedbilevel.report.latex import escaped
+from fedbilevel.report.latex import table as latex_table
+from fedbilevel.report.page import page, write, write_report
+from fedbilevel.report.paper import picture
+from fedbilevel.report.reading import reading_of
 from fedbilevel.report.scales import short
+from fedbilevel.report.studies import charts as charts_of
+from fedbilevel.report.summary import estimates
+from fedbilevel.report.svg import glyph_places
 from fedbilevel.runs import RunFolder, read
-from tests.report.folders import METHODS, bench, fit, table1
+from tests.report.folders import METHODS, bench, fairness, fit, rates, table1
 
 EVIL = "</script><script>alert('x')</script><img src=x onerror=alert(1)>&\"'"
 VOID = {"meta", "link", "input", "br", "img"}
@@ -60,12 +63,12 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def charts(run):
-    return {chart.key: chart for chart in figures(study(run))}
+    return {chart.key: chart for chart in figures(reading_of(run))}
 
 
 @pytest.fixture(scope="module")
-def html(run, charts):
-    return render(study(run), list(charts.values()))
+def html(run):
+    return page(run)
 
 
 def test_one_file_that_asks_for_nothing(html):
@@ -123,7 +126,7 @@ def test_figures_hold_the_numbers_of_the_tables(run, charts):
     tested = run.groups[(run.groups["part"] == "test") & (run.groups["dataset"] == "adult")]
     black = tested[(tested["split"] == "iid") & (tested["method"] == "FCFL") & (tested["group"] == "Black")]
     panel = next(
-        panel for panel in charts["rates"].panels if panel.variant == "false_positive_rate" and panel.case == 0
+        panel for panel in charts["rates"].panels if panel.variant == "false_positive_rate" and panel.block == 0
     )
     mark = next(
         mark
@@ -133,24 +136,24 @@ def test_figures_hold_the_numbers_of_the_tables(run, charts):
     assert mark.x == pytest.approx(black["false_positive_rate"].mean())
     learned = run.weights[(run.weights["dataset"] == "credit") & (run.weights["split"] == "noniid")]
     learned = learned[(learned["method"] == "FedBiO, cells") & (learned["group"] == "A92") & (learned["label"] == "1")]
-    panel = next(panel for panel in charts["weights"].panels if panel.variant == "cell" and panel.case == 3)
+    panel = next(panel for panel in charts["weights"].panels if panel.variant == "cell" and panel.block == 3)
     mark = next(mark for mark in panel.marks if mark.series == 6 and panel.groups[int(mark.y)] == "A92, label 1")
     assert mark.x == pytest.approx(learned["weight"].mean())
 
 
 def test_rounds_and_bytes_go_through_all_stages(run, charts):
     chart = charts["convergence"]
-    rounds = next(panel for panel in chart.panels if panel.variant == "objective/round" and panel.case == 0)
+    rounds = next(panel for panel in chart.panels if panel.variant == "objective/round" and panel.block == 0)
     first, second = (line for line in rounds.lines if line.series == 4)
     assert (first.name, second.name) == ("weights", "model")
     assert (first.x[-1], second.x[0], second.x[-1]) == (400, 420, 800)
-    sent = next(panel for panel in chart.panels if panel.variant == "objective/bytes" and panel.case == 0)
+    sent = next(panel for panel in chart.panels if panel.variant == "objective/bytes" and panel.block == 0)
     own = run.history[(run.history["method"] == "FedBiO") & (run.history["dataset"] == "adult")]
     assert (
         next(line for line in sent.lines if line.series == 4 and line.name == "model").x[-1]
         == 2 * own["bytes_up"].max()
     )
-    alone = next(panel for panel in chart.panels if panel.variant == "test_accuracy/round" and panel.case == 0)
+    alone = next(panel for panel in chart.panels if panel.variant == "test_accuracy/round" and panel.block == 0)
     assert {line.name for line in alone.lines} == {""}  # only models have an accuracy
 
 
@@ -189,7 +192,7 @@ def test_a_fit_with_a_baseline_shows_its_own_differences(tmp_path):
     given = {"gap_difference": -0.02, "gap_difference_low": -0.05, "gap_difference_high": 0.01}
     for column, value in given.items():
         run.rows[column] = [np.nan, value]
-    chart = next(chart for chart in figures(study(run)) if chart.key == "differences")
+    chart = next(chart for chart in figures(reading_of(run)) if chart.key == "differences")
     (mark,) = (mark for panel in chart.panels for mark in panel.marks)
     assert (mark.x, mark.x_low, mark.x_high) == (-0.02, -0.05, 0.01)
 
@@ -199,6 +202,37 @@ def test_a_benchmark(tmp_path):
     sections = [have["id"] for have in Tree(html).all("section")]
     assert sections == ["results", "plane", "differences", "convergence", "costs", "run", "reproduce"]
     assert "Score against bytes" in html
+
+
+def test_the_theorems(tmp_path):
+    run = rates(tmp_path / "run")
+    html = page(run)
+    sections = [have["id"] for have in Tree(html).all("section")]
+    assert sections == ["results", "slopes", "bounds", "communication", "clients", "tables", "run", "reproduce"]
+    drawn = {path.name for path in write_report(run, drawn=True)}
+    assert {"slopes.svg", "bounds.png", "communication.svg", "clients.png"} <= drawn
+    both = compare([run, rates(tmp_path / "again")])
+    assert set(both.differences["measure"]) == {"mean_square"}
+    slopes = {chart.key: chart for chart in charts_of(reading_of(run))}["slopes"]
+    assert slopes.free  # no filter of the page hides its lines
+    assert 'data-chart="slopes" data-kind="lines" data-free' in html
+    assert slopes.names == (
+        "η = δ/√T: -0.50", "slope −1/2", 'tuned constants, previous="local": -0.50', "paper constants: -0.50", "slope −2/3",
+    )  # fmt: skip
+    line = slopes.panels[0].lines[0]
+    assert (line.y, line.low) == (pytest.approx((1.5 / 50**0.5, 1.5 / 500**0.5)), (1 / 50**0.5, 1 / 500**0.5))
+
+
+def test_settings_of_methods(tmp_path):
+    run = fairness(tmp_path / "run")
+    html = page(run)
+    assert [have["id"] for have in Tree(html).all("section")][:4] == ["results", "plane", "front", "differences"]
+    (panel,) = next(chart for chart in charts_of(reading_of(run)) if chart.key == "front").panels
+    assert (len(panel.marks), len(panel.lines), panel.baseline) == (5, 2, 0.03)
+    assert panel.note == "not shown:\nFedReg, s=2: 0.760, gap 0.060"
+    assert panel.y_domain()[0] > 0.83
+    assert "German Credit" not in html
+    assert "Adult by sex, I.I.D." in html
 
 
 def test_rows_alone_are_enough(tmp_path):
@@ -226,7 +260,7 @@ def test_equal_runs_give_equal_pages(tmp_path):
 
 
 def test_the_table_for_papers(run):
-    text = latex_table(study(run))
+    text = latex_table(read := reading_of(run), estimates(read, read.main))
     body = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert {line.count("&") - line.count(r"\&") for line in body[1:]} == {1 + 6}
     own = run.rows[(run.rows["dataset"] == "credit") & (run.rows["method"] == "FCFL") & (run.rows["split"] == "noniid")]
@@ -244,7 +278,7 @@ def test_figures_for_papers(tmp_path):
     run = table1(
         tmp_path / "run", seeds=2, methods=few, datasets=("credit",), splits=("iid",), groups={"credit": ["$a$", "b"]}
     )
-    charts = {chart.key: chart for chart in figures(study(run))}
+    charts = {chart.key: chart for chart in figures(reading_of(run))}
     for key in ("plane", "rates", "convergence"):
         figure = picture(charts[key])
         assert len([axes for axes in figure.axes if axes.get_visible()]) == 1
@@ -262,7 +296,7 @@ def test_files_appear_whole_or_not_at_all(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedbilevel.report.page.files.os.replace", full)
+    monkeypatch.setattr("fedbilevel.storage.Path.replace", full)
     with pytest.raises(ValueError, match=r"Cannot write the report to .* \(No space left on device\)"):
         write_report(run)
     assert (tmp_path / "run" / "page.html").read_text() == "before"
@@ -274,3 +308,9 @@ def test_markers_of_lines_do_not_coincide():
     assert len(set(places)) == 8
     assert all(0 <= place < 24 for one in places for place in one)
     assert glyph_places(1, 3) == [0]
+
+
+def test_missing_matplotlib_gets_a_sentence(charts, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r'pip install "fedbilevel\[report\]"'):
+        picture(charts["plane"])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbilevel.report.scales import Axis, Scale, domain, shown, si, signed, tick_labels, ticks
+from fedbilevel.report.scales import Axis, Scale, domain, ladder, shown, si, signed, tick_labels, ticks
 
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -59,6 +59,16 @@ def test_ticks_of_a_logarithmic_axis():
     assert ticks(0.5, 2000, 6, log=True) == [1, 10, 100, 1000]
     assert ticks(150, 1200, 4, log=True) == [200, 500, 1000]
     assert tick_labels([1e-4, 1e-3], "number", log=True) == ["0.0001", "0.001"]
+
+
+@given(st.lists(st.tuples(numbers, st.floats(1e-2, 1e3)), min_size=1, max_size=5))
+def test_a_ladder_holds_the_ticks_of_every_window(series):
+    spans = [(low, low + width) for low, width in series]
+    sets = ladder(Axis(""), spans)
+    for low in (low for low, _ in spans):
+        for high in (high for _, high in spans if high > low):
+            wanted = [float(f"{value:.9g}") for value in ticks(*domain(Axis(""), [low, high], [], []), 6)]
+            assert any(set(wanted) <= set(values) for values in sets)
 
 
 def test_texts():

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fedbilevel.report.styles import DARK, DASHES, GLYPHS, LIGHT, MARKERS, SERIES_DARK, SERIES_LIGHT, styles
+from fedbilevel.report.styles import DARK, DASHES, LIGHT, MARKERS, SERIES, styles
 
 # Machado, Oliveira & Fernandes (2009), full severity, for linear RGB.
 SIGHT = {
@@ -14,7 +14,7 @@ SIGHT = {
     "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
     "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
 }
-THEMES = {"light": (LIGHT, SERIES_LIGHT), "dark": (DARK, SERIES_DARK)}
+THEMES = {"light": (LIGHT, SERIES["light"]), "dark": (DARK, SERIES["dark"])}
 
 
 def linear(colour):
@@ -74,5 +74,4 @@ def test_no_two_series_look_alike():
     given = styles(["FedBiO", "FedBiO, paper", *names])
     assert len({(style.slot, style.marker) for style in given}) == 22
     assert len({style.slot for style in given[:8]}) == 8
-    assert set(MARKERS) == set(GLYPHS)
-    assert len(DASHES) == len(MARKERS) == len(SERIES_LIGHT) == len(SERIES_DARK)
+    assert len(DASHES) == len(MARKERS) == len(SERIES["light"]) == len(SERIES["dark"])

@@ -6,9 +6,10 @@ import pytest
 from scipy import stats
 
 from fedbilevel.report.comparison import as_table, compare, difference
-from fedbilevel.report.published import TABLE1, printed
-from fedbilevel.report.reading import study
-from fedbilevel.report.summary import bands, cells, spread, verdicts
+from fedbilevel.report.published import printed
+from fedbilevel.report.published import table1 as published
+from fedbilevel.report.reading import reading_of
+from fedbilevel.report.summary import bands, estimates, spread, verdicts
 from fedbilevel.runs import RunFolder
 from tests.report.folders import METHODS, bench, fit, table1
 
@@ -26,8 +27,8 @@ def folder(path, values, split_seeds=None, configuration=None, command="table1")
 
 
 def told(run, column="test_gap"):
-    read = study(run)
-    found = cells(read, read.main)
+    read = reading_of(run)
+    found = estimates(read, read.main)
     return {read.names[cell.series]: cell for cell in found.values() if cell.metric.column == column}
 
 
@@ -57,7 +58,7 @@ def test_best_beyond_noise_tied_and_worse(tmp_path):
 
 def test_the_level_is_shared_between_the_comparisons(tmp_path):
     gaps = np.array([0.02, 0.03, 0.006, 0.025])
-    read = study(folder(tmp_path / "a", {"x": [0.0] * 4}))
+    read = reading_of(folder(tmp_path / "a", {"x": [0.0] * 4}))
     alone = stats.t.interval(0.95, 3, gaps.mean(), stats.sem(gaps))
     shared = stats.t.interval(1 - 0.05 / 3, 3, gaps.mean(), stats.sem(gaps))
     assert alone[0] > 0 > shared[0]
@@ -96,7 +97,7 @@ def test_a_fit_brings_its_own_intervals(tmp_path):
 
 
 def test_bands_are_spreads(tmp_path):
-    read = study(folder(tmp_path / "a", {"A": [0.1, 0.2, 0.3]}))
+    read = reading_of(folder(tmp_path / "a", {"A": [0.1, 0.2, 0.3]}))
     values, places = pd.Series([1.0, 2.0, 4.0, 5.0, 7.0]), pd.Series([10, 10, 10, 20, 20])
     found = bands(read, values, places)
     for place in (10, 20):
@@ -105,7 +106,7 @@ def test_bands_are_spreads(tmp_path):
 
 
 def test_the_paper_s_table():
-    assert len(TABLE1) == 2 * 2 * 6 * 3
+    assert len(published()) == 2 * 2 * 6 * 3
     assert printed("credit", "noniid", "FedBiOAcc", "test_gap") == (0.1021, 0.0011)
     assert printed("credit", "noniid", "FedBiOAcc, cells", "test_gap") is None
     assert printed("mine", "iid", "FedAvg", "test_gap") is None
@@ -114,14 +115,14 @@ def test_the_paper_s_table():
 def test_printed_figures_only_beside_what_they_measure(tmp_path):
     few = {"FedAvg": METHODS["FedAvg"]}
     options = {"seeds": 1, "methods": few, "datasets": ("adult",), "splits": ("iid",)}
-    read = study(table1(tmp_path / "a", **options))
-    assert read.published(read.cases[0], "FedAvg", "test_gap") == (0.0420, 0.0034)
-    other = study(table1(tmp_path / "b", **options, metric="equalized_odds"))
-    assert other.published(other.cases[0], "FedAvg", "test_gap") is None
-    assert other.published(other.cases[0], "FedAvg", "test_accuracy") == (0.8239, 0.0167)
+    read = reading_of(table1(tmp_path / "a", **options))
+    assert read.published(read.blocks[0], "FedAvg", "test_gap") == (0.0420, 0.0034)
+    other = reading_of(table1(tmp_path / "b", **options, metric="equalized_odds"))
+    assert other.published(other.blocks[0], "FedAvg", "test_gap") is None
+    assert other.published(other.blocks[0], "FedAvg", "test_accuracy") == (0.8239, 0.0167)
     own = {"paper": {"d": {"s": {"A": {"test_gap": [0.5, 0.1]}}}}}
-    given = study(folder(tmp_path / "c", {"A": [0.1]}, configuration=own, command="fit"))
-    assert given.published(given.cases[0], "A", "test_gap") == (0.5, 0.1)
+    given = reading_of(folder(tmp_path / "c", {"A": [0.1]}, configuration=own, command="fit"))
+    assert given.published(given.blocks[0], "A", "test_gap") == (0.5, 0.1)
 
 
 def test_paired_and_unpaired_differences(tmp_path):
@@ -185,7 +186,7 @@ def test_what_cannot_be_compared_is_said(tmp_path):
 
 
 def test_a_benchmark_is_read_by_task(tmp_path):
-    read = study(bench(tmp_path / "bench"))
+    read = reading_of(bench(tmp_path / "bench"))
     assert [metric.column for metric in read.main] == ["score", "solved", "objective"]
     assert (read.word("dataset"), read.word("method")) == ("Task", "Algorithm")
 

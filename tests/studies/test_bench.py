@@ -10,8 +10,8 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel import runs
-from fedbilevel.report.bench import page as bench_page
-from fedbilevel.report.bench.tables import COSTS, crossing, ranking_table, summarise, target_table
+from fedbilevel.report import bench as bench_page
+from fedbilevel.report.bench import COSTS, crossing, ranking_table, summarise, target_table
 from fedbilevel.studies.bench import design as bench
 from fedbilevel.studies.bench import measure
 from fedbilevel.studies.bench.data import (
@@ -239,8 +239,7 @@ def test_a_stopped_bench_goes_on_to_the_same_tables(toys, tmp_path, monkeypatch)
     half = runs.read(tmp_path / "run")
     assert half.status == "running"
     assert half.rows["method"].unique().tolist() == ["FedBiO"]
-    page = bench_page.section(half)
-    assert "FedBiO" in page
+    assert [row[0] for row in bench_page.extra(half)["rankings"][0].rows] == ["FedBiO"]
     told = []
     result = bench.run(tmp_path / "run", TINY, workers=1, report=told.append)
     assert len(computed) == 3
@@ -272,16 +271,17 @@ def test_histories_become_comparable_without_moving_their_ends(tmp_path):
         np.testing.assert_allclose(path["score"], np.interp(path["round"], places, scores))
     same = even[even["method"] == "B"].reset_index(drop=True)
     pd.testing.assert_frame_equal(same, run.history[run.history["method"] == "B"].reset_index(drop=True))
-    page = bench_page.section(run)
-    assert page.count("<tr>") == 1 + 1 + 1 + 2 + 1 + 4  # one score, two ranks and four targets, below their heads
-    assert "<td>accuracy</td><td>0.5000</td>" in page  # what the score is, and what ordinary training has of it
-    assert "Ranks, global lower level" in page
+    below = bench_page.extra(run)
+    assert [len(table.rows) for table in (below["scores"], *below["rankings"], below["targets"])] == [1, 2, 4]
+    assert below["scores"].rows[0][1:] == [
+        "accuracy",
+        "0.5000",
+    ]  # what the score is, and what ordinary training has of it
+    assert below["rankings"][0].caption == "Ranks, global lower level"
     empty = replace(run, rows=run.rows.iloc[:0], history=run.history.iloc[:0])
-    assert bench_page.section(empty) == ""
+    assert bench_page.extra(empty) is None
     assert bench_page.comparable(empty) is empty
-    assert "FedBiO" not in bench_page.section(
-        replace(run, rows=run.rows.assign(untuned=0.95))
-    )  # nobody gains: no ranks
+    assert not bench_page.extra(replace(run, rows=run.rows.assign(untuned=0.95)))["rankings"]  # nobody gains: no ranks
 
 
 def pictures(folder, packed):

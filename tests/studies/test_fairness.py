@@ -265,8 +265,9 @@ def test_a_folder_of_the_first_version_is_refused(tmp_path):
 
 
 def test_figures_of_every_kind_can_be_drawn():
-    from fedbilevel.report.fairness_figures import fairness_figures
+    from fedbilevel.report.paper import picture
+    from fedbilevel.report.studies import fairness as charts
 
-    figures = fairness_figures(FairnessResult(rows=made_up(), settings={}, **summarise(made_up())))
+    figures = {chart.key: picture(chart) for chart in charts(summarise(made_up()))}
     assert set(figures) == {"plane", "differences"}
-    assert len(figures["plane"].axes[0].get_legend_handles_labels()[1]) == 3
+    assert len(figures["plane"].legends[0].texts) == 3

@@ -191,13 +191,3 @@ def test_a_folder_with_tables_and_figures_that_goes_on(invented, tmp_path, monke
     assert {name: (tmp_path / "one" / name).read_bytes() for name in names} == before, "figures are repeatable"
     with pytest.raises(ValueError, match="was begun with seed = 0, and now seed is 3"):
         rates.run(tmp_path / "one", quick=True, seed=3)
-
-
-def test_missing_matplotlib_gets_a_sentence(monkeypatch):
-    import sys
-
-    from fedbilevel.report import figures
-
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r'pip install "fedbilevel\[report\]"'):
-        figures._figure(1)

@@ -48,19 +48,18 @@ def about(
     """Options that stand before the command."""
 
 
-app.command(epilog="Example:  fedbilevel table1 --splits many --out runs/many")(table1)
-app.command(epilog="Example:  fedbilevel rates --out runs/rates")(rates)
-app.command(epilog="Example:  fedbilevel bench --tasks cleaning --out runs/bench")(bench)
-app.command(epilog="Example:  fedbilevel fairness --out runs/fairness --cases adult-sex --splits 20")(fairness)
-app.command(epilog="Example:  fedbilevel schema site1.csv site2.csv --target income --sensitive sex --out schema.toml")(
-    schema
-)
-app.command(epilog="Example:  fedbilevel fit site1.csv site2.csv --target income --sensitive sex --out runs/income")(
-    fit
-)
-app.command(epilog="Example:  fedbilevel predict runs/income rows.csv > predictions.csv")(predict)
-app.command(epilog="Example:  fedbilevel report runs/table1 --figures")(report)
-app.command(epilog="Example:  fedbilevel compare runs/table1 runs/table1-grid")(compare)
+for _command, _example in (
+    (table1, "table1 --splits many --out runs/many"),
+    (rates, "rates --out runs/rates"),
+    (bench, "bench --tasks cleaning --out runs/bench"),
+    (fairness, "fairness --out runs/fairness --cases adult-sex --splits 20"),
+    (schema, "schema site1.csv site2.csv --target income --sensitive sex --out schema.toml"),
+    (fit, "fit site1.csv site2.csv --target income --sensitive sex --out runs/income"),
+    (predict, "predict runs/income rows.csv > predictions.csv"),
+    (report, "report runs/table1 --figures"),
+    (compare, "compare runs/table1 runs/table1-grid"),
+):
+    app.command(epilog=f"Example:  fedbilevel {_example}")(_command)
 app.add_typer(federate)
 
 

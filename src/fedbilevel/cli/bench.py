@@ -12,7 +12,7 @@ from fedbilevel.cli.studies import conducted, console, prepare
 from fedbilevel.cli.terminal import AsJson, Quiet, records, show
 
 if TYPE_CHECKING:
-    from fedbilevel.report.bench.tables import BenchResult
+    from fedbilevel.report.bench import BenchResult
 
 
 def bench(

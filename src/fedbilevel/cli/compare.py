@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from fedbilevel.cli.terminal import AsJson, Quiet, records, show
-
-if TYPE_CHECKING:
-    from fedbilevel.report.comparison import Comparison
+from fedbilevel import storage
+from fedbilevel.cli.terminal import AsJson, Quiet, answer, console, records, say, show
 
 
 def compare(
@@ -31,34 +26,24 @@ def compare(
     """
     from fedbilevel.report.comparison import as_table, comparison_page
     from fedbilevel.report.comparison import compare as compared
-    from fedbilevel.report.page.files import write_page
     from fedbilevel.runs import read
 
     runs = [read(folder) for folder in folders]
-    found = compared(runs, measure)
+    told = compared(runs, measure)
     if out is not None:
         if out.is_dir():
             raise ValueError(f"--out {out} is a folder: name a file, such as {out / 'compare.html'}.")
-        write_page(out, comparison_page(runs, found))
+        try:
+            storage.write(out, comparison_page(runs, told))
+        except OSError as error:
+            raise ValueError(f"Cannot write {out} ({error.strerror or error}).") from error
     if as_json:
-        print(json.dumps(_machine(found, folders), ensure_ascii=False, allow_nan=False))
+        tables = {name: records(getattr(told, name)) for name in ("cells", "differences", "options")}
+        named = [{"name": name, "path": str(path)} for name, path in zip(told.names, folders, strict=True)]
+        answer({"runs": named, **tables, "notes": told.notes})
     elif not quiet:
-        console = Console() if sys.stdout.isatty() else Console(width=160)
-        show(console, "Mean ± standard deviation over seeds; differences with 95 % intervals", as_table(found))
-        if len(found.options):
-            show(console, "Options that differ", found.options)
-        for note in found.notes:
-            console.print(note, highlight=False, soft_wrap=True)
-        if out is not None:
-            console.print(f"Page: {out}", highlight=False, soft_wrap=True)
-
-
-def _machine(found: Comparison, folders: list[Path]) -> dict[str, Any]:
-    """Everything compared, with None where a number is missing."""
-    return {
-        "runs": [{"name": name, "path": str(path)} for name, path in zip(found.names, folders, strict=True)],
-        "cells": records(found.cells),
-        "differences": records(found.differences),
-        "options": records(found.options),
-        "notes": found.notes,
-    }
+        screen = console(160)
+        show(screen, "Mean ± standard deviation over seeds; differences with 95 % intervals", as_table(told))
+        if len(told.options):
+            show(screen, "Options that differ", told.options)
+        say(screen, *told.notes, *([] if out is None else [f"Page: {out}"]))

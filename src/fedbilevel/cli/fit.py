@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from fedbilevel.cli.own_data import (
-    Delimiter,
-    Encoding,
-    Files,
-    KeepSensitive,
-    Positive,
-    Sensitive,
-    SiteColumn,
-    Target,
-    encoding_notes,
-    opened,
-    reported,
-    schema_frame,
-)
-from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax, records, show
+from fedbilevel.cli import own_data as own
+from fedbilevel.cli.terminal import (
+    AsJson,
+    Quiet,
+    answer,
+    check_folder,
+    console,
+    prepare_jax,
+    progress_lines,
+    records,
+    say,
+    show,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from fedbilevel.jobs.fit.job import FitResult
-    from fedbilevel.tables.reading import Table
     from fedbilevel.tables.schema import Schema
 
 GAPS = {
@@ -44,14 +39,14 @@ GAPS = {
 
 
 def fit(
-    files: Files,
-    target: Target = None,
-    sensitive: Sensitive = None,
-    site: SiteColumn = None,
+    files: own.Files,
+    target: own.Target = None,
+    sensitive: own.Sensitive = None,
+    site: own.SiteColumn = None,
     clients: Annotated[int | None, typer.Option(help="Deal the rows of one file to so many clients.", min=1)] = None,
     schema: Annotated[Path | None, typer.Option(help="What the columns mean, from the command schema.")] = None,
-    positive: Positive = None,
-    keep_sensitive: KeepSensitive = False,
+    positive: own.Positive = None,
+    keep_sensitive: own.KeepSensitive = False,
     method: Annotated[
         str,
         typer.Option(help="fedbioacc, fedbio, fedavg (no fairness), fedreg, fedminmax, fcfl, fedfb or fairfed."),
@@ -78,8 +73,8 @@ def fit(
     ] = "fedavg",
     seed: Annotated[int, typer.Option(help="Where all randomness starts.", min=0)] = 0,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/fit-TARGET if not given.")] = None,
-    delimiter: Delimiter = None,
-    encoding: Encoding = None,
+    delimiter: own.Delimiter = None,
+    encoding: own.Encoding = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -88,8 +83,11 @@ def fit(
     One file a site; or one file with --site; or one file dealt to --clients.  Writes the run folder with model, tables and
     page; the same command goes on where it was stopped.
     """
-    tables = opened(files, delimiter, encoding)
-    meaning = _schema(tables, schema, target, sensitive, site, positive, keep_sensitive)
+    tables = own.opened(files, delimiter, encoding)
+    if schema is None:
+        meaning = own.inferred(tables, target, sensitive, site, positive, keep_sensitive, otherwise=", or a --schema")
+    else:
+        meaning = _kept(schema, target, sensitive, site, positive, keep_sensitive)
     from fedbilevel.jobs.fit.train import FitOptions
 
     options = FitOptions(
@@ -99,61 +97,49 @@ def fit(
     )  # fmt: skip
     folder = out or Path("runs") / f"fit-{re.sub(r'[^A-Za-z0-9]+', '-', meaning.target).strip('-') or 'table'}"
     check_folder(folder)
-    console = Console() if sys.stdout.isatty() else Console(width=120)
-    talks = not (quiet or as_json)
+    screen, talks = console(), not (quiet or as_json)
     if talks:
-        show(
-            console, "Columns, as they are used (fedbilevel schema writes a file to change this)", schema_frame(meaning)
-        )
+        title = "Columns, as they are used (fedbilevel schema writes a file to change this)"
+        show(screen, title, own.schema_frame(meaning))
     prepare_jax()
-    from fedbilevel.jobs.fit import job as experiment
+    from fedbilevel.jobs.fit import job
 
     line = shlex.join(["fedbilevel", *sys.argv[1:]])
     try:
-        with reported(quiet) as tell:
-            result = experiment.run(tables, meaning, folder, options, clients=clients, line=line, tell=tell)
+        with progress_lines(quiet) as tell:
+            result = job.run(tables, meaning, folder, options, clients=clients, line=line, tell=tell)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"Stopped; the same command goes on with what is in {folder}.") from None
     if as_json:
-        print(json.dumps(_machine(result, folder), ensure_ascii=False, allow_nan=False))
+        frames = {
+            "rows": result.run.rows,
+            "groups": result.run.groups,
+            "weights": result.run.weights,
+            "sites": result.sites,
+        }
+        told = {name: records(frame) for name, frame in frames.items()}
+        answer({"folder": str(folder), "page": str(result.page), **told, "notes": result.notes})
     elif talks:
-        _print(console, result, metric, [*result.notes, *encoding_notes(tables)])
-        console.print(f"Model, tables and page are in {folder}; open {result.page}", highlight=False, soft_wrap=True)
+        for title, frame in _tables(result, metric):
+            show(screen, title, frame)
+        where = f"Model, tables and page are in {folder}; open {result.page}"
+        say(screen, *result.notes, *own.encoding_notes(tables), where)
 
 
-def _schema(
-    tables: list[Table],
-    file: Path | None,
-    target: str | None,
-    sensitive: list[str] | None,
-    site: str | None,
-    positive: str | None,
-    keep_sensitive: bool,
-) -> Schema:
-    if file is None:
-        if target is None:
-            raise ValueError("--target is missing: name the column to predict, or a --schema.")
-        if not sensitive:
-            raise ValueError("--sensitive is missing: name the column that makes the groups, or a --schema.")
-        from fedbilevel.tables.infer import infer
-
-        return infer(
-            tables, target=target, sensitive=sensitive, site=site, positive=positive, keep_sensitive=keep_sensitive
-        )  # fmt: skip
+def _kept(file: Path, target: str | None, sensitive: list[str] | None, site: str | None, positive: str | None,
+          keep_sensitive: bool) -> Schema:  # fmt: skip
+    """The schema in ``file``; options that say something else are refused."""
     from fedbilevel.tables.schema import Schema
 
-    found = Schema.read(file)
-    given: dict[str, tuple[Any, Any]] = {
-        "target": (target, found.target),
-        "sensitive": (sensitive and tuple(sensitive), found.sensitive),
-        "site": (site, found.site),
-    }
-    for option, (here, there) in given.items():
+    schema = Schema.read(file)
+    given = {"target": target, "sensitive": sensitive and tuple(sensitive), "site": site}
+    for option, here in given.items():
+        there = getattr(schema, option)
         if here and here != there:
             raise ValueError(f"--{option} says {here!r} but the schema {file} says {there!r}; leave the option out.")
     if keep_sensitive:
         raise ValueError(f"--keep-sensitive: change kind of the column in the schema {file} instead.")
-    return found if positive is None else replace(found, positive=positive)
+    return schema if positive is None else replace(schema, positive=positive)
 
 
 def _strength(text: str | None) -> float | str | None:
@@ -165,27 +151,28 @@ def _strength(text: str | None) -> float | str | None:
         raise ValueError(f"--strength must be a number or auto, not {text!r}.") from None
 
 
-def _print(console: Console, result: FitResult, metric: str, notes: list[str]) -> None:
+def _tables(result: FitResult, metric: str) -> list[tuple[str, pd.DataFrame]]:
+    """What is shown on the terminal, with titles."""
     import pandas as pd
 
     rows, groups = result.run.rows, result.run.groups
-    show(console, "Rows", result.sites)
-    gap = GAPS[metric]
-    table = pd.DataFrame({"method": rows["method"], "setting": rows["setting"]})
+    table = rows[["method", "setting"]].copy()
     table["test accuracy"] = _with_ends(rows, "test_accuracy")
-    table[gap] = _with_ends(rows, "test_gap")
+    table[GAPS[metric]] = _with_ends(rows, "test_gap")
     if "gap_difference" in rows:
         table["accuracy minus baseline"] = _with_ends(rows, "accuracy_difference", "+.4f")
         table["gap minus baseline"] = _with_ends(rows, "gap_difference", "+.4f")
-    show(console, "Test rows, with 95 % bootstrap intervals", table.loc[:, (table != "").any()])
     test = groups[groups["part"] == "test"]
-    by_group = pd.DataFrame({"method": test["method"], "group": test["group"], "rows": test["count"]})
-    by_group["positives"] = test["positives"]
+    by_group = pd.DataFrame(
+        {"method": test["method"], "group": test["group"], "rows": test["count"], "positives": test["positives"]}
+    )
     for rate in ("true_positive_rate", "false_positive_rate", "selection_rate"):
         by_group[rate] = _with_ends(test, rate, ".3f")
-    show(console, "Groups, on test rows, with 95 % Wilson intervals", by_group)
-    for note in notes:
-        console.print(note, highlight=False, soft_wrap=True)
+    return [
+        ("Rows", result.sites),
+        ("Test rows, with 95 % bootstrap intervals", table.loc[:, (table != "").any()]),
+        ("Groups, on test rows, with 95 % Wilson intervals", by_group),
+    ]
 
 
 def _with_ends(frame: pd.DataFrame, name: str, form: str = ".4f") -> list[str]:
@@ -197,15 +184,3 @@ def _with_ends(frame: pd.DataFrame, name: str, form: str = ".4f") -> list[str]:
         "" if value != value else short(value) + ("" if low != low else f" [{short(low)}, {short(high)}]")
         for value, low, high in zip(*columns, strict=True)
     ]
-
-
-def _machine(result: FitResult, folder: Path) -> dict[str, Any]:
-    return {
-        "folder": str(folder),
-        "page": str(result.page),
-        "rows": records(result.run.rows),
-        "groups": records(result.run.groups),
-        "weights": records(result.run.weights),
-        "sites": records(result.sites),
-        "notes": result.notes,
-    }

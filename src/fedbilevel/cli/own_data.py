@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-
-from fedbilevel.cli.terminal import progress_lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,6 +47,20 @@ def encoding_notes(tables: Sequence[Table]) -> list[str]:
     ]
 
 
+def inferred(tables: Sequence[Table], target: str | None, sensitive: list[str] | None, site: str | None,
+             positive: str | None, keep_sensitive: bool, rare: int = 10, otherwise: str = "") -> Schema:  # fmt: skip
+    """What the columns are taken for; ``otherwise``: what could have been named instead of them."""
+    if target is None:
+        raise ValueError(f"--target is missing: name the column to predict{otherwise}.")
+    if not sensitive:
+        raise ValueError(f"--sensitive is missing: name the column that makes the groups{otherwise}.")
+    from fedbilevel.tables.infer import infer
+
+    return infer(
+        tables, target=target, sensitive=sensitive, site=site, positive=positive, keep_sensitive=keep_sensitive, rare=rare
+    )  # fmt: skip
+
+
 def schema_frame(schema: Schema) -> pd.DataFrame:
     """A schema as a table for the terminal."""
     import pandas as pd
@@ -72,8 +83,3 @@ def schema_frame(schema: Schema) -> pd.DataFrame:
 def shortened(values: Sequence[str], limit: int = 3) -> str:
     some = ", ".join(value if len(value) <= 20 else value[:19] + "…" for value in values[:limit])
     return some + (f" and {len(values) - limit} more" if len(values) > limit else "")
-
-
-def reported(quiet: bool) -> AbstractContextManager[Callable[[str, int, int], None]]:
-    """Progress on standard error, or none."""
-    return nullcontext(lambda what, done, total: None) if quiet else progress_lines()

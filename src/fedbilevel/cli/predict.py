@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from fedbilevel import storage
 from fedbilevel.cli.own_data import Delimiter, Encoding, encoding_notes, opened
 from fedbilevel.cli.terminal import AsJson, Quiet
 
@@ -69,23 +70,19 @@ def _written(out: Path | None) -> Iterator[TextIO]:
     if out is None:
         yield sys.stdout
         return
-    draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        with draft.open("w", encoding="utf-8", newline="") as file:
+        with storage.draft(out) as draft, draft.open("w", encoding="utf-8", newline="") as file:
             yield file
-        draft.replace(out)
     except OSError as error:
         raise ValueError(f"--out {out} cannot be written: {error.strerror or error}.") from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _notes(answer: Predictions, notes: list[str]) -> None:
     """What was done to cells, on standard error: the answer itself stays a table."""
     for what, counts in (("missing", answer.missing), ("values that the model does not know", answer.unknown)):
-        found = [f"{name} ({count:,})" for name, count in counts.items() if count]
-        if found:
-            more = f" and {len(found) - 5} more columns" if len(found) > 5 else ""
-            notes.append(f"{what}: {', '.join(found[:5])}{more}")
+        columns = [f"{name} ({count:,})" for name, count in counts.items() if count]
+        if columns:
+            more = f" and {len(columns) - 5} more columns" if len(columns) > 5 else ""
+            notes.append(f"{what}: {', '.join(columns[:5])}{more}")
     for note in [f"{answer.rows:,} rows", *notes]:
         print(note, file=sys.stderr)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, progress_lines
+from fedbilevel.cli.terminal import AsJson, Quiet, answer, check_folder, progress_lines
 
 
 def report(
@@ -22,24 +21,16 @@ def report(
 
     Writes page.html and table.tex (LaTeX, booktabs); nothing is run again.
     """
-    from fedbilevel.report.page.files import write_report
+    from fedbilevel.report.page import write_report
     from fedbilevel.runs import read
 
     run = read(folder)
     check_folder(out)
-    if figures and not quiet:
-        with progress_lines() as progress:
-            written = write_report(run, out, drawn=True, progress=progress)
-    else:
-        written = write_report(run, out, drawn=figures)
+    with progress_lines(quiet) as progress:
+        page, table, *drawn = write_report(run, out, drawn=figures, progress=progress)
     if as_json:
-        print(
-            json.dumps(
-                {"page": str(written[0]), "table": str(written[1]), "figures": [str(one) for one in written[2:]]}
-            )
-        )
+        answer({"page": str(page), "table": str(table), "figures": [str(file) for file in drawn]})
     elif not quiet:
-        print(f"Page: {written[0]}")
-        print(f"LaTeX table: {written[1]}")
-        if figures:
-            print(f"Figures: {len(written) - 2} files in {written[2].parent}")
+        print(f"Page: {page}\nLaTeX table: {table}")
+        if drawn:
+            print(f"Figures: {len(drawn)} files in {drawn[0].parent}")

@@ -17,8 +17,8 @@ from fedbilevel.cli.studies import conducted, console, prepare
 from fedbilevel.cli.terminal import AsJson, Quiet
 
 if TYPE_CHECKING:
-    from fedbilevel.report.reading import Metric, Study
-    from fedbilevel.report.summary import Cell
+    from fedbilevel.report.reading import Metric, Reading
+    from fedbilevel.report.summary import Estimate, Estimates
     from fedbilevel.runs import Run
     from fedbilevel.studies.table1.design import Verified
 
@@ -103,23 +103,23 @@ def _verified(again: Verified, folder: Path, as_json: bool, quiet: bool) -> None
         raise typer.Exit(1)
 
 
-def _told(run: Run) -> tuple[Study, list[Metric], dict[Any, Cell]]:
-    """The run, the columns of the table, and its cells."""
-    from fedbilevel.report.reading import study
-    from fedbilevel.report.summary import cells
+def _told(run: Run) -> tuple[Reading, list[Metric], Estimates]:
+    """The run, the columns of the table, and its numbers."""
+    from fedbilevel.report.reading import reading_of
+    from fedbilevel.report.summary import estimates
 
-    told = study(run)
+    told = reading_of(run)
     columns = [metric for metric in told.main if metric.column in ("test_accuracy", "train_gap", "test_gap")]
-    return told, columns, cells(told, columns)
+    return told, columns, estimates(told, columns)
 
 
 def print_table(paper: Console, run: Run) -> None:
     """One table a dataset; distributions side by side where the terminal is wide enough, else one below the other."""
     from fedbilevel.report.reading import WORDS
 
-    told, columns, cells = _told(run)
-    for dataset in dict.fromkeys(case.key[0] for case in told.cases):
-        cases = [case for case in told.cases if case.key[0] == dataset]
+    told, columns, numbers = _told(run)
+    for dataset in dict.fromkeys(case.key[0] for case in told.blocks):
+        cases = [case for case in told.blocks if case.key[0] == dataset]
         beside = len(cases) > 1 and paper.width >= 16 + len(cases) * len(columns) * 15
         for together in [cases] if beside else [[case] for case in cases]:
             places = [WORDS.get(case.key[1], case.key[1]) for case in together]
@@ -133,7 +133,7 @@ def print_table(paper: Console, run: Run) -> None:
                     )
             pairs = [(case, metric.column) for case in together for metric in columns]
             for number, method in enumerate(told.names):
-                ours = [_cell(cells.get((case.number, number, column))) for case, column in pairs]
+                ours = [_cell(numbers.get((case.number, number, column))) for case, column in pairs]
                 theirs = [_printed(told.published(case, method, column)) for case, column in pairs]
                 if any(text.plain.strip() for text in ours):
                     table.add_row(method, *ours)
@@ -148,7 +148,7 @@ def _number(value: float) -> str:
     return text[1:] if text.startswith("0") else text
 
 
-def _cell(cell: Cell | None) -> Text:
+def _cell(cell: Estimate | None) -> Text:
     if cell is None:
         return Text("")
     spread = "" if cell.sd != cell.sd else f"±{_number(cell.sd)}"
@@ -185,13 +185,13 @@ def notes(run: Run) -> list[str]:
 
 def json_rows(run: Run) -> dict[str, Any]:
     """The table for machines: one entry a cell."""
-    told, _, cells = _told(run)
+    told, _, numbers = _told(run)
     entries = []
-    for cell in cells.values():
+    for cell in numbers.values():
         method = told.names[cell.series]
-        paper_mean, paper_sd = told.published(cell.case, method, cell.metric.column) or (None, None)
+        paper_mean, paper_sd = told.published(cell.block, method, cell.metric.column) or (None, None)
         entries.append({
-            "dataset": cell.case.key[0], "distribution": cell.case.key[1], "method": method, "column": cell.metric.column,
+            "dataset": cell.block.key[0], "distribution": cell.block.key[1], "method": method, "column": cell.metric.column,
             "mean": cell.mean, "sd": None if cell.sd != cell.sd else cell.sd, "runs": cell.seeds, "verdict": cell.verdict,
             "paper_mean": paper_mean, "paper_sd": paper_sd,
         })  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,17 +43,34 @@ def check_folder(out: Path | None) -> None:
         raise ValueError(f"--out {out} is read-only: name a folder you can write to.")
 
 
-class progress_lines:
-    """A bar on a terminal, plain lines elsewhere; both on standard error, so that tables can be piped."""
+def console(width: int = 120) -> Console:
+    """The terminal, or ``width`` letters where there is none."""
+    return Console() if sys.stdout.isatty() else Console(width=width)
 
-    def __init__(self) -> None:
+
+def say(console: Console, *sentences: str) -> None:
+    """Sentences as they are, however long: a path must stay whole to be copied."""
+    for sentence in sentences:
+        console.print(sentence, highlight=False, soft_wrap=True)
+
+
+def answer(value: Any) -> None:
+    """The answer to ``--json``."""
+    print(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+class progress_lines:
+    """A bar on a terminal, plain lines elsewhere, or nothing; on standard error, so that tables can be piped."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
         self.console = Console(stderr=True)
         self.bar: Progress | None = None
         self.tasks: dict[str, TaskID] = {}
         self.last: dict[str, int] = {}
 
     def __enter__(self) -> Callable[[str, int, int], None]:
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self.quiet:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
             self.bar = Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True)
             self.bar.start()
@@ -67,7 +85,7 @@ class progress_lines:
             if what not in self.tasks:
                 self.tasks[what] = self.bar.add_task(what, total=total)
             self.bar.update(self.tasks[what], completed=done, total=total)
-        elif done == total and self.last.get(what) != done:
+        elif done == total and self.last.get(what) != done and not self.quiet:
             self.console.print(f"{what}: {done}/{total}", highlight=False)
         self.last[what] = done
 
@@ -85,8 +103,8 @@ def show(console: Console, title: str, frame: Any) -> None:
 
 def records(frame: Any) -> list[dict[str, Any]]:
     """A DataFrame's rows for ``--json``; what is missing or not finite is null."""
-    found: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
-    return found
+    rows: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
+    return rows
 
 
 def _cell(value: Any) -> str:

@@ -24,7 +24,7 @@ from fedbilevel.jobs.fit.data import Part, encoded
 from fedbilevel.jobs.fit.job import SCHEMA_FILE, save
 from fedbilevel.jobs.fit.measure import counted, group_rows, intervals, measures, quality
 from fedbilevel.jobs.fit.train import HISTORY_ROWS, FitOptions
-from fedbilevel.report.page.files import write_report
+from fedbilevel.report.page import write_report
 from fedbilevel.runs import Run, RunFolder
 from fedbilevel.tables.encoder import parse
 from fedbilevel.tables.reading import Table

@@ -1,174 +1,316 @@
-"""Figures from tables; nothing here runs an experiment. Needs matplotlib, the ``report`` extra."""
+"""The figures of a run's page, each as a `Chart`; a figure whose numbers the run does not hold is left out."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
+import pandas as pd
 
-from fedbilevel import storage
+from fedbilevel.fairness.counts import wilson
+from fedbilevel.fairness.intervals import Interval
+from fedbilevel.report.charts import Chart, Choice, Line, Mark, Panel, Sketch, with_bounds
+from fedbilevel.report.reading import Block, Metric, Reading, metrics
+from fedbilevel.report.scales import Axis, shown, signed
+from fedbilevel.report.summary import LEVEL, bands, by_seed, estimates, paired, spread
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from fedbilevel.studies.rates.design import RatesResult
-
-_SIZE = (10.0, 5.2)
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # told apart by colour-blind readers
-_MARKS = ("o", "s", "^", "D", "v", "P")
-
-
-def _figure(columns: int) -> tuple[Figure, list[Axes]]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError('Figures need matplotlib: install it with `pip install "fedbilevel[report]"`.') from error
-    figure = Figure(figsize=_SIZE, layout="constrained")
-    axes = figure.subplots(1, columns, squeeze=False)[0]
-    return figure, list(axes)
+RATES = {
+    "true_positive_rate": ("true-positive rate", "positives"),
+    "false_positive_rate": ("false-positive rate", "negatives"),
+    "selection_rate": ("selection rate", "count"),
+}
+POINTS = 24
+"""A line on a screen needs no more."""
+TABLE_POINTS = 3
+ACROSS = {"round": ("rounds", "count", "Rounds"), "bytes": ("bytes, up and down, all clients", "bytes", "Bytes")}
+LAYERS = (("seeds", "each seed"), ("paper", "the paper's figures (hollow)"))
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """PNG or SVG by suffix, whole or not at all, without time stamps and random names: equal results give equal files."""
-    from matplotlib import rc_context
-
-    metadata = {"Date": None} if path.suffix == ".svg" else None
-    with rc_context({"svg.hashsalt": "fedbilevel"}), storage.draft(path) as draft:
-        figure.savefig(draft, dpi=150, metadata=metadata, format=path.suffix[1:])
+def figures(reading: Reading) -> list[Chart]:
+    """All figures of the page, in its order."""
+    makers: tuple[Callable[[Reading], Chart | None], ...] = (plane, differences, rates, weights, convergence, costs)
+    return [chart for chart in (make(reading) for make in makers) if chart is not None]
 
 
-def _log_axes(axes: Axes, title: str, across: str, up: str) -> None:
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_title(title, fontsize=11)
-    axes.set_xlabel(across)
-    axes.set_ylabel(up)
-    axes.grid(True, which="major", color="0.88", linewidth=0.8)
+class _Figure(Sketch):
+    """A figure whose panels are the blocks of a reading."""
+
+    def __init__(self, reading: Reading) -> None:
+        super().__init__(reading.names, reading.styles)
+        self.reading, self.titles = reading, [block.title for block in reading.blocks]
+
+    def say(self, block: Block, series: int, **columns: str) -> None:
+        spaced = {name.replace("_", " "): text for name, text in columns.items()}
+        self.tell(block.number, series, {**self.reading.keys(block, series), **spaced})
 
 
-def _reference(axes: Axes, horizons: Any, start: float, exponent: float, label: str) -> None:
-    line = start * (horizons / horizons[0]) ** exponent
-    axes.plot(horizons, line, color="0.35", linestyle="--", linewidth=1.2, label=label)
+def plane(reading: Reading) -> Chart | None:
+    """Accuracy against gap; where no gap was measured, accuracy or objective against bytes."""
+    known = {metric.column: metric for metric in [*reading.main, *reading.costs]}
+    across = known.get("test_gap") or known.get("bytes")
+    up = known.get("test_accuracy") or known.get("score") or known.get("objective")
+    if across is None or up is None:
+        return None
+    fair = across.column == "test_gap"
+    table = estimates(reading, [across, up])
+    sketch = _Figure(reading)
+    for block in reading.blocks:
+        marks = []
+        for number, name in enumerate(reading.names):
+            x, y = (table.at(block, number, metric) for metric in (across, up))
+            if x is None or y is None:
+                continue
+            texts = [with_bounds(told.mean, told.low, told.high, told.metric.format) for told in (x, y)]
+            tip = f"{name}: {up.label} {texts[1]}, {across.label} {texts[0]}"
+            marks.append(Mark(number, x.mean, y.mean, x.low, x.high, y.low, y.high, tip))
+            columns = {up.label: texts[1], across.label: texts[0], "seeds": str(y.seeds)}
+            sketch.say(block, number, **columns)
+        marks += [*_seeds(reading, block, across, up), *_paper(reading, block, across, up)]
+        sketch.panels.append(Panel(block.number, block.title, _measured(across), _measured(up), marks=tuple(marks)))
+    note = f"{'Up and to the left is better' if fair else 'To the left is cheaper'}. {reading.how_sure}"
+    title = f"{up.short.removeprefix('Test ').capitalize()} against {'gap' if fair else 'bytes'}"
+    return sketch.chart("plane", "plane", title, note, layers=LAYERS)
 
 
-def _legend_below(axes: Axes, title: str | None = None, columns: int = 1) -> None:
-    """Outside the axes, so that no line is hidden."""
-    axes.legend(
-        fontsize=8,
-        title=title,
-        title_fontsize=8,
-        ncols=columns,
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.14),
-        frameon=False,
-    )
+def _measured(metric: Metric) -> Axis:
+    label = f"{metric.label} (left is fairer)" if metric.column == "test_gap" else metric.label
+    ends = (0.0, 1.0) if metric.format == "rate" else (None, None)
+    return Axis(label, metric.format, metric.format == "bytes", floor=ends[0], ceiling=ends[1])
 
 
-_MEAN_SQUARE = r"mean of $\|\nabla h(\bar x_t)\|^2$ over $t\leq T$"
+def _seeds(reading: Reading, block: Block, across: Metric, up: Metric) -> Iterator[Mark]:
+    for place, number, rows in reading.each(reading.rows):
+        if place == block and len(rows) > 1:
+            for x, y, seed in zip(rows[across.column], rows[up.column], rows["seed"], strict=True):
+                if np.isfinite(x) and np.isfinite(y):
+                    tip = f"{reading.names[number]}, seed {seed}: {shown(y, up.format)}, {shown(x, across.format)}"
+                    yield Mark(number, float(x), float(y), tip=tip, layer="seeds")
 
 
-def _slopes(result: RatesResult) -> Figure:
-    figure, panels = _figure(2)
-    fitted = result.slopes[result.slopes["range"] == "all"].set_index("variant")["slope"]
-    reference = {"fedbio": (-1 / 2, r"slope $-1/2$"), "fedbioacc": (-2 / 3, r"slope $-2/3$")}
-    titles = {"fedbio": "FedBiO, no noise", "fedbioacc": "FedBiOAcc, minibatches"}
-    for axes, algorithm in zip(panels, titles, strict=True):
-        own = result.points[result.points["algorithm"] == algorithm]
-        top = 0.0
-        for number, (variant, group) in enumerate(own.groupby("variant", sort=False)):
-            table = group.pivot(index="run", columns="horizon", values="mean_square")
-            horizons, mean = table.columns.to_numpy(dtype=float), table.mean().to_numpy()
-            low, high = table.min().to_numpy(), table.max().to_numpy()
-            name = str(variant).replace("eta = delta/sqrt(T)", r"$\eta = \delta/\sqrt{T}$")
-            label = f"{name}: {fitted[variant]:+.2f}"
-            axes.plot(horizons, mean, marker=_MARKS[number], color=_COLOURS[number], markersize=5, label=label)
-            axes.fill_between(horizons, low, high, color=_COLOURS[number], alpha=0.15, linewidth=0)
-            top = max(top, mean[0]) if algorithm == "fedbio" else (top or mean[0])
-        _reference(axes, horizons, top * 1.6, *reference[algorithm])
-        _log_axes(axes, titles[algorithm], "local steps $T$", _MEAN_SQUARE)
-        _legend_below(axes, "fitted slope; the band holds all runs")
-    return figure
+def _paper(reading: Reading, block: Block, across: Metric, up: Metric) -> Iterator[Mark]:
+    for number, name in enumerate(reading.names):
+        x, y = (reading.published(block, name, metric.column) for metric in (across, up))
+        if x is not None and y is not None:
+            texts = f"{up.label} {shown(y[0], 'rate')}, {across.label} {shown(x[0], 'rate')}"
+            yield Mark(number, x[0], y[0], tip=f"{name}, as printed in the paper: {texts}", layer="paper")
 
 
-def _bounds(result: RatesResult) -> Figure:
-    figure, panels = _figure(2)
-    titles = {"fedbio": "Theorem 1, its own step sizes", "fedbioacc": "Theorem 2 (corrected), its own step sizes"}
-    exponents = {"fedbio": (-1 / 2, r"slope $-1/2$"), "fedbioacc": (-2 / 3, r"slope $-2/3$")}
-    for axes, algorithm in zip(panels, titles, strict=True):
-        own = result.bounds[result.bounds["algorithm"] == algorithm]
-        for number, (variant, group) in enumerate(own.groupby("variant", sort=False)):
-            table = group.groupby("horizon")[["measured", "bound"]].mean()
-            name = str(variant).removeprefix("theorem 2, ").replace("theorem 1", "mean of all problems")
-            style: dict[str, Any] = {"color": _COLOURS[number], "marker": _MARKS[number], "markerfacecolor": "none"}
-            style["markersize"] = 5 + 2 * (number // 2)  # variants that coincide stay visible inside one another
-            axes.plot(table.index, table["bound"], linestyle="-", linewidth=1.4, label=f"bound, {name}", **style)
-            measured = (
-                None if number else "measured (dotted), every variant" if algorithm == "fedbioacc" else "measured"
-            )
-            axes.plot(table.index, table["measured"], linestyle=":", linewidth=1.4, label=measured, **style)
-        horizons = np.array(sorted(own["horizon"].unique()), dtype=float)
-        _reference(axes, horizons, float(own["bound"].max()) * 3, *exponents[algorithm])
-        _log_axes(axes, titles[algorithm], "local steps $T$", _MEAN_SQUARE)
-        _legend_below(axes)
-    return figure
-
-
-def _communication(result: RatesResult) -> Figure:
-    figure, panels = _figure(2)
-    titles = {"fedbio": "FedBiO, constant step, no noise", "fedbioacc": 'FedBiOAcc, tuned, previous="local"'}
-    for axes, algorithm in zip(panels, titles, strict=True):
-        own = result.communication[result.communication["algorithm"] == algorithm]
-        for number, (local_steps, group) in enumerate(own.groupby("local_steps")):
-            mean = group[group["bytes"] > 0].groupby("bytes")["mean_square"].mean()
-            axes.plot(
-                mean.index / 1000, mean.to_numpy(), color=_COLOURS[number], linewidth=1.3, label=f"I = {local_steps}"
-            )
-        across = "communicated, up and down, all clients (kB)"
-        _log_axes(axes, titles[algorithm], across, r"$\|\nabla h(\bar x)\|^2$ at the round")
-        axes.set_ylim(bottom=1e-10 if algorithm == "fedbio" else None)  # below lies rounding
-        _legend_below(axes, "local steps a round", columns=3)
-    return figure
-
-
-def _clients(result: RatesResult) -> Figure:
-    figure, panels = _figure(2)
-    table = result.estimator
-    counts = table["clients"].to_numpy(dtype=float)
-    axes = panels[0]
-    axes.plot(counts, table["variance"], color=_COLOURS[0], marker="o", markersize=5, label="variance")
-    axes.plot(counts, table["bias_square"], color=_COLOURS[1], marker="s", markersize=5, label="squared bias")
-    _reference(axes, counts, float(table["variance"].iloc[0]) * 1.5, -1.0, "slope $-1$")
-    _log_axes(axes, "One averaged Neumann estimate", "clients $M$", "squared error of the mean")
-    _legend_below(axes, columns=3)
-    axes = panels[1]
-    for number, (name, group) in enumerate(result.speedup.groupby("estimator", sort=False)):
-        mean = group.groupby("clients")[["mean_square", "inner_error"]].mean()
-        label = rf"$\|\nabla h\|^2$, {name} hypergradient"
-        axes.plot(
-            mean.index, mean["mean_square"], color=_COLOURS[number], marker=_MARKS[number], markersize=5, label=label
-        )
-        if name == "unbiased":
-            axes.plot(mean.index, mean["inner_error"], color=_COLOURS[2], marker="^", markersize=5, label="inner error")
-    _log_axes(axes, "End of FedBiOAcc, equal clients", "clients $M$", "mean over the last half")
-    counts = np.unique(result.speedup["clients"].to_numpy(dtype=float))
-    first = result.speedup[(result.speedup["estimator"] == "unbiased") & (result.speedup["clients"] == counts[0])]
-    _reference(axes, counts, float(first["mean_square"].mean()) * 0.6, -1.0, "slope $-1$")
-    _legend_below(axes, columns=2)
-    return figure
-
-
-def rates_figures(result: RatesResult) -> dict[str, Figure]:
-    """The four figures of ``fedbilevel rates``: slopes, bounds, communication, clients."""
-    figures = {
-        "slopes": _slopes(result),
-        "bounds": _bounds(result),
-        "communication": _communication(result),
-        "clients": _clients(result),
+def differences(reading: Reading) -> Chart | None:
+    """Paired differences to FedAvg (or the first series), seed by seed."""
+    if len(reading.names) < 2:
+        return None
+    first = reading.names.index("FedAvg") if "FedAvg" in reading.names else 0
+    base = reading.names[first]
+    columns = sorted(reading.main, key=lambda metric: metric.column != "test_gap")
+    parts = {(block, number): rows for block, number, rows in reading.each(reading.rows)}
+    sketch = _Figure(reading)
+    for metric in columns:
+        values = {place: by_seed(rows, metric.column) for place, rows in parts.items()}
+        for (block, number), ours in values.items():
+            if number == first or (block, first) not in values:
+                continue
+            gap = paired(reading, ours, values[block, first]) or _given(parts[block, number], metric)
+            if gap is not None:
+                name, (difference, low, high) = reading.names[number], gap[:3]
+                text = "{} [{}, {}]".format(*(signed(value, metric.format) for value in (difference, low, high)))
+                tip = f"{name} minus {base}, {metric.label}: {text}"
+                sketch.bar(metric.column, block.number, name, Mark(number, difference, 0, low, high, tip=tip))
+                sketch.say(block, number, measure=metric.label, difference=text, seeds=str(gap.size))
+    axes = {
+        metric.column: Axis(f"{metric.label} minus {base}'s ({metric.better} is better)", metric.format, include=0)
+        for metric in columns
     }
-    for figure in figures.values():
-        # Lay out once: doing it again for every format moves things a little each time.
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
-    return figures
+    sketch.rows(sketch.titles, axes, baseline=0.0, bars=False)
+    compared = f"Each seed's value minus {base}'s with the same seed."
+    if "gap_difference" in reading.rows.columns:
+        compared = f"Values minus {base}'s on the same test rows."
+    note = f"{compared} An interval that crosses 0 is no difference beyond noise."
+    choice = Choice("Measure", tuple((metric.column, metric.short) for metric in columns))
+    return sketch.chart("differences", "rows", f"Differences to {base}", note, (choice,))
+
+
+def _given(rows: pd.DataFrame, metric: Metric) -> Interval | None:
+    """A fit of one seed brings the difference to its baseline, with an interval over redrawn test rows."""
+    column = f"{metric.column.removeprefix('test_')}_difference"
+    ends = [column, f"{column}_low", f"{column}_high"]
+    if not set(ends) <= set(rows.columns):
+        return None
+    values = [float(rows[end].iloc[0]) for end in ends]
+    told = Interval(values[0], values[1], values[2], LEVEL, "bootstrap", len(rows))
+    return told if np.isfinite(values).all() else None
+
+
+def rates(reading: Reading) -> Chart | None:
+    """True-positive, false-positive and selection rate of every group on test rows."""
+    frame = reading.run.groups
+    tested = frame[frame["part"] == "test"] if (frame["part"] == "test").any() else frame
+    tested = tested.assign(negatives=tested["count"] - tested["positives"])
+    parts = [
+        (block, number, str(group), members) for block, number, rows in reading.each(tested)
+        for group, members in rows.groupby(rows["group"].astype(str), sort=False)
+    ]  # fmt: skip
+    sketch = _Figure(reading)
+    groups: dict[tuple[int, str], list[pd.DataFrame]] = {}
+    for block, _, group, members in parts:
+        groups.setdefault((block.number, group), []).append(members)
+    labels = {(block, group): _counted(group, pd.concat(rows)) for (block, group), rows in groups.items()}
+    for block, number, group, members in parts:
+        texts = {}
+        for column, (word, rest_on) in RATES.items():
+            mean = spread(reading, members[column])
+            low, high = mean.low, mean.high
+            if reading.fixed_split:
+                low, high = map(float, wilson(mean.estimate, members[rest_on].mean()))
+            texts[word] = with_bounds(mean.estimate, low, high, "rate")
+            if np.isfinite(mean.estimate):
+                tip = f"{reading.names[number]}, {group}, {word}: {texts[word]}"
+                mark = Mark(number, mean.estimate, 0, low, high, tip=tip)
+                sketch.bar(column, block.number, labels[block.number, group], mark)
+        sketch.say(block, number, group=group, **texts)
+    axes = {column: Axis(f"{word} on test rows", "rate", low=0, high=1) for column, (word, _) in RATES.items()}
+    sketch.rows(sketch.titles, axes, baseline=0.0)
+    note = "Whiskers: 95 % intervals over splits." if not reading.fixed_split else (
+        "Whiskers: 95 % intervals (Wilson) for the number of test rows a rate rests on; groups with few rows have wide ones."
+    )  # fmt: skip
+    choice = Choice("Rate", tuple((column, _capital(word)) for column, (word, _) in RATES.items()))
+    return sketch.chart("rates", "rows", "Rates of the groups", note, (choice,))
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _counted(name: str, members: pd.DataFrame) -> str:
+    rows, positives = members["count"].mean(), members["positives"].mean()
+    about = "about " if members["count"].nunique() > 1 or members["positives"].nunique() > 1 else ""
+    return f"{name} ({about}{rows:,.0f} rows, {positives:,.0f} positive)" if rows > 0 else name
+
+
+def weights(reading: Reading) -> Chart | None:
+    """Learned weights of groups, and of groups with a label; 1 is neutral."""
+    frame = reading.run.weights
+    label, group = frame["label"].fillna("").astype(str), frame["group"].astype(str)
+    frame = frame.assign(whose=group.where(label == "", group + ", label " + label))
+    kinds = {"cell": frame[label != ""], "group": frame[label == ""]}
+    kinds = {kind: members for kind, members in kinds.items() if len(members)}
+    sketch = _Figure(reading)
+    for kind, weighed in kinds.items():
+        for block, number, rows in reading.each(weighed):
+            for whose, members in rows.groupby("whose", sort=False):
+                mean = spread(reading, members["weight"])
+                text = with_bounds(mean.estimate, mean.low, mean.high, "number")
+                tip = f"{reading.names[number]}, {whose}: {text}"
+                sketch.bar(kind, block.number, str(whose), Mark(number, mean.estimate, 0, mean.low, mean.high, tip=tip))
+                sketch.say(block, number, weight_of=str(whose), weight=text)
+    axis = Axis("weight (1 is neutral)", "number", floor=0, include=1)
+    sketch.rows(sketch.titles, dict.fromkeys(kinds, axis), baseline=1.0)
+    note = "How much a row of a group (or of a group with a label) counts in training. Whiskers: 95 % intervals over seeds."
+    names = {"cell": "Of a group and label", "group": "Of a group"}
+    choice = Choice("Weights", tuple((kind, names[kind]) for kind in kinds))
+    return sketch.chart("weights", "rows", "Learned weights", note, (choice,))
+
+
+def convergence(reading: Reading) -> Chart | None:
+    """Objective, accuracy and gap against rounds and against bytes: means over seeds with their intervals."""
+    frame = reading.run.history
+    frame = frame.assign(bytes=frame["bytes_up"] + frame["bytes_down"]) if "bytes" not in frame.columns else frame
+    known = metrics(reading.gap)
+    ups = [
+        known[column] for column in ("score", "test_accuracy", "test_gap", "objective")
+        if column in frame.columns and np.isfinite(frame[column].to_numpy(dtype=float)).any()
+    ]  # fmt: skip
+    acrosses = [column for column in ACROSS if (frame[column] > 0).any()]
+    sketch = _Figure(reading)
+    lines: dict[tuple[int, str, str], list[Line]] = {}
+    for block, number, rows in reading.each(frame):
+        through = pd.concat([_counted_through(run) for _, run in rows.groupby("seed", sort=False)])
+        for up in ups:
+            for stage, path in _paths(reading, through, up.column):
+                kept = path.iloc[_thinned(len(path), POINTS)]
+                for across in acrosses:
+                    parts = [tuple(kept[name].tolist()) for name in (across, "mean", "low", "high")]
+                    lines.setdefault((block.number, up.column, across), []).append(Line(number, stage, *parts))
+                for row in path.iloc[_thinned(len(path), TABLE_POINTS)].to_dict("records"):
+                    stages = {"stage": stage} if stage else {}
+                    sketch.say(
+                        block, number, **stages, measure=up.label, round=shown(row["round"], "count"),
+                        bytes=shown(row["bytes"], "bytes"), value=with_bounds(row["mean"], row["low"], row["high"], up.format),
+                    )  # fmt: skip
+    for up in ups:
+        drawn = [y for (_, column, _), same in lines.items() if column == up.column for line in same for y in line.y]
+        for across in acrosses:
+            axes = Axis(*ACROSS[across][:2], floor=0, include=0), _up_axis(up, drawn)
+            sketch.panels += [
+                Panel(block.number, block.title, *axes, f"{up.column}/{across}",
+                      lines=tuple(lines.get((block.number, up.column, across), ())))
+                for block in reading.blocks
+            ]  # fmt: skip
+    note = "Means over seeds; bands: 95 % intervals."
+    if any(line.name for panel in sketch.panels for line in panel.lines):
+        note += " Methods in two stages have a line for each."
+    if any(up.column == "objective" for up in ups) and reading.run.command != "bench":
+        note += " An objective is a method's own: its level cannot be compared between methods or stages."
+    choices = (
+        Choice("Measure", tuple((up.column, up.short) for up in ups)),
+        Choice("Against", tuple((across, ACROSS[across][2]) for across in acrosses)),
+    )
+    return sketch.chart("convergence", "lines", "Convergence", note, choices)
+
+
+def _up_axis(up: Metric, drawn: list[float]) -> Axis:
+    if up.format == "rate":
+        return Axis(up.label, "rate", floor=0, ceiling=1)
+    wide = bool(drawn) and min(drawn) > 0 and max(drawn) / min(drawn) > 30
+    return Axis(up.label, up.format, log=wide)
+
+
+def _paths(reading: Reading, through: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Every stage's mean path over seeds."""
+    through = through[np.isfinite(through[column].to_numpy(dtype=float))]
+    stages = through["stage"].astype(str) if "stage" in through.columns else pd.Series("", index=through.index)
+    for stage, members in through.groupby(stages.to_numpy(), sort=False):
+        sent = members.groupby("round")["bytes"].mean()
+        path = bands(reading, members[column], members["round"]).assign(bytes=sent).reset_index()
+        yield str(stage) if stages.nunique() > 1 else "", path
+
+
+def _counted_through(run: pd.DataFrame) -> pd.DataFrame:
+    """One seed's history: a stage that counts from the beginning again goes on where the one before ended."""
+    if "stage" not in run.columns or run["stage"].nunique() < 2:
+        return run
+    parts: list[pd.DataFrame] = []
+    for _, part in run.groupby("stage", sort=False):
+        shifted = part
+        for column in ("round", "bytes"):
+            if parts and part[column].iloc[0] <= parts[-1][column].iloc[-1]:
+                shifted = shifted.assign(**{column: part[column] + parts[-1][column].iloc[-1]})
+        parts.append(shifted)
+    return pd.concat(parts)
+
+
+def _thinned(count: int, most: int) -> list[int]:
+    """Places evenly spread, both ends among them."""
+    return sorted({round(number) for number in np.linspace(0, count - 1, min(count, most))}) if count else []
+
+
+def costs(reading: Reading) -> Chart | None:
+    """What a run of each method sent and computed."""
+    columns = reading.costs
+    table = estimates(reading, columns)
+    drawn = [metric for metric in columns if metric.column in ("bytes", "gradient_calls", "hvp_calls", "seconds")]
+    sketch = _Figure(reading)
+    for block in reading.blocks:
+        for number, name in enumerate(reading.names):
+            told = {metric: table.at(block, number, metric) for metric in columns}
+            if any(told.values()):
+                texts = {metric: shown(cost.mean, metric.format) if cost else "–" for metric, cost in told.items()}
+                sketch.say(block, number, **{metric.short: text for metric, text in texts.items()})
+            for metric in drawn:
+                if (cost := told[metric]) is not None:
+                    tip = f"{name}, {metric.label}: {texts[metric]}"
+                    sketch.bar(metric.column, block.number, name, Mark(number, cost.mean, 0, tip=tip))
+    axes = {metric.column: Axis(f"{metric.label} a run", metric.format, floor=0, include=0) for metric in drawn}
+    sketch.rows(sketch.titles, axes, baseline=0.0)
+    note = "Means over seeds. Bytes are those of all clients together, counted from the arrays that travel."
+    choice = Choice("Cost", tuple((metric.column, _capital(metric.label)) for metric in drawn))
+    return sketch.chart("costs", "rows", "Costs", note, (choice,) if drawn else ())

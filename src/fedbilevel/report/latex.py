@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
-from fedbilevel.report.reading import WORDS, Case, Metric, Study
+from fedbilevel.report.reading import WORDS, Block, Metric, Reading
 from fedbilevel.report.scales import short, shown, shown_spread
-from fedbilevel.report.summary import Cell, cells
+from fedbilevel.report.summary import Estimate, Estimates
 
 _SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -23,62 +23,51 @@ def escaped(text: str) -> str:
     return "".join(_SPECIAL.get(letter, letter) for letter in " ".join(text.split()))
 
 
-def latex_table(study: Study) -> str:
-    """Blocks by the first facet, side by side by the others; the printed figures below ours where there are any."""
-    columns = study.main
-    found = cells(study, columns)
-    blocks = list(dict.fromkeys(case.key[0] for case in study.cases))
-    sides = list(dict.fromkeys(case.key[1:] for case in study.cases))
-    spec = "ll" + "r" * (len(columns) * len(sides))
-    heads = [rf"\multicolumn{{{len(columns)}}}{{c}}{{{escaped(_title(side))}}}" for side in sides]
-    rules = [
-        rf"\cmidrule(lr){{{3 + place * len(columns)}-{2 + (place + 1) * len(columns)}}}" for place in range(len(sides))
-    ]
-    names = [escaped(metric.short) for _ in sides for metric in columns]
+def table(reading: Reading, estimates: Estimates) -> str:
+    """Bodies by the first facet, side by side by the others; the printed figures below ours where there are any."""
+    metrics, blocks = reading.main, reading.blocks
+    sides = list(dict.fromkeys(block.key[1:] for block in blocks))
+    rule = "% Needs \\usepackage{booktabs}. Mean and standard deviation over seeds."
     lines = [
-        "% Needs \\usepackage{booktabs}. Mean and standard deviation over seeds.",
+        rule,
         "% Bold: best, beyond noise (paired by seed, Bonferroni 95 %). Underlined: best mean, not beyond noise.",
-        rf"\begin{{tabular}}{{{spec}}}",
-        r"\toprule",
     ]
-    if any(side for side in sides):
-        lines += [" & & " + " & ".join(heads) + r" \\", " ".join(rules)]
-    first = [escaped(study.word(study.facets[0])), escaped(study.word(study.series))]
-    lines += [" & ".join([*first, *names]) + r" \\"]
-    for block in blocks:
+    lines += [rf"\begin{{tabular}}{{ll{'r' * (len(metrics) * len(sides))}}}", r"\toprule"]
+    if any(sides):
+        titles = [escaped(", ".join(WORDS.get(part, part) for part in side)) for side in sides]
+        lines.append(
+            " & & " + " & ".join(rf"\multicolumn{{{len(metrics)}}}{{c}}{{{title}}}" for title in titles) + r" \\"
+        )
+        ends = [(3 + place * len(metrics), 2 + (place + 1) * len(metrics)) for place in range(len(sides))]
+        lines.append(" ".join(rf"\cmidrule(lr){{{first}-{last}}}" for first, last in ends))
+    heads = [reading.word(reading.facets[0]), reading.word(reading.series), *(m.short for _ in sides for m in metrics)]
+    lines.append(" & ".join(map(escaped, heads)) + r" \\")
+    for first in dict.fromkeys(block.key[0] for block in blocks):
         lines.append(r"\midrule")
-        cases = {case.key[1:]: case for case in study.cases if case.key[0] == block}
-        label = escaped(WORDS.get(block, block))
-        for number, name in enumerate(study.names):
-            own = [_at(found, cases.get(side), number, metric) for side in sides for metric in columns]
-            if not any(own):
-                continue
-            lines.append(" & ".join([label, escaped(name), *own]) + r" \\")
-            label = ""
-            printed = [_printed(study, cases.get(side), name, metric) for side in sides for metric in columns]
-            if any(printed):
-                lines.append(" & ".join(["", r"\quad\textit{in the paper}", *printed]) + r" \\")
+        beside = {block.key[1:]: block for block in blocks if block.key[0] == first}
+        columns = [(beside.get(side), metric) for side in sides for metric in metrics]
+        label = escaped(WORDS.get(first, first))
+        for number, name in enumerate(reading.names):
+            ours = [_number(estimates.at(block, number, metric)) if block else "" for block, metric in columns]
+            if any(ours):
+                lines.append(" & ".join([label, escaped(name), *ours]) + r" \\")
+                label = ""
+                printed = [_printed(reading, block, name, metric) for block, metric in columns]
+                if any(printed):
+                    lines.append(" & ".join(["", r"\quad\textit{in the paper}", *printed]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
-def _title(side: tuple[str, ...]) -> str:
-    return ", ".join(WORDS.get(part, part) for part in side)
-
-
-def _at(found: dict[tuple[int, int, str], Cell], case: Case | None, number: int, metric: Metric) -> str:
-    cell = found.get((case.number, number, metric.column)) if case is not None else None
-    if cell is None:
+def _number(told: Estimate | None) -> str:
+    if told is None:
         return ""
-    text = _number(cell.mean, metric.format)
-    if np.isfinite(cell.sd):
-        text += rf"\,$\pm$\,{escaped(shown_spread(cell.mean, cell.sd, metric.format))}"
-    return {"best": rf"\textbf{{{text}}}", "lead": rf"\underline{{{text}}}"}.get(cell.verdict, text)
+    kind = told.metric.format
+    text = escaped(shown(told.mean, kind))
+    if math.isfinite(told.sd):
+        text += rf"\,$\pm$\,{escaped(shown_spread(told.mean, told.sd, kind))}"
+    return {"best": rf"\textbf{{{text}}}", "lead": rf"\underline{{{text}}}"}.get(told.verdict, text)
 
 
-def _printed(study: Study, case: Case | None, name: str, metric: Metric) -> str:
-    figure = study.published(case, name, metric.column) if case is not None else None
+def _printed(reading: Reading, block: Block | None, name: str, metric: Metric) -> str:
+    figure = reading.published(block, name, metric.column) if block is not None else None
     return "" if figure is None else rf"\textit{{{short(figure[0], 4)}\,$\pm$\,{short(figure[1], 4)}}}"
-
-
-def _number(value: float, kind: str) -> str:
-    return escaped(shown(value, kind).replace("\u00a0", " "))

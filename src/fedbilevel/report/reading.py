@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel.report.published import METRIC, printed
-from fedbilevel.report.styles import _USUAL, Style, styles
+from fedbilevel.report.styles import USUAL, Style, styles
 from fedbilevel.runs import Run
 
 GAPS = {
@@ -26,12 +26,18 @@ WORDS = {
     "noniid": "non-I.I.D.",
     "local": "local lower level",
     "global": "global lower level",
+    "adult-sex": "Adult by sex",
+    "adult-race": "Adult by race",
+    "credit-status": "German Credit by status",
+    "fedbio": "FedBiO",
+    "fedbioacc": "FedBiOAcc",
 }
 """Names of ours as a reader knows them; everything else is shown as it is."""
 
 
 HEADS = {
     "bench": {"dataset": "Task", "split": "Lower level", "method": "Algorithm"},
+    "rates": {"dataset": "Local steps", "split": "Algorithm", "method": "Variant"},
     "fit": {"dataset": "Data", "split": "Sites", "method": "Method"},
     "federate": {"dataset": "Data", "split": "Sites", "method": "Method"},
 }
@@ -49,8 +55,8 @@ class Metric(NamedTuple):
     format: str
 
 
-class Case(NamedTuple):
-    """One combination of the facets, such as a dataset and its distribution."""
+class Block(NamedTuple):
+    """One combination of the facets, such as a dataset and its distribution: a block of the table, a panel of a figure."""
 
     number: int
     key: tuple[str, ...]
@@ -67,6 +73,8 @@ def metrics(gap: str = METRIC) -> dict[str, Metric]:
         Metric("train_gap", f"train {long}", f"Train {short}", "lower", "rate"),
         Metric("test_gap", f"test {long}", f"Test {short}", "lower", "rate"),
         Metric("objective", "objective", "Objective", "lower", "number"),
+        Metric("mean_square", "mean squared hypergradient", "Mean square", "lower", "number"),
+        Metric("bound", "bound of the theorem", "Bound", "lower", "number"),
         Metric("train_accuracy", "train accuracy", "Train accuracy", "higher", "rate"),
         Metric("test_balanced_accuracy", "test balanced accuracy", "Test balanced acc.", "higher", "rate"),
         Metric("test_auc", "test area under the curve", "Test AUC", "higher", "rate"),
@@ -89,17 +97,17 @@ COSTS = {
         Metric("seconds", "seconds", "Seconds", "lower", "seconds"),
     )
 }
-MAIN = ("test_accuracy", "score", "solved", "train_gap", "test_gap", "objective")
+MAIN = ("test_accuracy", "score", "solved", "train_gap", "test_gap", "objective", "mean_square", "bound")
 
 
 @dataclass(frozen=True)
-class Study:
+class Reading:
     """A run, read: what the figures and tables are made from."""
 
     run: Run
     facets: tuple[str, ...]
     series: str
-    cases: tuple[Case, ...]
+    blocks: tuple[Block, ...]
     names: tuple[str, ...]
     gap: str
 
@@ -128,9 +136,9 @@ class Study:
 
     @cached_property
     def main(self) -> list[Metric]:
-        found = [metric for column, metric in metrics(self.gap).items() if column in MAIN and self.holds(column)]
+        told = [metric for column, metric in metrics(self.gap).items() if column in MAIN and self.holds(column)]
         # A benchmark's score is the accuracy where a task has one.
-        return [metric for metric in found if metric.column != "test_accuracy" or not self.holds("score")]
+        return [metric for metric in told if metric.column != "test_accuracy" or not self.holds("score")]
 
     @cached_property
     def more(self) -> list[Metric]:
@@ -162,47 +170,74 @@ class Study:
         told = told[np.isfinite(told)]
         return bool(told.size and (column in ("train_gap", "test_gap") or (told != 0).any()))
 
-    def each(self, frame: pd.DataFrame) -> Iterator[tuple[Case, int, pd.DataFrame]]:
-        """The parts of a table, case by case and series by series, in the order of the page."""
-        if not len(frame):
-            return
+    def each(self, frame: pd.DataFrame) -> Iterator[tuple[Block, int, pd.DataFrame]]:
+        """The parts of a table, block by block and series by series, in the order of the page."""
         columns = [*self.facets, self.series]
+        if not len(frame) or not set(columns) <= set(frame.columns):
+            return
         groups = dict(iter(frame.astype(dict.fromkeys(columns, str)).groupby(columns, sort=False)))
-        for case in self.cases:
+        for block in self.blocks:
             for number, name in enumerate(self.names):
-                own = groups.get((*case.key, name))
-                if own is not None:
-                    yield case, number, own
+                if (members := groups.get((*block.key, name))) is not None:
+                    yield block, number, members
 
-    def published(self, case: Case, name: str, column: str) -> tuple[float, float] | None:
-        """The paper's mean and standard deviation for a cell of ours, where there is one to be compared with."""
-        found: Any = self.run.configuration.get("paper")
-        for key in (*case.key, name, column):
-            found = found.get(key) if isinstance(found, dict) else None
-        if isinstance(found, list) and len(found) == 2:
-            return float(found[0]), float(found[1])
+    def keys(self, block: Block, series: int) -> dict[str, str]:
+        """What a row of a table belongs to, in words."""
+        facets = {self.word(name): WORDS.get(part, part) for name, part in zip(self.facets, block.key, strict=True)}
+        return {**facets, self.word(self.series): self.names[series]}
+
+    def published(self, block: Block, name: str, column: str) -> tuple[float, float] | None:
+        """The paper's mean and standard deviation for a number of ours, where there is one to be compared with."""
+        given: Any = self.run.configuration.get("paper")
+        for key in (*block.key, name, column):
+            given = given.get(key) if isinstance(given, dict) else None
+        if isinstance(given, list) and len(given) == 2:
+            return float(given[0]), float(given[1])
         if self.run.command != "table1" or (column.endswith("_gap") and self.gap != METRIC):
             return None
-        return printed(*case.key, name, column) if len(case.key) == 2 else None
+        return printed(*block.key, name, column) if len(block.key) == 2 else None
+
+    def printed_columns(self, columns: list[Metric]) -> set[str]:
+        """Those that the paper has figures for."""
+        return {
+            metric.column for metric in columns
+            if any(self.published(block, name, metric.column) for block in self.blocks for name in self.names)
+        }  # fmt: skip
+
+    @cached_property
+    def how_sure(self) -> str:
+        """What the intervals of this run mean, in one or two sentences."""
+        if self.seeds < 2:
+            given = "test_accuracy_low" in self.rows.columns
+            return "Intervals: 95 %, as the run gives them." if given else "One seed only: there are no intervals."
+        if self.test_share:
+            return "Intervals: 95 % over random splits, corrected for their overlap."
+        if self.fixed_split:
+            return (
+                "Intervals: 95 % (Student) for the mean over seeds on one and the same split of the rows; another split may "
+                "differ by more."
+            )
+        return "Intervals: 95 % (Student) for the mean over splits; splits of one table overlap, so they are a little short."
+
+    @cached_property
+    def seeds(self) -> int:
+        """The most that any series has in a block."""
+        return int(self.rows.groupby([*self.facets, self.series])["seed"].nunique().max()) if len(self.rows) else 0
 
 
-def study(run: Run, facets: tuple[str, ...] = ("dataset", "split")) -> Study:
-    """Read a run: its cases are a dataset and its distribution (of a benchmark: a task and its lower level)."""
+def reading_of(run: Run, facets: tuple[str, ...] = ("dataset", "split")) -> Reading:
+    """Read a run: its blocks are a dataset and its distribution (of a benchmark: a task and its lower level)."""
     rows, series = run.rows, "method"
-    keys = [tuple(map(str, key)) for key in rows[list(facets)].drop_duplicates().itertuples(index=False)]
-    cases = tuple(Case(number, key, case_title(key)) for number, key in enumerate(_in_order(keys)))
-    usual = [name for group in _USUAL for name in group]
+    keys = list(dict.fromkeys(tuple(map(str, key)) for key in rows[list(facets)].itertuples(index=False)))
+    # By first appearance, all distributions of a dataset together.
+    first, rest = (list(dict.fromkeys(part)) for part in ([key[0] for key in keys], [key[1:] for key in keys]))
+    keys.sort(key=lambda key: (first.index(key[0]), rest.index(key[1:])))
+    blocks = tuple(Block(number, key, _title(key)) for number, key in enumerate(keys))
+    usual = [name for group in USUAL for name in group]
     names = list(dict.fromkeys(rows[series].astype(str)))
     ordered = sorted(names, key=lambda name: usual.index(name) if name in usual else len(usual))
-    return Study(run, facets, series, cases, tuple(ordered), str(run.configuration.get("metric", METRIC)))
+    return Reading(run, facets, series, blocks, tuple(ordered), str(run.configuration.get("metric", METRIC)))
 
 
-def case_title(key: tuple[str, ...]) -> str:
+def _title(key: tuple[str, ...]) -> str:
     return ", ".join(WORDS.get(part, part) for part in key if part)
-
-
-def _in_order(keys: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """By first appearance, all distributions of a dataset together."""
-    first = list(dict.fromkeys(key[0] for key in keys))
-    rest = list(dict.fromkeys(key[1:] for key in keys))
-    return sorted(keys, key=lambda key: (first.index(key[0]), rest.index(key[1:])))

@@ -1,6 +1,6 @@
 """From values to places on the paper: domains, ticks, and numbers as text.
 
-`assets/page.js` holds the same rules, because a filter gives the axes another domain; the browser tests compare the two.
+A page's script knows none of this: a filter zooms the picture, between the ticks that `ladder` put beside it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ PADDING = 0.06
 REACH = 1.5
 """Whiskers may widen a domain by this many times the spread of the points, or the median whisker, whichever is more: one
 long whisker shall not flatten the rest.  Longer ones are cut at the frame."""
-
-
 UNITS = {"bytes": "B", "seconds": "s", "count": ""}
 
 
@@ -104,6 +102,18 @@ def ticks(low: float, high: float, count: int, log: bool = False) -> list[float]
     step = next(size * part for part in (1, 2, 2.5, 5, 10) if size * part >= raw * (1 - 1e-9))
     first_step, last_step = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [number * step for number in range(first_step, last_step + 1)]
+
+
+def ladder(axis: Axis, spans: Sequence[tuple[float, float]]) -> list[list[float]]:
+    """Ticks for whatever a filter may leave, coarse to fine: those of every window between two of the series' ``spans``."""
+    steps: dict[float, set[float]] = {}
+    for low in {low for low, _ in spans}:
+        for high in {high for _, high in spans if high > low}:
+            values = ticks(*domain(axis, [low, high], [], []), tick_count(axis), axis.log)
+            apart = [b / a if axis.log else b - a for a, b in pairwise(values)]
+            if apart:
+                steps.setdefault(float(f"{min(apart):.6g}"), set()).update(float(f"{value:.9g}") for value in values)
+    return [sorted(steps[step]) for step in sorted(steps, reverse=True)]
 
 
 def tick_count(axis: Axis) -> int:

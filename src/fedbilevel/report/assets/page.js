@@ -3,114 +3,76 @@
   const about = JSON.parse(document.getElementById("about").textContent);
   const root = document.documentElement;
   const all = (selector, from = document) => [...from.querySelectorAll(selector)];
-  const finite = Number.isFinite;
   root.classList.add("js");
 
-  // The same rules as scales.py: a filter gives the axes another domain.
-  const PADDING = 0.06, REACH = 1.5, UNITS = { bytes: "B", seconds: "s", count: "" };
-
-  function domain(axis, values, lows, highs) {
-    const usable = axis.log ? (v) => finite(v) && v > 0 : finite;
-    const change = axis.log ? Math.log10 : (v) => v;
-    let points = values.filter(usable).map(change);
-    if (!points.length) points = [0, 1];
-    let low = Math.min(...points), high = Math.max(...points);
-    const lengths = [lows, highs].flatMap((ends) => ends.map((end, n) => (usable(end) && usable(values[n]) ? Math.abs(change(end) - change(values[n])) : NaN))).filter(finite).sort((a, b) => a - b);
-    const median = lengths.length ? lengths[Math.floor(lengths.length / 2)] : 0;
-    const reach = high > low ? Math.max(REACH * (high - low), 1.05 * median) : Infinity;
-    const least = Math.min(low, ...lows.filter(usable).map(change)), most = Math.max(high, ...highs.filter(usable).map(change));
-    low = Math.max(least, low - reach);
-    high = Math.min(most, high + reach);
-    if (axis.include !== undefined) { low = Math.min(low, axis.include); high = Math.max(high, axis.include); }
-    if (high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high))) {
-      const widen = 0.05 * Math.abs(high) || 0.5;
-      low -= widen; high += widen;
-    }
-    const pad = PADDING * (high - low);
-    low -= pad; high += pad;
-    if (axis.log) { low = 10 ** low; high = 10 ** high; }
-    if (axis.include !== undefined && axis.include === axis.floor) low = axis.include;
-    if (axis.floor !== undefined) low = Math.max(low, axis.floor);
-    if (axis.ceiling !== undefined) high = Math.min(high, axis.ceiling);
-    return [axis.low ?? low, axis.high ?? high];
-  }
-
-  function scale([low, high], start, end, log) {
-    const change = log ? (v) => Math.log10(Math.max(v, 1e-300)) : (v) => v;
-    const a = change(low), b = change(high);
-    return (value) => start + (change(value) - a) / (b - a) * (end - start);
-  }
-
-  function ticks([low, high], { log, format }) {
-    const count = format in UNITS ? 4 : 6;
-    if (log) {
-      const first = Math.ceil(Math.log10(low) - 1e-9), last = Math.floor(Math.log10(high) + 1e-9);
-      const every = Math.max(1, Math.ceil((last - first + 1) / (count + 1)));
-      const decades = [];
-      for (let power = first; power <= last; power += every) decades.push(10 ** power);
-      if (decades.length >= 3 || high / low > 100) return decades;
-      const inside = [];
-      for (let power = first - 1; power <= last; power++)
-        for (const part of [1, 2, 5]) {
-          const value = part * 10 ** power;
-          if (low <= value * (1 + 1e-9) && value <= high * (1 + 1e-9)) inside.push(value);
-        }
-      if (inside.length >= 2) return inside;
-    }
-    const raw = (high - low) / count, size = 10 ** Math.floor(Math.log10(raw));
-    const step = size * [1, 2, 2.5, 5, 10].find((part) => size * part >= raw * (1 - 1e-9));
-    const values = [];
-    for (let n = Math.ceil(low / step - 1e-9); n <= Math.floor(high / step + 1e-9); n++) values.push(n * step);
-    return values;
-  }
-
-  function short(value, decimals) {
-    const text = Math.abs(value).toFixed(decimals);
-    const sign = value < 0 && Number(text) !== 0 ? "−" : "";
-    return sign + (text.startsWith("0.") ? text.slice(1) : text);
-  }
-  function si(value, unit) {
-    let size = value, prefix = "";
-    for (const larger of ["k", "M", "G", "T"]) {
-      if (Math.abs(size) < 999.5) break;
-      size /= 1000; prefix = larger;
-    }
-    const text = String(Number(size.toPrecision(3))).replace("-", "−");
-    return prefix || unit ? `${text}\u00a0${prefix}${unit}` : text;
-  }
-  function tickTexts(values, axis) {
-    if (axis.format in UNITS) return values.map((v) => (v === 0 ? "0" : si(v, UNITS[axis.format])));
-    if (axis.log) return values.map((v) => String(Number(v.toPrecision(6))).replace("-", "−"));
-    let step = values.length > 1 ? Math.min(...values.slice(1).map((v, n) => Math.abs(v - values[n]))) : Math.abs(values[0] ?? 1);
-    let decimals = 0;
-    while (decimals < 6) {
-      const scaled = step * 10 ** decimals;
-      if (Math.abs(scaled - Math.round(scaled)) <= 1e-6 * Math.max(1, scaled)) break;
-      decimals++;
-    }
-    return values.map((v) => (Math.abs(v) < 1e-12 ? "0" : short(v, decimals)));
-  }
-  function shown(value, format) {
-    if (!finite(value)) return "–";
-    if (format === "rate") return short(value, 4);
-    if (format === "bytes") return si(value, "B");
-    if (format === "seconds") return si(value, "s");
-    if (format === "count") return value.toLocaleString("en", { maximumFractionDigits: 1 });
-    return value.toPrecision(4).replace("-", "−");
-  }
-
-  // The same frame as draw.py.
-  const LEFT = 60, RIGHT = 388, TOP = 30, BOTTOM = 250, WIDTH = 400;
-  const ROW_LEFT = 14, ROW_LABEL = 17, ROW = 12, ROW_GAP = 7, ROW_FOOT = 46, GLYPHS = 4;
+  const { width: WIDTH, left: LEFT, right: RIGHT, top: TOP, bottom: BOTTOM, air, rowLeft, rowLabel, row: ROW, rowGap, rowFoot } = about.frame;
   const at = (value) => value.toFixed(1);
-  const through = (points) => "M" + points.filter((p) => finite(p[0]) && finite(p[1])).map((p) => `${at(p[0])} ${at(p[1])}`).join("L");
-  const move = (element, x, y) => { element.setAttribute("x", at(x)); element.setAttribute("y", at(y)); };
   const make = (name, attributes = {}, text) => {
     const element = document.createElementNS("http://www.w3.org/2000/svg", name);
     for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
     if (text !== undefined) element.textContent = text;
     return element;
   };
+
+  // A picture is zoomed, not drawn again: its coordinates are read once, and moved. Scales and ticks are Python's.
+  function coordinates(path) {
+    let x = 0, y = 0;
+    return [...path.matchAll(/([MlHVZ])([^MlHVZ]*)/g)].flatMap(([, command, text]) => {
+      const numbers = (text.match(/-?[\d.]+/g) ?? []).map(Number), points = [];
+      if (command === "H") points.push([x = numbers[0], y]);
+      else if (command === "V") points.push([x, y = numbers[0]]);
+      else for (let n = 0; n + 1 < numbers.length; n += 2) {
+        [x, y] = command === "l" ? [Math.round(100 * (x + numbers[n])) / 100, Math.round(100 * (y + numbers[n + 1])) / 100] : [numbers[n], numbers[n + 1]];
+        points.push([x, y]);
+      }
+      return points.map((point) => [command === "M" ? "M" : "L", ...point]);
+    });
+  }
+  const PLACES = { circle: ["cx", "cy"], use: ["x", "y"] };
+  class Part {
+    constructor(element) {
+      this.element = element;
+      this.names = PLACES[element.tagName];
+      this.drawn = (this.names ?? ["d"]).map((name) => [name, element.getAttribute(name)]);
+      this.points = this.names ? [["M", ...this.names.map((name) => Number(element.getAttribute(name)))]] : coordinates(element.getAttribute("d"));
+      this.closed = this.names || element.getAttribute("d").endsWith("Z") ? "Z" : "";
+    }
+    place(x, y) {
+      const points = this.points.map(([command, a, b]) => [command, x(a), y(b)]);
+      if (x === same && y === same && !this.turned) this.drawn.forEach(([name, value]) => this.element.setAttribute(name, value));
+      else if (this.names) this.names.forEach((name, n) => this.element.setAttribute(name, at(points[0][n + 1])));
+      else this.element.setAttribute("d", points.map(([command, a, b]) => `${command}${at(a)} ${at(b)}`).join("") + this.closed);
+      return points;
+    }
+  }
+  const same = (value) => value;
+  function zoom(axis, seen, every, place, start, end) {
+    // What is left to see, with some air; everything, or what has no width, keeps the whole frame.
+    const inside = (item, value) => (item.layer ? value : Math.min(Math.max(value, Math.min(start, end)), Math.max(start, end)));
+    const places = seen.flatMap((item) => item.parts.flatMap((part) => part.points.map((point) => inside(item, point[place]))));
+    if (axis.keep !== undefined) places.push(axis.keep);
+    const low = Math.min(...places), high = Math.max(...places);
+    if (!axis.ladder || every || !(high - low > 0.5)) return same;
+    const sign = end > start ? 1 : -1, ends = [axis.floor, axis.ceiling].map((value) => value ?? NaN);
+    let [from, to] = sign > 0 ? [low, high] : [high, low];
+    const wide = air * (to - from);
+    from -= wide; to += wide;
+    if (sign * (ends[0] - from) > 0 || axis.keep === axis.floor && axis.keep !== undefined) from = ends[0];
+    if (sign * (to - ends[1]) > 0) to = ends[1];
+    return (value) => start + (value - from) / (to - from) * (end - start);
+  }
+  function ticksIn(axis, map, start, end) {
+    // Of the sets without a hole in this window, the finest that is not too fine.
+    const [low, high] = [Math.min(start, end), Math.max(start, end)];
+    const sets = (axis.ladder ?? []).map((ticks) => ticks.filter(([value]) => map(value) >= low - 0.1 && map(value) <= high + 0.1));
+    const whole = (ticks) => {
+      const places = ticks.map(([value]) => map(value)).sort((a, b) => a - b), gaps = places.slice(1).map((place, n) => place - places[n]);
+      return ticks.length > 1 && Math.max(places[0] - low, high - places.at(-1), ...gaps) <= 1.4 * Math.min(...gaps);
+    };
+    const larger = (best, ticks) => (ticks.length > best.length ? ticks : best);
+    const fit = sets.filter((ticks) => ticks.length <= axis.most);
+    return (fit.some(whole) ? fit.filter(whole) : fit).reduce(larger, []);
+  }
 
   class Panel {
     constructor(element, kind) {
@@ -119,29 +81,42 @@
       this.svg = element.querySelector("svg");
       this.data = JSON.parse(element.querySelector("script").textContent);
       this.case = Number(element.dataset.case);
-      this.variants = new Map([[element.dataset.variant, null], ...Object.entries(this.data.also ?? {})]);
-      this.own = { x: this.data.x, xs: this.data.lines?.map((line) => line[2]) };
-      this.shapes = all(".mark", this.svg);
-      this.items = (this.data.lines ?? this.data.marks).map((item, number) => this.item(item, this.shapes[number]));
+      this.own = { label: this.svg.querySelector(".label.x").textContent, x: this.data.x, at: this.data.at };
+      this.variants = new Map([[element.dataset.variant, this.own], ...Object.entries(this.data.also ?? {})]);
+      this.ticks = { x: this.read(".ticks.x text", "x", 0), y: this.read(".ticks.y text", "y", -4) };
+      const lines = this.data.lines ?? [];
+      this.items = all(".mark", this.svg).map((shape, number) => {
+        const parts = all("path, use, circle", shape).map((part) => new Part(part));
+        const joined = all(".line", shape).length > 0, tips = this.data.tips;
+        const tip = joined ? "" : tips[number - (all(".line", this.svg).length)];
+        return { shape, parts, tip, line: joined ? lines[number] : null, series: Number(shape.dataset.series), layer: shape.dataset.layer };
+      });
+      this.variant = element.dataset.variant;
       this.spots = [];
       this.here = -1;
+      const base = this.svg.querySelector(".base");
+      this.base = base && new Part(base);
     }
-    item(item, shape) {
-      const number = (v) => (v === null ? NaN : v);
-      if (this.data.lines) {
-        const [series, name, x, y, low, high] = item;
-        return { series, name, shape, x: x.map(number), y: y.map(number), low: low.map(number), high: high.map(number) };
-      }
-      const [series, x, y, xLow, xHigh, yLow, yHigh, tip, layer] = item;
-      const values = [x, y, xLow, xHigh, yLow, yHigh].map(number);
-      return { series, shape, x: values[0], y: values[1], xLow: values[2], xHigh: values[3], yLow: values[4], yHigh: values[5], tip, layer };
+    read(selector, name, shift) {
+      return all(selector, this.svg).map((text) => [Number(text.getAttribute(name)) + shift, text.textContent]);
     }
     turn(variant) {
-      if (!this.data.also) return;
-      const { x, xs } = this.variants.get(variant) ?? this.own;
+      // The same lines over another x: every point moves along, band and markers with it.
+      const { x, xs, label } = this.variants.get(variant);
+      if (this.variant === variant || !this.data.also) return;
       this.data.x = x;
-      this.items.forEach((item, number) => { item.x = xs[number]; });
-      this.svg.querySelector(".label.x").textContent = x.label;
+      this.variant = variant;
+      this.svg.querySelector(".label.x").textContent = label;
+      this.items.forEach((item, number) => {
+        const line = item.parts.find((part) => part.element.classList.contains("line"));
+        item.first ??= line.points.map((point) => point[1]);
+        const before = line.points.map((point) => [...point]), after = xs ? xs[number] : item.first;
+        for (const part of item.parts) part.turned = Boolean(xs);
+        for (const part of item.parts) part.points.forEach((point, n) => {
+          if (part.names) point[1] = after[before.findIndex((old) => old[1] === point[1] && old[2] === point[2])] ?? point[1];
+          else point[1] = after[n < after.length ? n : 2 * after.length - 1 - n];
+        });
+      });
     }
     draw(wanted, layers) {
       for (const item of this.items) {
@@ -150,107 +125,63 @@
         item.shape.style.display = item.seen ? "" : "none";
       }
       this.spots = [];
-      const seen = this.items.filter((item) => item.seen);
-      if (this.kind === "rows") this.drawRows(seen);
-      else if (this.data.lines) this.drawLines(seen);
-      else this.drawPlane(seen);
+      const seen = this.items.filter((item) => item.seen), rows = this.kind === "rows";
+      const every = this.items.every((item) => item.seen === !item.layer);
+      const left = rows ? rowLeft : LEFT;
+      const x = zoom(this.data.x, seen, every, 1, left, RIGHT), y = rows ? same : zoom(this.data.y, seen, every, 2, BOTTOM, TOP);
+      const bottom = rows ? this.stack(seen) : BOTTOM;
+      for (const item of seen) this.place(item, x, y);
+      if (!rows && !this.data.lines) this.spots.sort((a, b) => a.x - b.x);
+      const first = this.variant === this.element.dataset.variant;
+      const across = x === same && first ? this.ticks.x : ticksIn(this.data.x, x, left, RIGHT);
+      this.axis("x", across, x, `${TOP}V${bottom}`, (place) => ({ x: at(place), y: bottom + 15, "text-anchor": "middle" }));
+      if (!rows) this.axis("y", y === same ? this.ticks.y : ticksIn(this.data.y, y, BOTTOM, TOP), y, "", (place) => ({ x: LEFT - 6, y: at(place + 4), "text-anchor": "end" }));
+      if (this.base) this.base.element.setAttribute("d", `M${at(x(this.base.points[0][1]))} ${TOP}V${bottom}`);
+      if (rows) {
+        this.svg.querySelector(".frame").setAttribute("d", `M${rowLeft} ${bottom}H${RIGHT}`);
+        this.svg.querySelector(".label.x").setAttribute("y", bottom + rowFoot - 10);
+        this.svg.setAttribute("viewBox", `0 0 ${WIDTH} ${bottom + rowFoot}`);
+      }
       return seen.length > 0;
     }
-    ticks(selector, values, texts, place) {
-      const group = this.svg.querySelector(selector);
-      group.replaceChildren(...values.map((value, n) => make("text", place(value), texts[n])));
-    }
-    axisX(bounds, axis, x, bottom) {
-      const values = ticks(bounds, axis);
-      this.svg.querySelector(".grid.x").setAttribute("d", values.map((v) => `M${at(x(v))} ${TOP}V${bottom}`).join(""));
-      this.ticks(".ticks.x", values, tickTexts(values, axis), (v) => ({ x: at(x(v)), y: bottom + 15, "text-anchor": "middle" }));
-    }
-    axisY(bounds, axis, y) {
-      const values = ticks(bounds, axis);
-      this.svg.querySelector(".grid.y").setAttribute("d", values.map((v) => `M${LEFT} ${at(y(v))}H${RIGHT}`).join(""));
-      this.ticks(".ticks.y", values, tickTexts(values, axis), (v) => ({ x: LEFT - 6, y: at(y(v) + 4), "text-anchor": "end" }));
-    }
-    frame(xs, ys, limits) {
-      const xBounds = domain(this.data.x, xs, limits.xLow, limits.xHigh), yBounds = domain(this.data.y, ys, limits.yLow, limits.yHigh);
-      const x = scale(xBounds, LEFT, RIGHT, this.data.x.log), y = scale(yBounds, BOTTOM, TOP, this.data.y.log);
-      this.axisX(xBounds, this.data.x, x, BOTTOM);
-      this.axisY(yBounds, this.data.y, y);
-      return [x, y];
-    }
-    drawPlane(seen) {
-      const column = (name) => seen.map((item) => item[name]);
-      const [x, y] = this.frame(column("x"), column("y"), { xLow: column("xLow"), xHigh: column("xHigh"), yLow: column("yLow"), yHigh: column("yHigh") });
-      for (const item of seen) {
-        const across = x(item.x), up = y(item.y);
-        const dot = item.shape.querySelector(".seed"), whisker = item.shape.querySelector(".whisker");
-        if (dot) { dot.setAttribute("cx", at(across)); dot.setAttribute("cy", at(up)); }
-        else move(item.shape.querySelector(".glyph"), across, up);
-        if (whisker) {
-          let d = "";
-          if (finite(item.xLow)) d += `M${at(x(item.xLow))} ${at(up)}H${at(x(item.xHigh))}`;
-          if (finite(item.yLow)) d += `M${at(across)} ${at(y(item.yLow))}V${at(y(item.yHigh))}`;
-          whisker.setAttribute("d", d);
-        }
-        this.spots.push({ x: across, y: up, tip: item.tip, shape: item.shape });
+    place(item, x, y) {
+      let points;
+      for (const part of item.parts) {
+        const placed = part.place(x, y);
+        if (part.element.classList.contains("line") || (part.names && !item.parts.some((other) => other.element.classList.contains("line")))) points = placed;
       }
-      this.spots.sort((a, b) => a.x - b.x);
+      const { shape } = item;
+      if (item.line) {
+        const [head, texts] = item.line, number = this.items.indexOf(item), places = this.variants.get(this.variant).at[number];
+        points.forEach(([, across, up], n) => this.spots.push({ x: across, y: up, tip: `${head}${texts[n]} at ${places[n]}`, shape, spot: true }));
+      } else if (item.tip) this.spots.push({ x: points[0][1], y: points[0][2] + (item.height ?? 0), tip: item.tip, shape });
     }
-    drawLines(seen) {
-      const flat = (name) => seen.flatMap((item) => item[name]);
-      const [x, y] = this.frame(flat("x"), flat("y"), { xLow: [], xHigh: [], yLow: flat("low"), yHigh: flat("high") });
-      for (const item of seen) {
-        const points = item.x.map((value, n) => [x(value), y(item.y[n])]);
-        item.shape.querySelector(".line").setAttribute("d", through(points));
-        const band = item.shape.querySelector(".band");
-        if (band) {
-          const edge = item.x.map((value, n) => [x(value), y(item.high[n])]);
-          edge.push(...item.x.map((value, n) => [x(value), y(item.low[n])]).reverse());
-          band.setAttribute("d", through(edge) + "Z");
-        }
-        const places = new Set();
-        if (points.length === 1) places.add(0);
-        else for (let n = 0; n < GLYPHS; n++) places.add(Math.floor((n + (item.series % 8) / 8) * (points.length - 1) / GLYPHS));
-        const glyphs = all(".glyph", item.shape);
-        [...places].sort((a, b) => a - b).forEach((place, n) => glyphs[n] && move(glyphs[n], ...points[place]));
-        const name = about.series[item.series].name + (item.name ? `, ${item.name}` : "");
-        item.x.forEach((value, n) => {
-          const limits = finite(item.low[n]) ? ` [${shown(item.low[n], this.data.y.format)}, ${shown(item.high[n], this.data.y.format)}]` : "";
-          const tip = `${name}: ${this.data.y.label} ${shown(item.y[n], this.data.y.format)}${limits} at ${shown(value, this.data.x.format)}${this.data.x.format === "count" ? " " + this.data.x.label : ""}`;
-          this.spots.push({ x: points[n][0], y: points[n][1], tip, shape: item.shape, spot: true });
-        });
-      }
-    }
-    drawRows(seen) {
-      const column = (name) => seen.map((item) => item[name]);
-      const bounds = domain(this.data.x, column("x"), column("xLow"), column("xHigh"));
-      const x = scale(bounds, ROW_LEFT, RIGHT, this.data.x.log);
-      const start = x(this.data.base ?? bounds[0]);
+    stack(seen) {
+      // Rows move together: groups without any are left out.
       let y = TOP;
-      all(".group", this.svg).forEach((group, number) => {
-        const own = seen.filter((item) => item.y === number);
-        group.style.display = own.length ? "" : "none";
-        if (!own.length) return;
+      const groups = all(".group", this.svg);
+      const heights = groups.map((group) => Number(/ ([\d.]+)\)/.exec(group.dataset.home ??= group.getAttribute("transform"))[1]));
+      groups.forEach((group, number) => {
+        const within = (item) => item.home > heights[number] && !(item.home > heights[number + 1]);
+        for (const item of this.items) item.home ??= Number(/ ([\d.]+)\)/.exec(item.shape.getAttribute("transform"))[1]);
+        const members = seen.filter(within);
+        group.style.display = members.length ? "" : "none";
+        if (!members.length) return;
         group.setAttribute("transform", `translate(0 ${y + 12})`);
-        y += ROW_LABEL;
-        for (const item of own) {
-          item.shape.setAttribute("transform", `translate(0 ${y + ROW / 2})`);
-          const end = x(item.x), bar = item.shape.querySelector(".bar"), whisker = item.shape.querySelector(".whisker");
-          if (bar) bar.setAttribute("d", `M${at(start)} -3.5H${at(end)}V3.5H${at(start)}Z`);
-          if (whisker) {
-            const [low, high] = [item.xLow, item.xHigh].map((v) => Math.min(Math.max(x(v), ROW_LEFT - 6), RIGHT + 6));
-            whisker.setAttribute("d", `M${at(low)} 0H${at(high)}`);
-          }
-          move(item.shape.querySelector(".glyph"), end, 0);
-          this.spots.push({ x: end, y: y + ROW / 2, tip: item.tip, shape: item.shape });
+        y += rowLabel;
+        for (const item of members) {
+          item.height = y + ROW / 2;
+          item.shape.setAttribute("transform", `translate(0 ${item.height})`);
           y += ROW;
         }
-        y += ROW_GAP;
+        y += rowGap;
       });
-      this.axisX(bounds, this.data.x, x, y);
-      const base = this.data.base === undefined ? "" : `M${at(x(this.data.base))} ${TOP}V${y}`;
-      this.svg.querySelector(".frame").setAttribute("d", `M${ROW_LEFT} ${y}H${RIGHT}${base}`);
-      this.svg.querySelector(".label.x").setAttribute("y", y + ROW_FOOT - 10);
-      this.svg.setAttribute("viewBox", `0 0 ${WIDTH} ${y + ROW_FOOT}`);
+      return y;
+    }
+    axis(which, ticks, map, down, attributes) {
+      const lines = ticks.map(([value]) => (which === "x" ? `M${at(map(value))} ${down}` : `M${LEFT} ${at(map(value))}H${RIGHT}`));
+      this.svg.querySelector(`.grid.${which}`).setAttribute("d", lines.join(""));
+      this.svg.querySelector(`.ticks.${which}`).replaceChildren(...ticks.map(([value, text]) => make("text", attributes(map(value)), text)));
     }
     nearest(event) {
       const box = this.svg.getBoundingClientRect(), factor = WIDTH / box.width;
@@ -310,18 +241,18 @@
       return this.reading.find((variant) => chosen.every((key) => variant.split("/").includes(key))) ?? this.reading[0];
     }
     apply() {
-      const variant = this.variant();
+      const variant = this.variant(), free = this.element.dataset.free !== undefined, off = free ? new Set() : filter.off;
       const layers = new Set(all(".tools [data-layer]:checked", this.element).map((input) => input.dataset.layer));
       let count = 0;
       for (const panel of this.panels) {
         panel.clear();
         if (panel.variants.has(variant)) panel.turn(variant);
-        const shown = panel.variants.has(variant) && filter.cases.has(panel.case)
-          && panel.draw((series) => filter.series.has(series) && !this.off.has(series), layers);
+        const shown = panel.variants.has(variant) && (free || shows(panel.case))
+          && panel.draw((series) => !off.has(series) && !this.off.has(series), layers);
         panel.element.hidden = !shown;
         count += shown;
       }
-      for (const button of all("[data-legend]", this.element)) button.hidden = !filter.series.has(Number(button.dataset.legend));
+      for (const button of all("[data-legend]", this.element)) button.hidden = off.has(Number(button.dataset.legend));
       this.element.querySelector(".panels").classList.toggle("alone", count === 1);
       this.element.querySelector(".empty").hidden = count > 0;
     }
@@ -348,7 +279,8 @@
     }
   }
 
-  const filter = { cases: new Set(about.cases.keys()), series: new Set(about.series.keys()) };
+  const filter = { cases: null, off: new Set() };
+  const shows = (number) => !filter.cases || filter.cases.has(number);
   const form = document.querySelector(".filters");
   const charts = all(".chart").map((element) => new Chart(element));
 
@@ -359,13 +291,13 @@
       if (!facets.has(place)) facets.set(place, new Set());
       if (input.checked) facets.get(place).add(input.value);
     }
-    filter.cases = new Set([...about.cases.keys()].filter((number) => [...facets].every(([place, kept]) => kept.has(about.cases[number][place]))));
-    const off = new Set((form ? all("[data-filter-series]", form) : []).filter((input) => !input.checked).map((input) => Number(input.dataset.filterSeries)));
-    filter.series = new Set([...about.series.keys()].filter((number) => !off.has(number)));
+    const kept = [...about.cases.keys()].filter((number) => [...facets].every(([place, values]) => values.has(about.cases[number][place])));
+    filter.cases = form ? new Set(kept) : null;
+    filter.off = new Set((form ? all("[data-filter-series]", form) : []).filter((input) => !input.checked).map((input) => Number(input.dataset.filterSeries)));
     for (const row of all("table [data-case]"))
-      row.hidden = !filter.cases.has(Number(row.dataset.case)) || (row.dataset.series !== undefined && !filter.series.has(Number(row.dataset.series)));
+      row.hidden = !shows(Number(row.dataset.case)) || filter.off.has(Number(row.dataset.series));
     for (const chart of charts) chart.apply();
-    if (speak) said.textContent = `Showing ${filter.cases.size} of ${about.cases.length} cases, ${filter.series.size} of ${about.series.length} series.`;
+    if (speak) said.textContent = `Showing ${kept.length} of ${about.cases.length} cases, ${about.series - filter.off.size} of ${about.series} series.`;
   }
   if (form) {
     form.addEventListener("change", () => refilter(true));
@@ -386,10 +318,10 @@
     let x = gap, y = gap;
     const series = [...new Set(panels.flatMap((panel) => panel.items.filter((item) => item.seen).map((item) => item.series)))].sort((a, b) => a - b);
     for (const number of series) {
-      const { name, slot, marker } = about.series[number], length = 30 + 6.6 * name.length;
+      const button = chart.element.querySelector(`[data-legend="${number}"]`), name = button.textContent, length = 30 + 6.6 * name.length;
       if (x + length > width - gap && x > gap) { x = gap; y += 18; }
-      const group = make("g", { class: `c${slot}`, transform: `translate(${x + 6} ${y})` });
-      group.append(make("use", { class: "glyph", href: `#m${marker}` }), make("text", { x: 12, y: 4 }, name));
+      const group = make("g", { class: button.querySelector("svg").classList[1], transform: `translate(${x + 6} ${y})` });
+      group.append(button.querySelector("use").cloneNode(), make("text", { x: 12, y: 4 }, name));
       svg.append(group);
       x += length;
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.problem import whole_number
-from fedbilevel.report.bench.tables import BenchResult, summarise
+from fedbilevel.report.bench import BenchResult, summarise
 from fedbilevel.studies.bench.data import ENTRIES, TASKS, Pairing
 from fedbilevel.studies.bench.measure import Bench
 from fedbilevel.studies.driver import Part, Report, Study, conduct, listed

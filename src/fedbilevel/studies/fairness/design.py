@@ -151,14 +151,11 @@ class Design(Study):
         }
 
     def write(self, run: Run) -> None:
-        from fedbilevel.report.fairness_figures import fairness_figures
-        from fedbilevel.report.figures import save_figure
+        from fedbilevel.report.studies import write_figures
 
         result = FairnessResult.of(run)
         storage.write_json(run.path / "fairness-settings.json", result.settings)
-        for name, figure in fairness_figures(result).items():
-            for kind in ("png", "svg"):
-                save_figure(figure, run.path / f"fairness-{name}.{kind}")
+        write_figures("fairness", vars(result), run.path)
 
     def entries(self, slice: Slice) -> list[Entry]:
         """Everything that runs in one slice."""

@@ -116,13 +116,11 @@ class Design(Study):
         return order, {"rates-slopes": measure.fit_slopes(pd.concat(points, ignore_index=True))}
 
     def write(self, run: Run) -> None:
-        from fedbilevel.report.figures import rates_figures, save_figure
+        from fedbilevel.report.studies import write_figures
 
         result = RatesResult.of(run)
         storage.write_json(run.path / "rates-summary.json", result.summary())
-        for name, figure in rates_figures(result).items():
-            for kind in ("png", "svg"):
-                save_figure(figure, run.path / f"rates-{name}.{kind}")
+        write_figures("rates", vars(result), run.path)
 
 
 def _part(title: str, function: Callable[..., Any], *arguments: Any, rank: Any = (1,)) -> Part:

@@ -1,4 +1,4 @@
-"""The tables of a bench from its rows and history: means with intervals, costs to reach a target, and the ranking.
+"""What a bench says: its tables from its rows and history, and what its page has beyond every page.
 
 A target is set for each task, lower level and seed: what ordinary training scores on that draw, plus a share of the *gain*,
 the largest improvement over it that any algorithm of the bench ends with there.  A run reaches it at the first moment its
@@ -7,19 +7,37 @@ score is there; between two recorded moments costs are interpolated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fedbilevel.fairness.intervals import across_splits
+from fedbilevel.report.charts import Columns, Listing, with_bounds
+from fedbilevel.report.scales import shown
+from fedbilevel.runs import Run
 
-CELL = ["dataset", "split", "method"]
+PLACE = ["dataset", "split", "method"]
 SHARES = (0.5, 0.9)
 RANKED = 0.9
 """The share of the gain that the ranking asks for."""
 COSTS = ("round", "bytes", "gradient_calls", "hvp_calls", "cross_calls", "seconds")
+
+NAMES = {
+    "quadratic": "Quadratics",
+    "ridge": "Ridge penalties",
+    "logistic": "Logistic penalties",
+    "cleaning": "Data cleaning",
+    "representation": "Hyper-representation",
+    "imbalance": "Loss tuning",
+}
+SCORES = {"progress": "progress to the minimum", "explained": "variance explained"}
+"""Where the name of a score does not say it."""
+GRID = 24
+"""Moments a line keeps where its seeds were looked at in different ones."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +67,8 @@ def summarise(rows: pd.DataFrame, history: pd.DataFrame, configuration: dict[str
 
 def score_table(rows: pd.DataFrame) -> pd.DataFrame:
     out = []
-    for key, group in rows.groupby(CELL, sort=False):
-        row: dict[str, Any] = {**dict(zip(CELL, key, strict=True)), "score_name": group["score_name"].iloc[0]}
+    for key, group in rows.groupby(PLACE, sort=False):
+        row: dict[str, Any] = {**dict(zip(PLACE, key, strict=True)), "score_name": group["score_name"].iloc[0]}
         row |= {"seeds": len(group), "diverged": int(group["diverged"].sum()), "untuned": group["untuned"].mean()}
         for name in ("score", "solved", "objective"):
             row |= _interval(name, group[name])
@@ -78,8 +96,8 @@ def gains(rows: pd.DataFrame) -> dict[Any, float]:
 
 def target_table(rows: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
     largest, out = gains(rows), []
-    paths = dict(iter(history.groupby([*CELL, "seed"], sort=False)))
-    for key, group in rows.groupby(CELL, sort=False):
+    paths = dict(iter(history.groupby([*PLACE, "seed"], sort=False)))
+    for key, group in rows.groupby(PLACE, sort=False):
         own = {seed: largest[key[0], key[1], seed] for seed in group["seed"]}
         start = dict(zip(group["seed"], group["untuned"], strict=True))
         for share in SHARES:
@@ -89,7 +107,7 @@ def target_table(rows: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
                 if gain > 0
             ]
             arrived = [moment for moment in crossings if moment is not None]
-            row: dict[str, Any] = {**dict(zip(CELL, key, strict=True)), "share": share}
+            row: dict[str, Any] = {**dict(zip(PLACE, key, strict=True)), "share": share}
             row |= {"gain": float(np.mean(list(own.values()))), "seeds": len(crossings), "reached": len(arrived)}
             row |= _typical(arrived, everybody=len(arrived) == len(crossings))
             out.append(row)
@@ -168,3 +186,85 @@ def ranking_table(targets: pd.DataFrame) -> pd.DataFrame:
     if not out:  # nobody gained anything
         return pd.DataFrame(columns=["split", "method", "mean_rank", "tasks", "reached", "ratio"])
     return pd.DataFrame(out).sort_values(["split", "mean_rank"], kind="stable", ignore_index=True)
+
+
+def extra(run: Run) -> dict[str, Any] | None:
+    """What stands below the main table of a bench's page: what the scores are, the ranking, and the costs to reach the
+    targets; nothing for a run without histories."""
+    if not len(run.history):
+        return None
+    told = summarise(run.rows, run.history, run.configuration)
+    titled = lambda row: NAMES.get(row["dataset"], row["dataset"])  # noqa: E731
+    targets: Columns = {
+        "Task": titled,
+        "Lower level": itemgetter("split"),
+        "Algorithm": itemgetter("method"),
+        "Share of the gain": lambda row: f"{100 * row['share']:.0f} %",
+        "Reached": lambda row: f"{row['reached']}/{row['seeds']}",
+        "Bytes": lambda row: with_bounds(row["bytes"], row["bytes_low"], row["bytes_high"], "bytes"),
+        "Exchanges": lambda row: _count(row["round"], 1),
+        "Gradients": lambda row: _count(row["gradient_calls"]),
+        "Hessian-vector": lambda row: _count(row["hvp_calls"]),
+        "Seconds": lambda row: shown(row["seconds"], "seconds"),
+    }
+    scores = told.scores.pivot_table("untuned", ["dataset", "score_name"], "split", sort=False)
+    ordinary: Columns = {
+        "Task": titled, "Score": lambda row: SCORES.get(row["score_name"], row["score_name"].replace("_", " ")),
+        **{f"Ordinary training, {level}": _at(level, lambda value: shown(value, "number")) for level in scores.columns},
+    }  # fmt: skip
+    rankings = [
+        Listing.of(f"Ranks, {level} lower level", group, {
+            "Algorithm": itemgetter("method"),
+            "Mean rank": lambda row: f"{row['mean_rank']:.1f}",
+            "Tasks reached": lambda row: f"{row['reached']}/{row['tasks']}",
+            "Bytes against the best": _at("ratio", "{:.2f}×".format),
+            **{NAMES.get(name[5:], name[5:]): _at(name, "{:g}".format) for name in group.columns
+               if name.startswith("rank_") and group[name].notna().any()},
+        })
+        for level, group in told.ranking.groupby("split", sort=False)
+    ]  # fmt: skip
+    return {
+        "scores": Listing.of("Scores of the tasks, means over draws", scores.reset_index(), ordinary),
+        "rankings": rankings,
+        "targets": Listing.of("Costs to reach the targets", told.targets, targets),
+        "share": round(100 * RANKED),
+    }
+
+
+def _at(column: str, text: Callable[[float], str]) -> Callable[[dict[Any, Any]], str]:
+    return lambda row: "–" if np.isnan(row[column]) else text(row[column])
+
+
+def _count(value: float, decimals: int = 0) -> str:
+    return shown(round(value, decimals) if np.isfinite(value) else np.nan, "count")
+
+
+def comparable(run: Run) -> Run:
+    """The same run with histories whose seeds share their moments, so that means over seeds can be drawn.
+
+    Where the number of exchanges in a step is drawn at random, every seed was looked at in moments of its own; costs and
+    scores are interpolated to common ones.
+    """
+    if not len(run.history):
+        return run
+    parts = [_on_common_rounds(group) for _, group in run.history.groupby(PLACE, sort=False)]
+    return replace(run, history=pd.concat(parts, ignore_index=True))
+
+
+def _on_common_rounds(group: pd.DataFrame) -> pd.DataFrame:
+    paths = [path.sort_values("round") for _, path in group.groupby("seed", sort=False)]
+    if all(np.array_equal(path["round"], paths[0]["round"]) for path in paths):
+        return group
+    last = min(int(path["round"].max()) for path in paths)
+    grid = np.unique(np.concatenate([[0], np.geomspace(1, max(last, 1), GRID).round()])).astype(np.int64)
+    parts = []
+    for path in paths:
+        places = path["round"].to_numpy(dtype=float)
+        numbers = {
+            name: np.interp(grid, places, path[name].to_numpy(dtype=float)).astype(path[name].dtype)
+            for name in path.columns
+            if path[name].dtype.kind in "fiu" and name not in ("round", "seed")
+        }
+        words = {name: path[name].iloc[0] for name in path.columns if path[name].dtype.kind not in "fiu"}
+        parts.append(pd.DataFrame({**words, **numbers, "seed": path["seed"].iloc[0], "round": grid}))
+    return pd.concat(parts, ignore_index=True)[list(group.columns)]

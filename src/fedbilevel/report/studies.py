@@ -1,0 +1,218 @@
+"""Figures of the studies that measure more than methods: the two theorems (`rates`), and grids of settings (`fairness`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedbilevel.report.charts import Chart, Line, Mark, Panel, Sketch, with_bounds
+from fedbilevel.report.figures import figures
+from fedbilevel.report.reading import WORDS, Reading
+from fedbilevel.report.scales import Axis, shown, signed
+
+Tables = Mapping[str, pd.DataFrame]
+MEAN_SQUARE = Axis("mean of ‖∇h(x̄)‖² over t ≤ T", log=True)
+STEPS, CLIENTS = (Axis(label, "count", log=True) for label in ("local steps T", "clients M"))
+SLOPES = {"fedbio": (-1 / 2, "slope −1/2"), "fedbioacc": (-2 / 3, "slope −2/3")}
+
+
+def charts(reading: Reading) -> list[Chart]:
+    """The figures of a study's page."""
+    command = reading.run.command
+    tables = {name.removeprefix(f"{command}-"): table for name, table in reading.run.others.items()}
+    if command == "rates":
+        return rates(tables) if tables else []
+    usual, grids = figures(reading), front(tables, reading)
+    return usual if grids is None else [*usual[:1], grids, *usual[1:]]
+
+
+def write_figures(command: str, tables: Tables, folder: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """A study's figures for papers as ``folder/COMMAND-*.png|svg``; ``tables`` by their names without the command's."""
+    from fedbilevel.report.paper import picture, save
+
+    drawn = {chart.key: picture(chart) for chart in (rates if command == "rates" else fairness)(tables)}
+    return [save(figure, folder / f"{command}-{key}.{kind}") for key, figure in drawn.items() for kind in formats]
+
+
+class Curve(NamedTuple):
+    """A line of a figure: its values by their places; ``low`` and ``high`` bound a band."""
+
+    name: str
+    values: pd.Series[Any]
+    low: pd.Series[Any] | None = None
+    high: pd.Series[Any] | None = None
+
+
+def rates(tables: Tables) -> list[Chart]:
+    """The four figures of ``fedbilevel rates``: slopes, bounds, communication, clients."""
+    made = [_slopes(tables), _bounds(tables["bounds"]), _communication(tables["communication"]), _clients(tables)]
+    return [chart for chart in made if chart is not None]
+
+
+def _slopes(tables: Tables) -> Chart | None:
+    fitted, points = tables["slopes"].query("range == 'all'").set_index("variant")["slope"], tables["points"]
+    panels = []
+    for algorithm, title in (("fedbio", "FedBiO, no noise"), ("fedbioacc", "FedBiOAcc, minibatches")):
+        curves = []
+        for variant, group in points[points["algorithm"] == algorithm].groupby("variant", sort=False):
+            runs = group.pivot(index="run", columns="horizon", values="mean_square")
+            name = str(variant).replace("eta = delta/sqrt(T)", "η = δ/√T")
+            curves.append(Curve(f"{name}: {fitted[variant]:+.2f}", runs.mean(), runs.min(), runs.max()))
+        starts = [curve.values.iloc[0] for curve in curves]
+        top = max(starts, default=1.0) if algorithm == "fedbio" else [*starts, 1.0][0]
+        panels.append((title, STEPS, MEAN_SQUARE, [*curves, *_slope(curves, 1.6 * top, *SLOPES[algorithm])]))
+    return _lines("slopes", "Slopes", "Behind each name its fitted slope; the band holds all runs.", panels)
+
+
+def _bounds(bounds: pd.DataFrame) -> Chart | None:
+    panels = []
+    for algorithm, theorem in (("fedbio", "Theorem 1"), ("fedbioacc", "Theorem 2 (corrected)")):
+        here, curves = bounds[bounds["algorithm"] == algorithm], []
+        for variant, group in here.groupby("variant", sort=False):
+            means = group.groupby("horizon")[["bound", "measured"]].mean()
+            setting = str(variant).removeprefix("theorem 2, ").replace("theorem 1", "mean of all problems")
+            curves += [Curve(f"{name}, {setting}", values) for name, values in means.items()]
+        reference = _slope(curves, 3 * float(here["bound"].max()), *SLOPES[algorithm])
+        panels.append((f"{theorem}, its own step sizes", STEPS, MEAN_SQUARE, [*curves, *reference]))
+    return _lines(
+        "bounds", "Bounds", "Measurements with the step sizes of the theorems, below the theorems' bounds.", panels
+    )
+
+
+def _communication(table: pd.DataFrame) -> Chart | None:
+    across, panels = Axis("communicated, up and down, all clients", "bytes", log=True), []
+    titles = {"fedbio": "FedBiO, constant step, no noise", "fedbioacc": 'FedBiOAcc, tuned, previous="local"'}
+    for algorithm, title in titles.items():
+        sent = table[(table["algorithm"] == algorithm) & (table["bytes"] > 0)].groupby("local_steps")
+        curves = [Curve(f"I = {steps}", group.groupby("bytes")["mean_square"].mean()) for steps, group in sent]
+        # Below lies rounding.
+        up = Axis("‖∇h(x̄)‖² at the round", log=True, low=1e-10 if algorithm == "fedbio" else None)
+        panels.append((title, across, up, curves))
+    return _lines("communication", "Error against bytes", "I: local steps a round.", panels)
+
+
+def _clients(tables: Tables) -> Chart | None:
+    estimator = tables["estimator"].set_index("clients")
+    curves = [Curve("variance", estimator["variance"]), Curve("squared bias", estimator["bias_square"])]
+    curves += _slope(curves, 1.5 * float(estimator["variance"].iloc[0]), -1.0, "slope −1")
+    first = ("One averaged Neumann estimate", CLIENTS, Axis("squared error of the mean", log=True), curves)
+    curves = []
+    for name, group in tables["speedup"].groupby("estimator", sort=False):
+        means = group.groupby("clients")[["mean_square", "inner_error"]].mean()
+        curves.append(Curve(f"‖∇h‖², {name} hypergradient", means["mean_square"]))
+        if name == "unbiased":
+            curves += [Curve("inner error", means["inner_error"])]
+            curves += _slope(curves, 0.6 * float(means["mean_square"].iloc[0]), -1.0, "slope −1")
+    second = ("End of FedBiOAcc, equal clients", CLIENTS, Axis("mean over the last half", log=True), curves)
+    note = "More clients shrink variance; they do not shrink bias."
+    return _lines("clients", "Against the number of clients", note, [first, second])
+
+
+def _slope(curves: list[Curve], start: float, exponent: float, name: str) -> list[Curve]:
+    """A straight line over the places of the first curve, to compare slopes with."""
+    places = curves[0].values.index if curves else pd.Index([])
+    return [Curve(name, start * (places.to_series() / places[0]) ** exponent)] if len(places) else []
+
+
+def _lines(key: str, title: str, note: str, panels: list[tuple[str, Axis, Axis, list[Curve]]]) -> Chart | None:
+    sketch = Sketch(list(dict.fromkeys(curve.name for *_, curves in panels for curve in curves)))
+    for number, (head, x, y, curves) in enumerate(panels):
+        lines = []
+        for name, values, low, high in curves:
+            series, places = sketch.names.index(name), tuple(map(float, values.index))
+            ends = () if low is None or high is None else (tuple(low), tuple(high))
+            lines.append(Line(series, "", places, tuple(map(float, values)), *ends))
+            for place, value in zip(places, lines[-1].y, strict=True):
+                told = {"panel": head, "line": name, x.label: shown(place, x.format), "value": shown(value, y.format)}
+                sketch.tell(number, series, told)
+        sketch.panels.append(Panel(number, head, x, y, lines=tuple(lines)))
+    return sketch.chart(key, "lines", title, note)
+
+
+def fairness(tables: Tables) -> list[Chart]:
+    """Paired differences to FedAvg, and where grids were run the plane of accuracy and gap."""
+    return [chart for chart in (_differences(tables["table"]), front(tables)) if chart is not None]
+
+
+def _parts(frame: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
+    return {(str(key[0]), str(key[1])): part for key, part in frame.groupby(["case", "distribution"], sort=False)}
+
+
+def _title(key: Sequence[str]) -> str:
+    return ", ".join(WORDS.get(part, part) for part in key)
+
+
+def front(tables: Tables, reading: Reading | None = None) -> Chart | None:
+    """Accuracy against gap on test rows: one front per method, a point per setting with its 95 % intervals.
+
+    Dotted: the gap of a model whose training rates are equal.
+    """
+    fronts, floors = tables.get("fronts", pd.DataFrame()), tables.get("floors", pd.DataFrame())
+    if not len(fronts):
+        return None
+    fair = floors.set_index("case")["fair_in_training"].to_dict() if len(floors) else {}
+    sketch = Sketch(reading.names, reading.styles) if reading else Sketch(tuple(dict.fromkeys(fronts["method"])))
+    across = Axis("equal-opportunity gap, test rows (left is fairer)", "rate", floor=0)
+    parts = _parts(fronts)
+    for number, key in enumerate([block.key for block in reading.blocks] if reading else parts):
+        here = parts.get((key[0], key[1]), fronts[:0]).sort_values("test_gap")
+        lowest, highest = _limits(here)
+        marks, lines, left_out = [], [], []
+        for method, settings in here.groupby("method", sort=False):
+            series, kept = sketch.names.index(str(method)), settings[settings["test_accuracy"] >= lowest]
+            if len(kept):
+                lines.append(Line(series, "", tuple(kept["test_gap"]), tuple(kept["test_accuracy"])))
+            for row in settings.to_dict("records"):
+                (x, x_low, x_high), (y, y_low, y_high) = (
+                    [row.get(f"test_{name}{end}", np.nan) for end in ("", "_low", "_high")]
+                    for name in ("gap", "accuracy")
+                )
+                told = {"accuracy": with_bounds(y, y_low, y_high, "rate"), "gap": with_bounds(x, x_low, x_high, "rate")}
+                names = {"case": _title(key), "method": str(method), "setting": str(row["setting"])}
+                sketch.tell(number, series, names | told)
+                if y < lowest:
+                    left_out.append(f"{method}, {row['setting']}: {y:.3f}, gap {x:.3f}")
+                    continue
+                tip = f"{method}, {row['setting']}: accuracy {told['accuracy']}, gap {told['gap']}"
+                marks.append(Mark(series, x, y, x_low, x_high, y_low, y_high, tip))
+        limits = (lowest, highest) if left_out else (None, None)
+        up = Axis("accuracy, test rows", "rate", low=limits[0], high=limits[1])
+        note = "\n".join(["not shown:", *left_out] if left_out else ())
+        sketch.panels.append(
+            Panel(number, _title(key), across, up, marks=tuple(marks), lines=tuple(lines), baseline=fair.get(key[0]), note=note)
+        )  # fmt: skip
+    note = "One line a method, one point a setting, with 95 % intervals. Dotted: the gap of a model that is fair in training."
+    return sketch.chart("front" if reading else "plane", "plane", "Settings: accuracy against gap", note)
+
+
+def _limits(group: pd.DataFrame) -> tuple[float, float]:
+    """Settings that lose far more than the others would flatten them: they are named instead."""
+    best, high = group["test_accuracy"].max(), group.get("test_accuracy_high", group["test_accuracy"])
+    reach = max(0.0025, 1.1 * np.nan_to_num((high - group["test_accuracy"]).median()))
+    return float(best - 0.0125 - reach), float(best + reach)
+
+
+def _differences(table: pd.DataFrame) -> Chart | None:
+    """Paired differences to FedAvg of every method with its default: gap and accuracy, with 95 % intervals."""
+    student = table[(table["interval"] == "student") & table["difference"].notna()]
+    sketch = Sketch(tuple(dict.fromkeys(student["method"])))
+    for metric in ("gap", "accuracy"):
+        for key, here in _parts(student[student["metric"] == f"test_{metric}"]).items():
+            number, marks, groups = len(sketch.panels), [], tuple(here["method"])
+            for place, row in enumerate(here.to_dict("records")):
+                x, low, high = (row[name] for name in ("difference", "difference_low", "difference_high"))
+                text = "{} [{}, {}]".format(*(signed(end, "rate") for end in (x, low, high)))
+                series, tip = sketch.names.index(row["method"]), f"{row['method']}, {metric} minus FedAvg's: {text}"
+                marks.append(Mark(series, x, place, low, high, tip=tip))
+                told = {"case": _title(key), "method": row["method"], "measure": metric, "difference": text}
+                sketch.tell(number, series, told)
+            axis = Axis(f"{metric} minus FedAvg's", "rate", include=0)
+            sketch.panels.append(
+                Panel(number, _title(key), axis, marks=tuple(marks), groups=groups, baseline=0.0, bars=False)
+            )
+    note = "Means over splits of the paired differences to FedAvg, with 95 % intervals (Student)."
+    return sketch.chart("differences", "rows", "Differences to FedAvg", note)
