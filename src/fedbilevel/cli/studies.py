@@ -39,11 +39,6 @@ def conducted(run: Callable[[Report, str], Result], out: Path | None, quiet: boo
             raise KeyboardInterrupt(f"Stopped; the same command goes on from what is in {out}.") from None
 
 
-def console(width: int) -> Console:
-    """The terminal, or as wide as ``width`` (or ``COLUMNS``) where there is none."""
-    return Console() if sys.stdout.isatty() else Console(width=width)
-
-
 class Bar:
     """A bar on a terminal, a line now and then elsewhere; both on standard error."""
 

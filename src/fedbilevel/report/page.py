@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from fedbilevel.report.charts import Chart, Listing
 from fedbilevel.report.figures import figures
 from fedbilevel.report.reading import WORDS, Reading, reading_of
 from fedbilevel.report.scales import short, shown, shown_spread
-from fedbilevel.report.styles import GLYPHS, SERIES, colours, variables
+from fedbilevel.report.styles import GLYPHS, colours
 from fedbilevel.report.summary import Estimates, estimates
 from fedbilevel.report.svg import FRAME, pictures
 from fedbilevel.runs import Run, read
@@ -106,16 +105,12 @@ def render(page: Page) -> str:
         "light": colours("light"),
         "frame": FRAME,
     }
-    trusted = {
-        "light": variables("light"), "dark": variables("dark"), "plot_css": _asset("plot.css"), "program": program,
-        "page_css": _asset("page.css"),
-        "slots": "".join(f".c{number}{{color:var(--s{number})}}" for number in range(len(SERIES["light"]))),
-    }  # fmt: skip
+    ours = {"plot_css": _asset("plot.css"), "page_css": _asset("page.css"), "program": program}
     return environment().get_template("page.html").render(
-        page=page, about=about, frame=FRAME, verdicts=VERDICTS, version=__version__, known=WORDS,
-        glyphs=list(GLYPHS.values()),
+        page=page, about=about, frame=FRAME, verdicts=VERDICTS, version=__version__, known=WORDS, glyphs=GLYPHS,
+        themes={"light": colours("light"), "dark": colours("dark")},
         digest=base64.b64encode(hashlib.sha256(program.encode()).digest()).decode(),
-        **{name: Markup(text) for name, text in trusted.items()},
+        **{name: Markup(text) for name, text in ours.items()},
     )  # fmt: skip
 
 
@@ -124,15 +119,13 @@ def environment() -> Environment:
     """How templates are read and what they may call; everything they show is escaped."""
     import jinja2
 
-    shown_as = {
-        "shown": shown, "short": short, "spread": shown_spread, "finite": math.isfinite, "words": _words,
-        "pictures": pictures, "script": _script_json,
-    }  # fmt: skip
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("fedbilevel.report"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    made.filters |= shown_as
+    made.filters |= {"shown": shown, "short": short, "spread": shown_spread, "finite": math.isfinite}
+    made.filters |= {"words": _words, "pictures": pictures}
+    made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False, "allow_nan": False}
     return made
 
 
@@ -177,16 +170,6 @@ def write(folder: str | Path) -> Path:
 
 def _asset(name: str) -> str:
     return resources.files("fedbilevel.report").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _script_json(value: Any) -> Any:
-    """JSON in which no text can end the element it stands in."""
-    from markupsafe import Markup
-
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    for letter in "<>&\u2028\u2029":
-        text = text.replace(letter, f"\\u{ord(letter):04x}")
-    return Markup(text)
 
 
 def _words(value: object) -> str:

@@ -50,8 +50,3 @@ def styles(names: Sequence[str]) -> list[Style]:
 def colours(theme: str) -> dict[str, str]:
     """The theme's colours by name; those of series are "s0", "s1" and so on."""
     return {**(LIGHT if theme == "light" else DARK), **{f"s{n}": c for n, c in enumerate(SERIES[theme])}}
-
-
-def variables(theme: str) -> str:
-    """The theme's colours as CSS custom properties."""
-    return f"color-scheme:{theme};" + "".join(f"--{name}:{colour};" for name, colour in colours(theme).items())
