@@ -40,15 +40,6 @@ def command(*arguments) -> Said:
     return Said(code, out.getvalue(), err.getvalue())
 
 
-def real(*arguments, **environment) -> Said:
-    """The same from a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "fedbilevel.cli", *map(str, arguments)], capture_output=True, text=True, timeout=300,
-        env={**os.environ, "COLUMNS": "160", **environment},
-    )  # fmt: skip
-    return Said(done.returncode, done.stdout, done.stderr)
-
-
 def people(rows=240, seed=0):
     """A table with a gap between the groups, missing cells, an identifier and a rare job."""
     rng = np.random.default_rng(seed)
@@ -107,8 +98,14 @@ def process():
 
 
 @pytest.fixture
-def process():
-    return real
+def real(process):
+    """What ``fedbilevel ARGUMENTS`` answers as a process of its own."""
+
+    def said(*arguments, **environment):
+        done = process(*arguments, **environment)
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    return said
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from fedbilevel.fairness.rows import client_rows
 from fedbilevel.runs import read
 from fedbilevel.studies.data import Rows, make_case, widened
 from fedbilevel.studies.fairness import design as fairness
-from fedbilevel.studies.fairness.design import GRIDS, Design, FairnessResult, Slice
+from fedbilevel.studies.fairness.design import GRIDS, Design, Slice
 from fedbilevel.studies.fairness.measure import choose, choose_once, compare, expected_gap, floors, summarise
 
 SMALL = Design(("credit-status",), ("iid",), splits=2, grid_cases=(), steps=40, weight_steps=20)

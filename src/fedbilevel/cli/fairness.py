@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedbilevel.cli.studies import conducted, console, prepare
-from fedbilevel.cli.terminal import AsJson, Quiet, records, show
+from fedbilevel.cli.studies import conducted, prepare
+from fedbilevel.cli.terminal import AsJson, Quiet, console, records, show
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedbilevel.cli.studies import conducted, console, prepare
-from fedbilevel.cli.terminal import AsJson, Quiet
+from fedbilevel.cli.studies import conducted, prepare
+from fedbilevel.cli.terminal import AsJson, Quiet, console
 
 if TYPE_CHECKING:
     from fedbilevel.report.reading import Metric, Reading
