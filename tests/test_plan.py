@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbilevel.plan import Phase, Repeat, client_key, phases_of, weighted_mean
+from fedbilevel.plan import Algorithm, Phase, Repeat, client_key, phases_of, weighted_mean
 from tests.references.compare import FUSION
 
 numbers = st.floats(-100, 100, allow_subnormal=False)
@@ -42,3 +43,10 @@ def test_phases_with_their_repetitions():
     a, b, c = (Phase(name, None, None, None) for name in "abc")
     plan = (Repeat((a, Repeat((b,), 3)), 2), c)
     assert [(phase.name, times) for phase, times in phases_of(plan)] == [("a", 2), ("b", 6), ("c", 1)]
+
+
+def test_an_algorithm_nobody_completed_says_so():
+    bare = Algorithm(init=lambda key: None, enroll=lambda key: (), plan=())
+    for missing in (bare.build, bare.objective):
+        with pytest.raises(NotImplementedError, match="must say its objective and its build itself"):
+            missing(None)

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.fairness.fcfl import Replies, Server, balance, fcfl
+from fedbilevel.fairness.fcfl import Replies, Server, fcfl
+from fedbilevel.fairness.linear_program import balance
 from tests.fairness.references_baselines import (
     Logistic,
     Perceptron,

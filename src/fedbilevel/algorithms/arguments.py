@@ -108,7 +108,8 @@ Count = Annotated[int, Kind(whole_number)]
 AtLeastTwo = Annotated[int, Kind(partial(whole_number, least=2))]
 CountOrEach = Annotated[int | Sequence[int], Kind(_count_or_each)]
 """One number for all clients, or one for each."""
-Batch = Annotated[int | None, Kind(_optional(whole_number))]
+MaybeCount = Annotated[int | None, Kind(_optional(whole_number))]
+Batch = MaybeCount
 """Rows of a minibatch; None is the whole local set."""
 OuterBatch = Annotated[Any, Kind(_whole_set_or_count)]
 """Validation rows of a minibatch.  In a call, None follows ``batch_size`` and "whole" is the whole set, which the algorithm

@@ -30,23 +30,20 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.arguments import AtLeastTwo, Batch, Kind, NotNegative, Positive, Start, algorithm
+from fedbilevel.algorithms.arguments import AtLeastTwo, Kind, MaybeCount, NotNegative, Positive, Start, algorithm
 from fedbilevel.algorithms.local import Local
-from fedbilevel.calculus import Calls, Tree, counted, dot, dtype_of, scale, select, squared_norm, step_along, zeros
+from fedbilevel.calculus import Calls, Tree, counted, dtype_of, scale, select, squared_norm, step_along, zeros
 from fedbilevel.fairness import whole_set
 from fedbilevel.fairness.baseline import Scores, fair_averaging, penalty, plain_loss, row_losses
-from fedbilevel.fairness.linear_program import maximise
+from fedbilevel.fairness.linear_program import balance, gram, maximise
 from fedbilevel.fairness.soft import largest_gap, soft_true_positive_rates
 from fedbilevel.plan import Algorithm, Phase, weighted_mean
 from fedbilevel.problem import not_negative
 from fedbilevel.sampling import LocalData
 
-SHRINK = 0.01
-"""What delta is multiplied by (``lr_delta`` in the authors' program)..."""
-SHRINK_NORM = 0.1
-"""...once this times the norm of its gradient is below it (``factor_delta``)..."""
-SMALLEST_DELTA = 1e-4
-"""...unless it is already below this (``eps_delta_l``, ``eps_delta_g``)."""
+SHRINK, SHRINK_NORM, SMALLEST_DELTA = 0.01, 0.1, 1e-4
+"""What delta is multiplied by (``lr_delta`` in the authors' program), once the second times the norm of its gradient is below
+it (``factor_delta``), unless it is already below the third (``eps_delta_l``, ``eps_delta_g``)."""
 
 
 class Server(NamedTuple):
@@ -96,7 +93,7 @@ def fcfl(
     epsilon: NotNegative = 0.05,
     stage_one: NotNegative = 800,
     stage_two: Annotated[float, Kind(not_negative)] = 220,
-    rounds: Batch = None,
+    rounds: MaybeCount = None,
     temperature: Positive = 10.0,
     delta: Positive = 0.5,
     ridge: NotNegative = 0.0,
@@ -168,18 +165,6 @@ def smoothed_maximum(values: jax.Array, weights: jax.Array, delta: jax.Array) ->
     return raised / jnp.sum(raised), largest
 
 
-def balance(loss_gradient: Tree, gap_gradient: Tree, satisfied: jax.Array) -> jax.Array:
-    """alpha_2 of stage one.  Its programs have one free number, so their vertices are written out."""
-    loss_loss, gap_gap = squared_norm(loss_gradient), squared_norm(gap_gradient)
-    loss_gap = dot(loss_gradient, gap_gradient)
-    for_loss = (loss_gap > loss_loss).astype(loss_loss.dtype)
-    # <d, g_l> = (1 - s) |g_l|^2 + s <g_g, g_l> stays non-negative up to this s.
-    opposed = loss_gap < 0
-    furthest = jnp.where(opposed, loss_loss / jnp.where(opposed, loss_loss - loss_gap, 1), 1)
-    for_gap = jnp.where(gap_gap >= loss_gap, furthest, 0)
-    return jnp.where(satisfied, for_loss, for_gap)
-
-
 def _stage_one(server: Server, replies: Replies, epsilon: jax.Array) -> tuple[Tree, jax.Array, jax.Array]:
     loss_weights, _ = smoothed_maximum(replies.loss, replies.weights, server.loss_delta)
     gap_weights, largest = smoothed_maximum(replies.gap, replies.weights, server.gap_delta)
@@ -208,10 +193,3 @@ def _stage_two(server: Server, replies: Replies, epsilon: jax.Array) -> tuple[Tr
     program = maximise(products[:, :-1] @ replies.weights, products, jnp.append(present, True))
     direction = weighted_mean(stacked, jnp.where(program.solved, program.point, 0))
     return direction, server.loss_delta, server.gap_delta
-
-
-def gram(stacked: Tree) -> jax.Array:
-    """Inner products of all pairs, the leading axis of every leaf counting the vectors."""
-    flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(stacked)]
-    products = [rows @ rows.T for rows in flat]
-    return jnp.asarray(sum(products[1:], products[0]))

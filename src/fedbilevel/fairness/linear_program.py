@@ -1,4 +1,4 @@
-"""A small linear program over the simplex, solved inside a compiled program.
+"""Small linear programs over the simplex, solved inside a compiled program.
 
     maximise c.alpha    subject to    alpha >= 0,   sum(alpha) = 1,   A alpha >= 0
 
@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from fedbilevel.calculus import Tree, dot, squared_norm
 
 ROUNDING = 64
 """Violations of up to this many units of rounding, relative to the largest entry of A, count as satisfied."""
@@ -118,3 +120,22 @@ def _pivot(state: _State, enterable: jax.Array, tolerance: float, careful: jax.A
     swapped = (basic.at[row].set(nonbasic[column]), nonbasic.at[column].set(basic[row]))
     basic, nonbasic = (jnp.where(failed, old, new) for old, new in zip((basic, nonbasic), swapped, strict=True))
     return _State(exchanged, basic, nonbasic, failed, pivots + 1)
+
+
+def balance(loss_gradient: Tree, gap_gradient: Tree, satisfied: jax.Array) -> jax.Array:
+    """alpha_2 of FCFL's stage one.  Its programs have one free number, so their vertices are written out."""
+    loss_loss, gap_gap = squared_norm(loss_gradient), squared_norm(gap_gradient)
+    loss_gap = dot(loss_gradient, gap_gradient)
+    for_loss = (loss_gap > loss_loss).astype(loss_loss.dtype)
+    # <d, g_l> = (1 - s) |g_l|^2 + s <g_g, g_l> stays non-negative up to this s.
+    opposed = loss_gap < 0
+    furthest = jnp.where(opposed, loss_loss / jnp.where(opposed, loss_loss - loss_gap, 1), 1)
+    for_gap = jnp.where(gap_gap >= loss_gap, furthest, 0)
+    return jnp.where(satisfied, for_loss, for_gap)
+
+
+def gram(stacked: Tree) -> jax.Array:
+    """Inner products of all pairs, the leading axis of every leaf counting the vectors."""
+    flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(stacked)]
+    products = [rows @ rows.T for rows in flat]
+    return jnp.asarray(sum(products[1:], products[0]))
