@@ -169,6 +169,7 @@ def test_a_second_process_says_so_and_stops(tmp_path):
         ({"grid": True}, "was begun with grid = False, and now grid is True"),
         ({"metric": None}, "was begun with metric = 'equal_opportunity', and now metric is none"),
         ({"new": 1}, "was begun with new = none, and now new is 1"),
+        ({"inside": {"a": 1}}, r"was begun with inside\.a = none, and now inside\.a is 1"),
     ],
 )
 def test_another_configuration_is_refused_by_the_option_that_differs(tmp_path, change, sentence):

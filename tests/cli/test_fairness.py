@@ -11,6 +11,8 @@ from fedbilevel.runs import RunFolder
 from fedbilevel.studies.fairness.design import QUICK, ROWS
 from fedbilevel.studies.fairness.measure import standard
 
+GAP = 0.123456789
+
 
 def test_help_has_an_example(process):
     assert "fedbilevel fairness --out" in process("fairness", "--help").stdout
@@ -31,7 +33,7 @@ def test_bad_options_are_one_sentence(process, arguments, words):
 
 
 def test_only_what_is_missing_in_the_folder_is_run(process, tmp_path):
-    """Rows of the quick design with an impossible gap of 2, but one split: the command must run that and keep the others."""
+    """Rows of the quick design with an invented gap, but one split: the command must run that and keep the others."""
     out = tmp_path / "run"
     with RunFolder.open(out, command="fairness", configuration=QUICK.configuration(), grows=True) as folder:
         for slice in QUICK.slices()[1:]:
@@ -58,7 +60,7 @@ def test_only_what_is_missing_in_the_folder_is_run(process, tmp_path):
     assert "4/4, done" in done.stderr
     kept = pd.read_csv(out / "fairness-rows.csv")
     assert len(kept) == 2 * 2 * 10
-    measured = kept[kept["test_gap"] != 2]
+    measured = kept[kept["test_gap"] != GAP]
     assert measured[["distribution", "split"]].drop_duplicates().values.tolist() == [["iid", 0]]
     assert len(measured) == 10
     assert measured["test_gap"].between(0, 1).all()
@@ -68,7 +70,9 @@ def test_only_what_is_missing_in_the_folder_is_run(process, tmp_path):
     assert settings["options"]["FedMinMax"]["risks"] == "sent"
     refused = process("fairness", "--out", out)
     assert refused.returncode == 2
-    assert "was begun with steps = 100, and now steps is none: name another folder" in " ".join(refused.stderr.split())
+    assert "was begun with quick = True, and now quick is False: name another folder" in " ".join(
+        refused.stderr.split()
+    )
     assert process("report", out, "--quiet").returncode == 0
     assert "FedBiOAcc, cells" in (out / "page.html").read_text()
     assert process("compare", out, out, "--quiet").returncode == 0

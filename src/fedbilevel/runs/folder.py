@@ -221,7 +221,7 @@ def _check_same(folder: Path, about: dict[str, Any], command: str, wanted: dict[
     remedy = "name another folder, or give the same options to go on with it."
     if about["command"] != command:
         raise ValueError(f"{folder} holds a run of {about['command']!r}, not of {command!r}: name another folder.")
-    kept = about["configuration"]
+    kept, wanted = dict(_options(about["configuration"])), dict(_options(wanted))
     for name in [*wanted, *(name for name in kept if name not in wanted)]:
         # As text: that is what was kept, and a NaN must equal itself.
         old, new = (storage.toml_text({name: table[name]}) if name in table else "" for table in (kept, wanted))
@@ -233,6 +233,15 @@ def _check_same(folder: Path, about: dict[str, Any], command: str, wanted: dict[
             f"{folder} was begun by fedbilevel {about['fedbilevel']} and this is {__version__}, which may compute otherwise: "
             "finish it with that version, or name another folder."
         )
+
+
+def _options(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Options by name; those inside tables as ``table.name``."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _options(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
 
 
 def _take_lock(folder: Path) -> storage.Lock:

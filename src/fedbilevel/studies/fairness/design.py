@@ -104,9 +104,10 @@ class Design(Study):
     def configuration(self) -> dict[str, Any]:
         """What all cases, splits and grids share: others may be added."""
         return {
-            "steps": self.steps, "weight_steps": self.weight_steps, "metric": "equal_opportunity",
-            "convention": "between_groups", "test_share": TEST_SHARE, "set_aside": SET_ASIDE, "clients": CLIENTS,
-            "shares": SHARES, "batch_size": {case: SOURCES[case].batch_size for case in CASES},
+            "quick": self.steps is not None, "steps": self.steps, "weight_steps": self.weight_steps,
+            "metric": "equal_opportunity", "convention": "between_groups", "test_share": TEST_SHARE,
+            "set_aside": SET_ASIDE, "clients": CLIENTS, "shares": SHARES,
+            "batch_size": {case: SOURCES[case].batch_size for case in CASES},
             "grids": {label: [knob, *values] for label, (knob, values) in GRIDS.items()},
             "options": {entry.label: _options(entry.recipe) for entry in self.lineup(CASES[0])},
         }  # fmt: skip
