@@ -11,7 +11,7 @@ from fedbilevel.runs import RunFolder
 from fedbilevel.studies.fairness.design import QUICK, ROWS
 from fedbilevel.studies.fairness.measure import standard
 
-GAP = 0.123456789
+GAP = 0.125
 
 
 def test_help_has_an_example(process):
