@@ -42,12 +42,7 @@ def test_only_what_is_missing_in_the_folder_is_run(process, tmp_path):
                 row = {"case": slice.case, "distribution": slice.distribution, "split": slice.number}
                 row |= {"method": entry.label, "setting": entry.setting, "default": True, "weights": ""}
                 for part in ("train", "aside", "test"):
-                    row |= {
-                        f"{part}_accuracy": 0.9,
-                        f"{part}_gap": 2.0,
-                        f"{part}_gap_majority": 2.0,
-                        f"{part}_lead": 2.0,
-                    }
+                    row |= {f"{part}_{name}": GAP for name in ("accuracy", "gap", "gap_majority", "lead")}
                 rows.append(row)
             folder.save(slice.key, rows=standard(pd.DataFrame(rows)), others={ROWS: pd.DataFrame(rows)})
     done = process("fairness", "--quick", "--out", out)
