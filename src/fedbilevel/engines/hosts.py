@@ -42,11 +42,12 @@ def place_fleet(fleet: Fleet, layout: Layout) -> Fleet:
     here, ghosts = fleet.ids.shape[0], layout.places - layout.clients
     if ghosts:
         repeat = np.concatenate([np.arange(here), np.zeros(ghosts, int)])
-        filled = jax.tree.map(lambda leaf: np.asarray(leaf)[repeat], replace(fleet, dropout=None))
-        weights = np.where(np.arange(here + ghosts) < here, filled.weights, 0)
-        fleet = replace(filled, weights=weights, dropout=fleet.dropout)
+        nobody = np.arange(here + ghosts) >= here
+        # One chance of dropping out for all: ids stand in for it while all else is lengthened.
+        filled = jax.tree.map(lambda leaf: np.asarray(leaf)[repeat], replace(fleet, dropout=fleet.ids))
+        fleet = replace(filled, weights=np.where(nobody, 0, filled.weights), dropout=fleet.dropout)
     first = jax.process_index() * here if jax.process_count() > 1 else 0
-    fleet = replace(fleet, ids=first + np.arange(here + ghosts, dtype=np.int32))
+    fleet = replace(fleet, ids=first + np.arange(here + ghosts, dtype=np.int32))  # type: ignore[arg-type]
 
     def place(spec: PartitionSpec, tree: Tree) -> Tree:
         sharding = NamedSharding(layout.mesh, spec)
