@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -234,15 +235,33 @@ def traffic(algorithm: Algorithm, fleet: Fleet) -> tuple[Traffic, set[str]]:
     train, val = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (fleet.train, fleet.val))
     number: Any = jax.ShapeDtypeStruct((), jnp.int32)
     whole: set[str] = set()
-    data = LocalData(train, val, number, number, number, number=number, notice=whole.add)
+    data = LocalData(train, val, number, number, number, number=number)
     each: list[tuple[int, int]] = []
     down = up = 0
     for phase, times in phases_of(algorithm.plan):
         message = jax.eval_shape(phase.send, server)
-        reply, _ = jax.eval_shape(phase.work, message, local, data, key)
+        reply, read = _reply.eval_shape(phase.work, message, local, data, key)
+        whole |= set(read.parts)
         each.append((bytes_of(message) + _parcel_bytes(phase, reply, key), bytes_of(reply)))
         down, up = down + times * each[-1][0], up + times * each[-1][1]
     return Traffic(down, up, tuple(each)), whole
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=(), meta_fields=("parts",))
+@dataclass(frozen=True)
+class _Whole:
+    """Parts of a client's data that were read whole: known once the work is traced, and kept with the trace."""
+
+    parts: tuple[str, ...]
+
+
+@partial(jax.jit, static_argnames=("work",))
+def _reply(
+    work: Callable[..., Any], message: Tree, local: Tree, data: LocalData, key: jax.Array
+) -> tuple[Tree, _Whole]:
+    parts: set[str] = set()
+    reply = work(message, local, replace(data, notice=parts.add), key)[0]
+    return reply, _Whole(tuple(sorted(parts)))
 
 
 def _parcel_bytes(phase: Phase, reply: Tree, key: jax.Array) -> int:

@@ -208,6 +208,10 @@ def trace(algorithm: Algorithm, data: ClientData, rounds: int, seed: int = 0, *,
         raise ValueError(f"{algorithm.name} cannot be traced: it needs a single phase that records its local steps.")
     simulation = Simulation(algorithm, data, Options(weights, devices=jax.local_devices()[:1]), level=STEPS)
     *_, end = simulation.rounds(algorithm.settings, seed, [rounds], every=1)
-    steps = jax.tree.map(lambda *parts: jnp.concatenate(parts), *end.history)
-    # [rounds, clients, local steps, ...] -> [all steps, clients, ...]
-    return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 2, 1).reshape((-1, leaf.shape[1], *leaf.shape[3:])), steps)  # type: ignore[no-any-return]
+
+    def in_order(*parts: np.ndarray) -> jax.Array:
+        """[rounds, clients, local steps, ...] -> [all steps, clients, ...]"""
+        whole = np.moveaxis(np.concatenate(parts), 2, 1)
+        return jnp.asarray(whole.reshape((-1, *whole.shape[2:])))
+
+    return jax.tree.map(in_order, *end.history)  # type: ignore[no-any-return]
