@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -26,15 +25,16 @@ SITES = ["north", "south", "west"]
 def demo(tmp_path, *words):
     home = tmp_path / "temporary"
     home.mkdir()
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedbilevel.cli", "federate", "demo", "--out", str(tmp_path / "run"), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(home), "XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_PLATFORMS": "cpu"},
-        # A shell lets its background jobs ignore Ctrl-C, and they hand that on.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )
+    # A shell lets its background jobs ignore Ctrl-C, and they hand that on; a handler of ours does not travel.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedbilevel.cli", "federate", "demo", "--out", str(tmp_path / "run"), *words],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "TMPDIR": str(home), "XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_PLATFORMS": "cpu"},
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def left(tmp_path):
