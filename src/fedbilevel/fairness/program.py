@@ -147,7 +147,7 @@ class FairProgram:
     def encoder(self, agreed: Numbers) -> Encoder:
         """The encoding all sites agreed on."""
         assert self.schema is not None
-        return Encoder(self.schema, Statistics(*(agreed[f"statistics/{name}"] for name in Statistics._fields)))
+        return Encoder.from_statistics(self.schema, Statistics(*(agreed[f"statistics/{name}"] for name in Statistics._fields)))
 
     # Training.
 

@@ -112,7 +112,7 @@ def prepare(sites: Sequence[Site], schema: Schema, *, test_share: float, seed: i
     divided = [_divided(site, test_share, seed) for site in sites]
     train = [site.rows.take(rows) for site, (rows, _) in zip(sites, divided, strict=True)]
     test = [site.rows.take(rows) for site, (_, rows) in zip(sites, divided, strict=True)]
-    encoder = Encoder(schema, combine(site_statistics(schema, rows) for rows in train))
+    encoder = Encoder.from_statistics(schema, combine(site_statistics(schema, rows) for rows in train))
     parts = [encoded(encoder, rows) for rows in train]
     steepest = max(smoothness(part.features) for part in parts)
     _check_classes(schema, parts)
