@@ -198,9 +198,7 @@ def make_case(source: str, distribution: str, number: int, encoding: str = "clea
     )
 
 
-def _encoding(
-    data: Dataset, rows: np.ndarray, encoding: str
-) -> tuple[Encoder | None, Callable[[Any], np.ndarray]]:
+def _encoding(data: Dataset, rows: np.ndarray, encoding: str) -> tuple[Encoder | None, Callable[[Any], np.ndarray]]:
     """The clean encoding takes its statistics from ``rows``; the paper's table is already numbers."""
     if encoding == "paper":
         return None, lambda frame: np.pad(frame.to_numpy(np.float32), ((0, 0), (0, 1)), constant_values=1)

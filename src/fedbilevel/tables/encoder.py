@@ -51,20 +51,35 @@ class Statistics(NamedTuple):
 class Parsed:
     """Rows as arrays, before scaling: number columns as float64 (NaN: missing), others as codes.
 
-    ``labels`` and ``groups`` are None for rows that are only to be predicted.
+    ``marks``: "labels" and "groups" as codes; empty for rows that are only to be predicted.
     """
 
     cells: dict[str, Numbers | Codes]
-    labels: Codes | None
-    groups: Codes | None
     rows: int
+    marks: dict[str, Codes]
+
+    @property
+    def labels(self) -> Codes:
+        """1, 0, or -1 where the target is missing."""
+        return self._mark("labels")
+
+    @property
+    def groups(self) -> Codes:
+        """The place of every row's group in the schema's groups, -1 where it is missing."""
+        return self._mark("groups")
+
+    def _mark(self, name: str) -> Codes:
+        if name not in self.marks:
+            raise ValueError("These rows were read without labels and groups: parse them with labelled=True.")
+        return self.marks[name]
 
     def take(self, rows: NDArray[np.int64]) -> Parsed:
-        def some(values: Codes | None) -> Codes | None:
-            return None if values is None else values[rows]
-
         cells = {name: values[rows] for name, values in self.cells.items()}
-        return Parsed(cells, some(self.labels), some(self.groups), len(rows))
+        return Parsed(cells, len(rows), {name: values[rows] for name, values in self.marks.items()})
+
+    def complete(self) -> Parsed:
+        """Without the rows that have no label or no group."""
+        return self.take(np.flatnonzero((self.labels >= 0) & (self.groups >= 0)))
 
 
 def parse(schema: Schema, frame: pd.DataFrame, *, labelled: bool = False, source: str = "The table") -> Parsed:
@@ -74,21 +89,17 @@ def parse(schema: Schema, frame: pd.DataFrame, *, labelled: bool = False, source
     for column in schema.features:
         read = read_numbers if column.kind == "number" else read_codes
         cells[column.name] = read(schema, column, frame, source)
-    labels = read_labels(schema, frame, source) if labelled else None
-    groups = read_groups(schema, frame, source) if labelled else None
-    return Parsed(cells, labels, groups, len(frame))
+    marks = {}
+    if labelled:
+        marks = {"labels": read_labels(schema, frame, source), "groups": read_groups(schema, frame, source)}
+    return Parsed(cells, len(frame), marks)
 
 
 def stack(parts: Sequence[Parsed]) -> Parsed:
     """Chunks of one table, one after the other."""
-
-    def together(values: list[Codes | None]) -> Codes | None:
-        there = [value for value in values if value is not None]
-        return np.concatenate(there) if there else None
-
     cells = {name: np.concatenate([part.cells[name] for part in parts]) for name in parts[0].cells}
-    labels, groups = (together([getattr(part, name) for part in parts]) for name in ("labels", "groups"))
-    return Parsed(cells, labels, groups, sum(part.rows for part in parts))
+    marks = {name: np.concatenate([part.marks[name] for part in parts]) for name in parts[0].marks}
+    return Parsed(cells, sum(part.rows for part in parts), marks)
 
 
 def site_statistics(schema: Schema, table: pd.DataFrame | Parsed) -> Statistics:
@@ -225,17 +236,13 @@ class Encoder:
             place += width
         return out
 
-    def labels(self, table: pd.DataFrame | Parsed, *, source: str = "The table") -> Codes:
+    def labels(self, table: pd.DataFrame, *, source: str = "The table") -> Codes:
         """1, 0, or -1 where the target is missing: leave such rows out."""
-        if isinstance(table, Parsed):
-            return _there(table.labels)
         check_columns(table, [self.schema.target], source)
         return read_labels(self.schema, table, source)
 
-    def groups(self, table: pd.DataFrame | Parsed, *, source: str = "The table") -> Codes:
+    def groups(self, table: pd.DataFrame, *, source: str = "The table") -> Codes:
         """The place of every row's group in ``schema.groups``, -1 where it is missing: leave such rows out."""
-        if isinstance(table, Parsed):
-            return _there(table.groups)
         check_columns(table, self.schema.sensitive, source)
         return read_groups(self.schema, table, source)
 
@@ -260,7 +267,7 @@ class Encoder:
                     f"X: the column {column.name!r} held numbers in the training part but holds text here."
                 )
             cells[column.name] = values.to_numpy(np.float64)
-        return Parsed(cells, None, None, len(frame))
+        return Parsed(cells, len(frame), {})
 
 
 def typed(table: Any) -> pd.DataFrame:
@@ -298,9 +305,3 @@ def _fill(column: Column, codes: Codes, block: NDArray[np.float32]) -> None:
     block[:, :known] = codes[:, None] == np.arange(known)
     if column.pooled:
         block[:, known] = codes == UNKNOWN_CODE
-
-
-def _there(values: Codes | None) -> Codes:
-    if values is None:
-        raise ValueError("These rows were read without labels and groups: parse them with labelled=True.")
-    return values

@@ -78,7 +78,6 @@ class Column:
     note: str = ""
 
     def __post_init__(self) -> None:
-        _text_check("the name of a column", self.name)
         where = self.place
         _choice(f"{where}: kind", self.kind, KINDS)
         _choice(f"{where}: missing", self.missing, MISSING_RULES)
@@ -160,6 +159,7 @@ class Schema:
         if not 1 <= len(self.groups) <= MOST_GROUPS:
             raise ValueError(f"groups must list 1 to {MOST_GROUPS} groups, not {len(self.groups)}.")
         for column in self.columns:
+            _text_check("the name of a column", column.name)
             _texts(f"{column.place}: values", column.values)
         names = [column.name for column in self.columns]
         for name in names:
