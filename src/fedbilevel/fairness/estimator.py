@@ -202,7 +202,7 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         """A classifier written by `save`, ready to predict."""
         model = FittedModel.read(path)
         remembered = model.estimator
-        if remembered is None or isinstance(model.encoder, Encoder):
+        if remembered is None:
             raise ValueError(f"{path} is no classifier saved by this class: `fedbilevel predict` reads models of fit.")
         classifier = cls(**remembered["options"])
         classifier.encoder_, classifier.model_, classifier.params_ = model.encoder, model.model, model.params
