@@ -38,12 +38,12 @@ def adult_sites(folder: Path) -> dict[str, Any]:
     """A file of encoded rows for every site; the sizes the job names."""
     from fedbilevel.datasets.adult import TRAIN_ROWS, load_adult
     from fedbilevel.datasets.partition import iid
-    from fedbilevel.fairness.encoder import TableEncoder
     from fedbilevel.tables.columns import encode_groups
+    from fedbilevel.tables.encoder import Encoder
 
     data = load_adult("race")
     table = data.X.iloc[:TRAIN_ROWS]
-    features = TableEncoder.learn(table).transform(table)
+    features = Encoder.learn(table).transform(table)
     groups, names = encode_groups(data.sensitive.iloc[:TRAIN_ROWS])
     labels = data.y.to_numpy(np.float32)
     for site, part in zip(SITES, iid(TRAIN_ROWS, 3), strict=True):

@@ -6,13 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbilevel.datasets import Dataset, files, load_adult
+from fedbilevel.datasets import Dataset, load_adult
 from fedbilevel.datasets.adult import COLUMNS, NUMBERS, TRAIN_ROWS
+from fedbilevel.datasets.dataset import read_file
 
 
 def original_rows(name):
     """The rows of an original file by the csv module, label without the full stop of adult.test."""
-    lines = [line for line in files.read(name).decode().splitlines() if line and not line.startswith("|")]
+    lines = [line for line in read_file(name).decode().splitlines() if line and not line.startswith("|")]
     rows = list(csv.reader(io.StringIO("\n".join(lines)), skipinitialspace=True))
     return [[*row[:-1], row[-1].rstrip(".")] for row in rows]
 

@@ -4,12 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbilevel.datasets import files, load_credit
+from fedbilevel.datasets import load_credit
 from fedbilevel.datasets.credit import CODE_BOOK
+from fedbilevel.datasets.dataset import read_file
 
 
 def original_rows():
-    return [line.split() for line in files.read("german.data").decode().splitlines()]
+    return [line.split() for line in read_file("german.data").decode().splitlines()]
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,13 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from fedbilevel.datasets import load_adult, load_credit
 from fedbilevel.datasets.encode import clean_transformer, feature_matrix, positional_one_hot, power_of_ten
+from fedbilevel.tables.encoder import Encoder
 
 
 @pytest.fixture
@@ -80,11 +84,30 @@ def test_missing_values_are_refused_before_fitting(table):
 
 
 @pytest.mark.parametrize(("load", "columns"), [(load_adult, 103), (load_credit, 57)])
-def test_shipped_tables_encode_to(load, columns):
-    data = load()
-    matrix = feature_matrix(clean_transformer(data.X).fit(data.X), data.X)
-    assert matrix.shape == (len(data.y), columns)
+def test_shipped_tables_encode_as_scikit_learn_does(load, columns):
+    """Bit for bit, and the transformer goes through `clone` and into a table with names."""
+    X = load().X
+    train, test = X.iloc[::2], X.iloc[1::2]
+    numbers = list(X.select_dtypes("number"))
+    steps = [("numbers", StandardScaler(), numbers)]
+    steps += [
+        ("categories", OneHotEncoder(handle_unknown="ignore", sparse_output=False), list(X.columns.drop(numbers)))
+    ]
+    matrix = feature_matrix(clone(clean_transformer(train)).fit(train), test)
+    np.testing.assert_array_equal(matrix, ColumnTransformer(steps).fit(train).transform(test).astype(np.float32))
     assert np.isfinite(matrix).all()
+    whole = clean_transformer(X).set_output(transform="pandas").fit_transform(X)
+    assert whole.shape == (len(X), columns)
+
+
+def test_the_encoder_behind_it_adds_a_constant(table):
+    encoder = Encoder.learn(table)
+    assert encoder.feature_names == [
+        "age", "member=False", "member=True", "job=cook", "job=judge", "job=tailor", "1",
+    ]  # fmt: skip
+    assert (encoder.transform(table)[:, -1] == 1).all()
+    with pytest.raises(ValueError, match="learned from a table: it has no schema"):
+        encoder.labels(table)
 
 
 def test_positional_one_hot_looks_up_the_wrong_column_once_one_is_dropped():

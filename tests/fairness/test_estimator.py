@@ -13,9 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from fedbilevel.datasets.encode import clean_transformer, feature_matrix
 from fedbilevel.fairness import FairFederatedClassifier, equal_opportunity_difference
-from fedbilevel.fairness.encoder import TableEncoder
 
 QUICK = {"steps": 60, "weight_steps": 20, "batch_size": 32, "history_rows": 0, "random_state": 0}
 
@@ -121,16 +119,6 @@ def test_defaults_make_a_table_fairer_that_it_has_never_seen():
     plain, fair = (gap(FairFederatedClassifier(m, history_rows=0, random_state=0)) for m in ("fedavg", "fedbioacc"))
     assert plain > 0.05
     assert fair < 0.5 * plain
-
-
-def test_encoder_gives_the_clean_encoding(raw):
-    X = raw[0]
-    mine = TableEncoder.learn(X.iloc[:300])
-    theirs = feature_matrix(clean_transformer(X.iloc[:300]).fit(X.iloc[:300]), X.iloc[300:])
-    np.testing.assert_allclose(mine.transform(X.iloc[300:])[:, :-1], theirs, atol=1e-6)
-    assert mine.feature_names == ["age", "size", "job=cook", "job=judge", "job=none", "old=False", "old=True", "1"]
-    strange = X.iloc[:1].assign(job="pilot")
-    assert mine.transform(strange)[0, 2:5].tolist() == [0, 0, 0]
 
 
 def test_grid_search_and_pipeline_route_the_groups(raw):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbilevel.datasets import encode, load_credit
+from fedbilevel.datasets import load_credit
 from fedbilevel.tables.cells import numbers_of
 from fedbilevel.tables.encoder import Encoder, Statistics, combine, parse, site_statistics, stack
 from fedbilevel.tables.infer import infer
@@ -99,13 +99,16 @@ def test_several_sensitive_columns_and_their_use_as_features():
     assert schema.groups == ("f & no", "f & yes", "m & no", "m & yes")
     assert column(schema, "sex").kind == "category"
     frame = sites().assign(insured=lambda one: one["insured"].where(one.index != 0, "?"))
-    encoder = Encoder(schema, site_statistics(schema, frame))
+    encoder = Encoder.from_statistics(schema, site_statistics(schema, frame))
     codes = encoder.groups(frame)
     assert codes[0] == -1
     joined = frame["sex"] + " & " + frame["insured"]
     np.testing.assert_array_equal(np.array(schema.groups)[codes[1:]], joined[1:])
     own = dataclasses.replace(schema, missing_group="own", groups=(*schema.groups, "f & (missing)", "m & (missing)"))
-    assert own.groups[Encoder(own, encoder.statistics).groups(frame)[0]] == f"{frame['sex'][0]} & (missing)"
+    assert (
+        own.groups[Encoder.from_statistics(own, encoder.statistics).groups(frame)[0]]
+        == f"{frame['sex'][0]} & (missing)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_three_classes_with_a_positive_one():
     schema = schema_of(sites().assign(ill=["a", "b", "c"] * 20), positive="b")
     assert (schema.classes, schema.negative) == (("a", "b", "c"), "not b")
     frame = sites().assign(ill=["a", "b", "?"] * 20)
-    assert Encoder(schema, site_statistics(schema, frame)).labels(frame)[:3].tolist() == [0, 1, -1]
+    assert Encoder.from_statistics(schema, site_statistics(schema, frame)).labels(frame)[:3].tolist() == [0, 1, -1]
 
 
 def test_ten_thousand_groups_stop_early(tmp_path):
@@ -172,8 +175,8 @@ def test_a_file_and_a_frame_give_the_same(tmp_path):
     assert schema == schema_of(frame)
     csv = next(iter(open_table(tmp_path / "all.csv").chunks()))
     np.testing.assert_array_equal(
-        Encoder(schema, site_statistics(schema, csv)).transform(csv),
-        Encoder(schema, site_statistics(schema, frame)).transform(next(iter(from_parquet.chunks()))),
+        Encoder.from_statistics(schema, site_statistics(schema, csv)).transform(csv),
+        Encoder.from_statistics(schema, site_statistics(schema, frame)).transform(next(iter(from_parquet.chunks()))),
     )
 
 
@@ -189,11 +192,11 @@ def test_encoding_is_the_clean_encoding():
         ),
     )
     train = frame.iloc[:700]
-    encoder = Encoder(schema, site_statistics(schema, train))
-    reference = encode.clean_transformer(data.X).fit(data.X)
-    reference.named_transformers_["numbers"].fit(train[[one.name for one in schema.numbers]])
-    expected = encode.feature_matrix(reference, data.X)
-    names = list(reference.get_feature_names_out())
+    encoder = Encoder.from_statistics(schema, site_statistics(schema, train))
+    learned = Encoder.learn(data.X)
+    scaling = Encoder.learn(train[learned.numbers])
+    reference = dataclasses.replace(learned, means=scaling.means, spreads=scaling.spreads)
+    expected, names = reference.transform(data.X), reference.feature_names[:-1]
     mine = encoder.transform(frame)
     assert sorted(names) == sorted(schema.feature_names[:-1])
     for place, name in enumerate(schema.feature_names[:-1]):
@@ -212,8 +215,8 @@ def test_sites_agree_without_sharing_rows():
         for mine, other in zip(together, combine([parts[i] for i in order]), strict=True):
             np.testing.assert_array_equal(mine, other)
     np.testing.assert_array_equal(
-        Encoder(schema, together).transform(frame),
-        Encoder(schema, site_statistics(schema, frame)).transform(frame),
+        Encoder.from_statistics(schema, together).transform(frame),
+        Encoder.from_statistics(schema, site_statistics(schema, frame)).transform(frame),
     )
     assert all(array.shape in ((1,), (3,)) for array in together)  # nothing else leaves a site
     with pytest.raises(ValueError, match="no statistics"):
@@ -221,19 +224,19 @@ def test_sites_agree_without_sharing_rows():
     with pytest.raises(ValueError, match="different shapes"):
         combine([together, Statistics(*(np.zeros(2),) * 4)])
     with pytest.raises(ValueError, match="must hold 3 finite numbers"):
-        Encoder(schema, Statistics(*(np.zeros(2),) * 4))
+        Encoder.from_statistics(schema, Statistics(*(np.zeros(2),) * 4))
 
 
 def test_large_numbers_keep_their_spread():
     values = 1e9 + np.arange(100.0) % 7
     frame = sites(100).assign(age=values)
     schema = schema_of(frame)
-    encoder = Encoder(schema, site_statistics(schema, frame))
+    encoder = Encoder.from_statistics(schema, site_statistics(schema, frame))
     place = [one.name for one in schema.numbers].index("age")
     np.testing.assert_allclose(encoder.spreads[place], values.std(), rtol=1e-9)
     constant = dataclasses.replace(schema, columns=(Column("age", center=5.0),))
     alike = sites(100).assign(age=0.1)
-    assert Encoder(constant, site_statistics(constant, alike)).spreads.tolist() == [1.0]
+    assert Encoder.from_statistics(constant, site_statistics(constant, alike)).spreads.tolist() == [1.0]
 
 
 @pytest.fixture
@@ -247,7 +250,7 @@ def small():
 
 def test_rules_for_missing_and_unknown_cells(small):
     train = pd.DataFrame({"n": ["1", "3"], "c": "a", "d": "b", "t": "no", "r": ["0", "2"]}, dtype=object)
-    encoder = Encoder(small, site_statistics(small, train))
+    encoder = Encoder.from_statistics(small, site_statistics(small, train))
     frame = pd.DataFrame(
         {
             "n": ["3", "?", None, 1e9],
@@ -292,7 +295,7 @@ def test_chunks_stack_to_the_table(small):
     np.testing.assert_array_equal(whole.labels, pieces.labels)
     np.testing.assert_array_equal(whole.groups, pieces.groups)
     with pytest.raises(ValueError, match="without labels"):
-        Encoder(small, site_statistics(small, frame)).labels(parse(small, frame))
+        parse(small, frame).labels  # noqa: B018
 
 
 def test_the_file_comes_back(small, tmp_path):
@@ -421,7 +424,7 @@ def test_any_cells_give_finite_features_or_a_sentence(data):
     sentence = "."
     try:
         schema = infer([frame], target="y", sensitive="sex", rare=1)
-        features = Encoder(schema, site_statistics(schema, frame)).transform(frame)
+        features = Encoder.from_statistics(schema, site_statistics(schema, frame)).transform(frame)
         assert features.shape == (rows, len(schema.feature_names))
         assert features.dtype == np.float32
         assert np.isfinite(features).all()

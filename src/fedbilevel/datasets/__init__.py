@@ -2,8 +2,8 @@
 
 from fedbilevel.datasets import encode, partition
 from fedbilevel.datasets.adult import load_adult
-from fedbilevel.datasets.clients import client_batches
 from fedbilevel.datasets.credit import load_credit
 from fedbilevel.datasets.dataset import Dataset
+from fedbilevel.datasets.partition import client_batches
 
 __all__ = ["Dataset", "client_batches", "encode", "load_adult", "load_credit", "partition"]

@@ -6,27 +6,14 @@ import io
 
 import pandas as pd
 
-from fedbilevel.datasets import encode, files
-from fedbilevel.datasets.dataset import Dataset, check_encoding, split_table
+from fedbilevel.datasets import encode
+from fedbilevel.datasets.dataset import Dataset, is_paper, read_file, shipped
 
 TRAIN_ROWS = 32_561  # rows of adult.data, which come first; those of adult.test follow
 COLUMNS = [
-    "age",
-    "workclass",
-    "fnlwgt",
-    "education",
-    "education_num",
-    "marital_status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "capital_gain",
-    "capital_loss",
-    "hours_per_week",
-    "native_country",
-    "income",
-]
+    "age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship", "race", "sex",
+    "capital_gain", "capital_loss", "hours_per_week", "native_country", "income",
+]  # fmt: skip
 NUMBERS = {"age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week"}
 TARGET = "income"
 
@@ -52,41 +39,37 @@ def load_adult(
     >>> data.X.shape, int(data.y.sum()), data.groups.value_counts().to_dict()
     ((48842, 13), 11687, {'Male': 32650, 'Female': 16192})
     """
-    check_encoding(encoding)
+    paper = is_paper(encoding)
     frame = read_adult()
-    if encoding == "clean":
-        for column in frame.columns.difference(list(NUMBERS)):
-            if "?" in frame[column].cat.categories:
-                frame[column] = frame[column].cat.rename_categories({"?": "Unknown"})
-        how = 'Clean encoding: both files, typed columns, "?" written as "Unknown".'
-    else:
+    if paper:
         frame = frame.iloc[:TRAIN_ROWS].copy()
         how = (
             'Paper encoding: adult.data only, "?" kept as a category, text one-hot, columns divided by a power of ten; '
             "with the sensitive column dropped a slip of positions one-hot encodes capital_gain too."
         )
-    X, groups = split_table(frame, target=TARGET, sensitive=sensitive, keep_sensitive=keep_sensitive)
-    if encoding == "paper":
-        categorical = set(COLUMNS) - NUMBERS - {TARGET}
-        X = encode.power_of_ten(encode.positional_one_hot(X, original=COLUMNS, categorical=categorical))
-    return Dataset(
-        name="adult",
-        frame=frame,
-        X=X,
-        y=(frame[TARGET] == ">50K").astype("int64"),
-        sensitive=groups,
-        target_name=TARGET,
-        positive=">50K",
-        encoding=encoding,
-        description=f"{_SOURCE} {how}",
-    )
+    else:
+        for column in frame.columns.difference(list(NUMBERS)):
+            if "?" in frame[column].cat.categories:
+                frame[column] = frame[column].cat.rename_categories({"?": "Unknown"})
+        how = 'Clean encoding: both files, typed columns, "?" written as "Unknown".'
+    categorical = set(COLUMNS) - NUMBERS - {TARGET}
+
+    def encoded(X: pd.DataFrame) -> pd.DataFrame:
+        if not paper:
+            return X
+        return encode.power_of_ten(encode.positional_one_hot(X, original=COLUMNS, categorical=categorical))
+
+    return shipped(
+        "adult", frame, target=TARGET, positive=">50K", sensitive=sensitive, keep_sensitive=keep_sensitive,
+        encoding=encoding, encode=encoded, description=f"{_SOURCE} {how}",
+    )  # fmt: skip
 
 
 def read_adult() -> pd.DataFrame:
     """Both original files as one typed table, values as printed there (with "?" for unknown)."""
     # adult.test opens with a line that is no row, and ends every label with a full stop.
-    _, test = files.read("adult.test").split(b"\n", 1)
-    rows = files.read("adult.data").rstrip() + b"\n" + test.rstrip().replace(b"K.\n", b"K\n").removesuffix(b".")
+    _, test = read_file("adult.test").split(b"\n", 1)
+    rows = read_file("adult.data").rstrip() + b"\n" + test.rstrip().replace(b"K.\n", b"K\n").removesuffix(b".")
     types = {column: "int64" if column in NUMBERS else "category" for column in COLUMNS}
     return pd.read_csv(
         io.BytesIO(rows),

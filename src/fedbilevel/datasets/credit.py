@@ -6,8 +6,8 @@ import io
 
 import pandas as pd
 
-from fedbilevel.datasets import encode, files
-from fedbilevel.datasets.dataset import Dataset, check_encoding, split_table
+from fedbilevel.datasets import encode
+from fedbilevel.datasets.dataset import Dataset, is_paper, read_file, shipped
 
 # Column by column in file order: name and, for coded columns, what each code stands for. None: a number.
 CODE_BOOK: dict[str, dict[str, str] | None] = {
@@ -108,35 +108,29 @@ def load_credit(
     >>> data.X.shape, int(data.y.sum()), sorted(data.groups.value_counts())
     ((1000, 19), 300, [50, 92, 310, 548])
     """
-    check_encoding(encoding)
+    paper = is_paper(encoding)
     codes = read_credit()
-    frame = _readable(codes)
-    X, groups = split_table(frame, target=TARGET, sensitive=sensitive, keep_sensitive=keep_sensitive, never=("sex",))
-    asked = [sensitive] if isinstance(sensitive, str) else sensitive
-    if "sex" in asked and not keep_sensitive:
-        X = X[[column for column in X.columns if column != "personal_status"]]
     how = "Clean encoding: typed columns, codes replaced by words."
-    if encoding == "paper":
-        X = encode.power_of_ten(_last_digits(codes)[list(X.columns)])
+    if paper:
         how = "Paper encoding: each code replaced by its last digit, columns divided by a power of ten."
-    return Dataset(
-        name="credit",
-        frame=frame,
-        X=X,
-        y=(frame[TARGET] == "bad").astype("int64"),
-        sensitive=groups,
-        target_name=TARGET,
-        positive="bad",
-        encoding=encoding,
-        description=f"{_SOURCE} {how}",
-    )
+
+    def encoded(X: pd.DataFrame) -> pd.DataFrame:
+        asked = [sensitive] if isinstance(sensitive, str) else sensitive
+        if "sex" in asked and not keep_sensitive:
+            X = X[[column for column in X.columns if column != "personal_status"]]
+        return encode.power_of_ten(_last_digits(codes)[list(X.columns)]) if paper else X
+
+    return shipped(
+        "credit", _readable(codes), target=TARGET, positive="bad", sensitive=sensitive, keep_sensitive=keep_sensitive,
+        encoding=encoding, encode=encoded, description=f"{_SOURCE} {how}", never=("sex",),
+    )  # fmt: skip
 
 
 def read_credit() -> pd.DataFrame:
     """The original file as a table: codes as text, numbers as integers."""
     types = {column: "int64" if book is None else "str" for column, book in CODE_BOOK.items()}
     return pd.read_csv(
-        io.BytesIO(files.read("german.data")),
+        io.BytesIO(read_file("german.data")),
         sep=" ",
         names=list(CODE_BOOK),
         dtype=types,

@@ -1,13 +1,23 @@
-"""What a loader returns: one table, split into features, target and sensitive groups."""
+"""What the shipped tables have in common: the file in the package, and a table split into features, target and groups."""
 
 from __future__ import annotations
 
+import lzma
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import pandas as pd
 
 from fedbilevel.tables.columns import group_series
+
+# Of the original, uncompressed files.
+SHA256 = {
+    "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+    "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+    "german.data": "b21f3d81db8071257d5ff1deaeba1fd4303b62712e6fcc9715c7a86202cb5871",
+}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,10 +59,20 @@ class Dataset:
         )
 
 
-def split_table(
-    frame: pd.DataFrame, *, target: str, sensitive: str | list[str], keep_sensitive: bool, never: tuple[str, ...] = ()
-) -> tuple[pd.DataFrame, pd.Series[Any] | pd.DataFrame]:
-    """Feature columns and sensitive column(s) of a shipped table; `never` lists columns that are no features."""
+def shipped(
+    name: str,
+    frame: pd.DataFrame,
+    *,
+    target: str,
+    positive: str,
+    sensitive: str | list[str],
+    keep_sensitive: bool,
+    encoding: str,
+    encode: Callable[[pd.DataFrame], pd.DataFrame],
+    description: str,
+    never: tuple[str, ...] = (),
+) -> Dataset:
+    """A readable table divided into features, which ``encode`` rewrites, target and groups; ``never`` are no features."""
     columns = [sensitive] if isinstance(sensitive, str) else list(sensitive)
     categorical = [c for c in frame.columns if c != target and not pd.api.types.is_numeric_dtype(frame[c])]
     for column in columns or [""]:
@@ -62,9 +82,18 @@ def split_table(
         raise ValueError(f"sensitive={sensitive!r} names a column twice.")
     left_out = {target, *never} | (set() if keep_sensitive else set(columns))
     features = frame[[c for c in frame.columns if c not in left_out]]
-    return features, frame[columns[0]] if isinstance(sensitive, str) else frame[columns]
+    groups = frame[columns[0]] if isinstance(sensitive, str) else frame[columns]
+    y = (frame[target] == positive).astype("int64")
+    return Dataset(name, frame, encode(features), y, groups, target, positive, encoding, description)
 
 
-def check_encoding(encoding: str) -> None:
+def is_paper(encoding: str) -> bool:
+    """Whether the paper's encoding is asked for."""
     if encoding not in ("clean", "paper"):
         raise ValueError(f"encoding={encoding!r} is unknown; choose 'clean' or 'paper'.")
+    return encoding == "paper"
+
+
+def read_file(name: str) -> bytes:
+    """The original bytes of one of the files inside the package, which are compressed there."""
+    return lzma.decompress(resources.files("fedbilevel.datasets").joinpath("data", f"{name}.xz").read_bytes())

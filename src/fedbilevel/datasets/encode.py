@@ -1,6 +1,7 @@
 """From typed columns to matrices: the clean encoding (fitted on the training part), and the paper's.
 
-Clean: categories one-hot, numbers standardised, every statistic taken from the rows the transformer is fitted on.
+Clean: categories one-hot, numbers standardised, every statistic taken from the rows the transformer is fitted on; the numbers
+are those of `fedbilevel.tables.encoder.Encoder`, without its constant column.
 
 Paper: the paper preprocesses "with code provided by" Diana et al. (Minimax group fairness, 2021). Two of its steps are
 reproduced here, written from their effect: `positional_one_hot` with its index slip, and `power_of_ten`. Both look at
@@ -15,14 +16,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedbilevel.tables.columns import check_columns, is_number_column, to_frame
+from fedbilevel.tables.columns import is_number_column, to_frame
+from fedbilevel.tables.encoder import check_features
 
 if TYPE_CHECKING:
-    from sklearn.compose import ColumnTransformer
+    from fedbilevel.datasets.clean import CleanTransformer
 
 
-def clean_transformer(X: Any) -> ColumnTransformer:
-    """An unfitted transformer for tables like `X`: one-hot for categories, standardised numbers.
+def clean_transformer(X: Any) -> CleanTransformer:
+    """An unfitted scikit-learn transformer for tables like `X`: one-hot for categories, standardised numbers.
 
     Fit it on the training part only. A category first seen later becomes all zeros.
 
@@ -33,48 +35,15 @@ def clean_transformer(X: Any) -> ColumnTransformer:
     [[1.2200000286102295, 1.0, 0.0]]
     """
     # Importing scikit-learn takes longer than loading Adult, and the paper's encoding does without it.
-    from sklearn.compose import ColumnTransformer
-    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+    from fedbilevel.datasets.clean import CleanTransformer
 
-    frame = to_frame(X)
-    check_features(frame)
-    numbers = [column for column in frame.columns if is_number_column(frame[column])]
-    categories = [column for column in frame.columns if column not in numbers]
-    one_hot = OneHotEncoder(
-        handle_unknown="ignore", sparse_output=False, dtype=np.float32, feature_name_combiner=_column_equals_value
-    )
-    steps = [("numbers", StandardScaler(), numbers), ("categories", one_hot, categories)]
-    return ColumnTransformer([step for step in steps if step[2]], verbose_feature_names_out=False)
+    check_features(to_frame(X))
+    return CleanTransformer()
 
 
-def feature_matrix(transformer: ColumnTransformer, X: Any) -> NDArray[np.float32]:
+def feature_matrix(transformer: CleanTransformer, X: Any) -> NDArray[np.float32]:
     """Rows as a float32 matrix by a fitted transformer; columns it does not know are ignored, missing ones an error."""
-    frame = to_frame(X)
-    expected = [str(column) for column in transformer.feature_names_in_]
-    check_columns(frame, expected, "X")
-    frame = frame[expected]
-    check_features(frame)
-    for name, _, columns in transformer.transformers_:
-        for column in columns if name == "numbers" else ():
-            if not is_number_column(frame[column]):
-                raise ValueError(f"X: the column {column!r} held numbers in the training part but holds text here.")
-    return np.ascontiguousarray(transformer.transform(frame), dtype=np.float32)
-
-
-def check_features(frame: pd.DataFrame, name: str = "X") -> None:
-    """Missing and infinite values are errors: what they mean is for the owner of the data to say."""
-    if frame.shape[0] == 0 or frame.shape[1] == 0:
-        raise ValueError(f"{name} has {frame.shape[0]} rows and {frame.shape[1]} columns; it needs one at least.")
-    for column in frame.columns:
-        values = frame[column]
-        missing = int(values.isna().sum())
-        if missing:
-            raise ValueError(
-                f"{name}: the column {column!r} has {missing} missing value(s), the first in row "
-                f"{int(np.flatnonzero(values.isna().to_numpy())[0])}; fill them in or leave those rows out."
-            )
-        if is_number_column(values) and not np.isfinite(values.to_numpy(dtype=np.float64)).all():
-            raise ValueError(f"{name}: the column {column!r} has infinite values; replace them by numbers.")
+    return np.ascontiguousarray(transformer.transform(X), dtype=np.float32)
 
 
 def positional_one_hot(frame: pd.DataFrame, *, original: list[str], categorical: set[str]) -> pd.DataFrame:
@@ -108,7 +77,3 @@ def power_of_ten(frame: pd.DataFrame) -> pd.DataFrame:
     # A column of zeros has no order of magnitude; it stays as it is.
     magnitude = np.floor(np.log10(np.where(largest > 0, largest, 1.0)))
     return pd.DataFrame(values / 10.0**magnitude, columns=frame.columns)
-
-
-def _column_equals_value(column: str, value: Any) -> str:
-    return f"{column}={value}"

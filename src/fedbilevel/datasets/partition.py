@@ -1,21 +1,23 @@
 """Who holds which rows: clients, train and test, group-balanced validation. Pure functions of a seed.
 
-Every function returns arrays of row numbers, sorted within each array. The same seed gives the same rows on every
-machine, and different functions draw different numbers from the same seed.
+Every function returns arrays of row numbers, sorted within each array; only the last step, `client_batches`, returns the
+rows themselves. The same seed gives the same rows on every machine, and different functions draw different numbers from the
+same seed.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbilevel.tables.columns import encode_groups, shown
+from fedbilevel.tables.columns import check_lengths, encode_groups, shown
 
 Rows = NDArray[np.int64]
+Batch = dict[str, NDArray[Any]]
 
 # A group gives at most this share of a client's rows of it to the validation set: the training part must keep it too.
 _LARGEST_GROUP_SHARE = 0.5
@@ -163,34 +165,17 @@ def balanced_validation(
         raise ValueError(f"size={size!r} must be a share below 1 or a number of rows.")
     if absent not in ("skip", "error"):
         raise ValueError(f"absent={absent!r} is unknown; choose 'skip' or 'error'.")
-    codes, names = encode_groups(sensitive, name="sensitive")
-    _check_parts(parts, codes.size)
-    generator = _generator("balanced_validation", seed)
-    split = ValidationSplit([], [], [], [])
-    for client, part in enumerate(parts):
-        members = {code: part[codes[part] == code] for code in range(len(names))}
-        present = {code: rows for code, rows in members.items() if rows.size >= 2}
-        lacking = [names[code] for code in members if code not in present]
-        if not present:
-            raise ValueError(
-                f"Client {client} has {part.size} row(s) and no group with two of them, one to train on and one to "
-                "validate with; give it more rows or leave it out."
-            )
-        if lacking and absent == "error":
-            raise ValueError(f"Client {client} has fewer than two rows of the group {shown(lacking[0])}.")
-        wanted = max(1, int(size * part.size if size < 1 else size) // len(present))
-        can_give = {code: max(1, int(rows.size * _LARGEST_GROUP_SHARE)) for code, rows in present.items()}
-        per_group = wanted if repeat else min(wanted, *can_give.values())
-        chosen = []
-        for code, rows in present.items():
-            held = generator.permutation(rows)[: min(per_group, can_give[code])]
-            chosen.append(np.resize(held, per_group))
-        validation = np.sort(np.concatenate(chosen))
-        split.train.append(np.setdiff1d(part, validation))
-        split.validation.append(validation)
-        split.per_group.append(per_group)
-        split.absent.append(lacking)
-    return split
+
+    def draw(generator: np.random.Generator, present: list[Rows], rows: int) -> list[Rows]:
+        wanted = max(1, int(size * rows if size < 1 else size) // len(present))
+        can_give = [max(1, int(members.size * _LARGEST_GROUP_SHARE)) for members in present]
+        per_group = wanted if repeat else min(wanted, *can_give)
+        held = [
+            generator.permutation(members)[: min(per_group, n)] for members, n in zip(present, can_give, strict=True)
+        ]
+        return [np.resize(members, per_group) for members in held]
+
+    return _validation("balanced_validation", sensitive, parts, seed, draw, refuse_absent=absent == "error")
 
 
 def proportional_validation(
@@ -203,33 +188,82 @@ def proportional_validation(
     """
     if not 0 < share < 1:
         raise ValueError(f"share={share!r} must lie between 0 and 1.")
-    codes, names = encode_groups(sensitive, name="sensitive")
-    _check_parts(parts, codes.size)
-    generator = _generator("proportional_validation", seed)
-    split = ValidationSplit([], [], [], [])
-    for client, part in enumerate(parts):
-        chosen, lacking = [], []
-        for code, name in enumerate(names):
-            rows = part[codes[part] == code]
-            if rows.size < 2:
-                lacking.append(name)
-                continue
-            count = min(max(1, round(share * rows.size)), rows.size - 1)
-            chosen.append(generator.permutation(rows)[:count])
-        if not chosen:
-            raise ValueError(f"Client {client} has {part.size} row(s) and no group with two of them; leave it out.")
-        validation = np.sort(np.concatenate(chosen))
-        split.train.append(np.setdiff1d(part, validation))
-        split.validation.append(validation)
-        split.per_group.append(min(rows.size for rows in chosen))
-        split.absent.append(lacking)
-    return split
+
+    def draw(generator: np.random.Generator, present: list[Rows], _: int) -> list[Rows]:
+        counts = [min(max(1, round(share * members.size)), members.size - 1) for members in present]
+        return [generator.permutation(members)[:count] for members, count in zip(present, counts, strict=True)]
+
+    return _validation("proportional_validation", sensitive, parts, seed, draw)
+
+
+def client_batches(
+    features: NDArray[Any], labels: Any, groups: NDArray[np.integer[Any]], split: ValidationSplit
+) -> list[tuple[Batch, Batch]]:
+    """Per client its training and validation arrays, as `ClientData.from_clients` takes them.
+
+    Each is a dict: "features" float32 [rows, columns], "labels" float32 [rows], "groups" int32 [rows].
+
+    Args:
+        features: the encoded matrix of all rows.
+        labels: 0 or 1 for every row.
+        groups: the group code of every row, 0 to K-1; see `tables.encode_groups`.
+        split: who holds which rows; see `partition.balanced_validation`.
+    """
+    matrix = np.asarray(features, dtype=np.float32)
+    if matrix.ndim != 2:
+        raise ValueError(f"features must be a matrix [rows, columns], but its shape is {matrix.shape}.")
+    target = np.asarray(labels, dtype=np.float32)
+    codes = np.asarray(groups)
+    if codes.dtype.kind not in "iu":
+        raise TypeError(f"groups must be whole-number codes, not {codes.dtype}; make them with tables.encode_groups.")
+    check_lengths(features=matrix, labels=target, groups=codes)
+    if not np.isfinite(matrix).all():
+        raise ValueError("features holds values that are not finite; fill missing values in before encoding.")
+    if not np.isin(target, (0.0, 1.0)).all():
+        raise ValueError("labels must hold 0 and 1 only.")
+
+    def rows(index: NDArray[np.int64]) -> Batch:
+        return {"features": matrix[index], "labels": target[index], "groups": codes[index].astype(np.int32)}
+
+    return [(rows(train), rows(val)) for train, val in zip(split.train, split.validation, strict=True)]
 
 
 def apportion(total: int, shares: Any) -> NDArray[np.int64]:
     """`total` things divided like `shares` (largest remainders): every part within one of its exact size."""
     weights = np.asarray(shares, dtype=np.float64)
     return _round_up_largest(total * (weights / weights.sum()), total=total)
+
+
+def _validation(
+    function: str,
+    sensitive: Any,
+    parts: Sequence[Rows],
+    seed: int,
+    draw: Callable[[np.random.Generator, list[Rows], int], list[Rows]],
+    refuse_absent: bool = False,
+) -> ValidationSplit:
+    """``draw`` says which rows of each group a client validates with, given its groups of two rows and more, and its rows."""
+    codes, names = encode_groups(sensitive, name="sensitive")
+    _check_parts(parts, codes.size)
+    generator = _generator(function, seed)
+    split = ValidationSplit([], [], [], [])
+    for client, part in enumerate(parts):
+        members = [part[codes[part] == code] for code in range(len(names))]
+        lacking = [name for name, rows in zip(names, members, strict=True) if rows.size < 2]
+        if len(lacking) == len(names):
+            raise ValueError(
+                f"Client {client} has {part.size} row(s) and no group with two of them, one to train on and one to "
+                "validate with; give it more rows or leave it out."
+            )
+        if lacking and refuse_absent:
+            raise ValueError(f"Client {client} has fewer than two rows of the group {shown(lacking[0])}.")
+        held = draw(generator, [rows for rows in members if rows.size >= 2], part.size)
+        validation = np.sort(np.concatenate(held))
+        split.train.append(np.setdiff1d(part, validation))
+        split.validation.append(validation)
+        split.per_group.append(min(rows.size for rows in held))
+        split.absent.append(lacking)
+    return split
 
 
 def _round_up_largest(exact: NDArray[np.float64], *, total: int) -> NDArray[np.int64]:

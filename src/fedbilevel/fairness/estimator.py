@@ -17,7 +17,6 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from fedbilevel.datasets import partition
-from fedbilevel.fairness.encoder import TableEncoder
 from fedbilevel.fairness.formulation import Deviation, Formulation
 from fedbilevel.fairness.models import Model, probabilities
 from fedbilevel.fairness.program import FairProgram, smoothness
@@ -26,7 +25,7 @@ from fedbilevel.fairness.rows import padded
 from fedbilevel.fairness.saving import FittedModel, Scaling, named_weights, plain
 from fedbilevel.fairness.trainer import capacity_for, dealt, fit
 from fedbilevel.problem import whole_number
-from fedbilevel.tables.columns import check_columns, encode_groups, shown, to_frame
+from fedbilevel.tables.columns import encode_groups, shown, to_frame
 from fedbilevel.tables.encoder import Encoder
 
 WIDTH = 16
@@ -203,7 +202,7 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         """A classifier written by `save`, ready to predict."""
         model = FittedModel.read(path)
         remembered = model.estimator
-        if remembered is None or isinstance(model.encoder, Encoder):
+        if remembered is None:
             raise ValueError(f"{path} is no classifier saved by this class: `fedbilevel predict` reads models of fit.")
         classifier = cls(**remembered["options"])
         classifier.encoder_, classifier.model_, classifier.params_ = model.encoder, model.model, model.params
@@ -234,7 +233,7 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
             raise ValueError("This FairFederatedClassifier requires y to be passed, but the target y is None.")
         if hasattr(X, "columns"):
             validate_data(self, X, skip_check_array=True)
-            self.encoder_: TableEncoder | Scaling = TableEncoder.learn(X)
+            self.encoder_: Encoder | Scaling = Encoder.learn(X)
             features = self.encoder_.transform(X)
         else:
             matrix = validate_data(self, X, dtype=np.float64)
@@ -254,12 +253,10 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         return features, labels
 
     def _encoded(self, X: Any) -> np.ndarray:
-        if isinstance(self.encoder_, TableEncoder):
-            frame = to_frame(X)
+        if isinstance(self.encoder_, Encoder):
             if not hasattr(X, "columns"):
                 raise TypeError("X must be a table with the columns seen in fit, not a matrix without names.")
-            check_columns(frame, self.encoder_.columns, "X")
-            return self.encoder_.transform(frame)
+            return self.encoder_.transform(X)
         if hasattr(X, "columns"):
             warnings.warn(
                 "X has feature names, but FairFederatedClassifier was fitted without feature names", stacklevel=3

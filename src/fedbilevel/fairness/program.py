@@ -147,7 +147,9 @@ class FairProgram:
     def encoder(self, agreed: Numbers) -> Encoder:
         """The encoding all sites agreed on."""
         assert self.schema is not None
-        return Encoder(self.schema, Statistics(*(agreed[f"statistics/{name}"] for name in Statistics._fields)))
+        return Encoder.from_statistics(
+            self.schema, Statistics(*(agreed[f"statistics/{name}"] for name in Statistics._fields))
+        )
 
     # Training.
 
@@ -236,16 +238,13 @@ class FairProgram:
                 *(name for name in self.schema.sensitive if all(name != c.name for c in self.schema.features)),
             )
             parsed = parse(self.schema, source.frame(columns), labelled=True, source="The site's table")
-            assert parsed.labels is not None
-            assert parsed.groups is not None
-            kept = np.flatnonzero((parsed.labels >= 0) & (parsed.groups >= 0))
-            self._tables[id(source)] = parsed.take(kept)
+            self._tables[id(source)] = parsed.complete()
         return self._tables[id(source)]
 
     def _arrays(self, source: Source, agreed: Numbers) -> tuple[np.ndarray, ...]:
         if self.schema is not None:
-            table, encoder = self._table(source), self.encoder(agreed)
-            return encoder.transform(table), encoder.labels(table), encoder.groups(table)
+            table = self._table(source)
+            return self.encoder(agreed).transform(table), table.labels, table.groups
         arrays = source.arrays()
         missing = [name for name in LEAVES if name not in arrays]
         if missing:

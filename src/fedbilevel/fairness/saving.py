@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from fedbilevel._version import __version__
 from fedbilevel.calculus import Tree
-from fedbilevel.fairness.encoder import TableEncoder
 from fedbilevel.fairness.models import Model, probabilities
 from fedbilevel.storage import Unreadable, read_arrays, write_arrays
 from fedbilevel.tables.encoder import Encoder, Parsed, Statistics
@@ -52,7 +51,7 @@ class FittedModel:
     besides, as JSON can hold it; None for models of other makers.
     """
 
-    encoder: Encoder | TableEncoder | Scaling
+    encoder: Encoder | Scaling
     model: Model
     params: Tree
     classes: np.ndarray
@@ -73,7 +72,7 @@ class FittedModel:
     @property
     def by_schema(self) -> Encoder:
         """The encoder of a model for tables with a schema."""
-        if not isinstance(self.encoder, Encoder):
+        if not isinstance(self.encoder, Encoder) or self.encoder.source is None:
             raise ValueError("This is no model for tables; name a folder made by `fedbilevel fit`.")
         return self.encoder
 
@@ -142,9 +141,9 @@ class FittedModel:
         leaves = [_like(arrays[f"params{i}"], leaf) for i, leaf in enumerate(jax.tree.leaves(like))]
         params = jax.tree.unflatten(jax.tree.structure(like), leaves)
         encoder = _encoder(about["encoding"], arrays, f"The schema in {source}")
-        if isinstance(encoder, Encoder):
-            if len(encoder.schema.feature_names) != model.features:
-                raise ValueError(f"{len(encoder.schema.feature_names)} columns where the model has {model.features}")
+        if isinstance(encoder, Encoder) and encoder.source is not None:
+            if len(encoder.feature_names) != model.features:
+                raise ValueError(f"{len(encoder.feature_names)} columns where the model has {model.features}")
             return cls.of_schema(encoder, model, params, arrays.get("weights"), about["label"])
         classes = np.asarray(about["classes"]["values"], dtype=np.dtype(about["classes"]["dtype"]))
         weights = arrays.get("weights")
@@ -168,25 +167,28 @@ def plain(value: Any, name: str) -> Any:
     raise TypeError(f"{name}={value!r} cannot be saved without pickle: use text, numbers or truth values.")
 
 
-def _described(encoder: Encoder | TableEncoder | Scaling) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    if isinstance(encoder, Encoder):
+def _described(encoder: Encoder | Scaling) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    if isinstance(encoder, Scaling):
+        return {}, {"means": encoder.means, "scales": encoder.scales}
+    if encoder.source is not None:
         statistics = {f"statistics_{name}": value for name, value in encoder.statistics._asdict().items()}
         return {"schema": encoder.schema.text()}, statistics
-    arrays = {"means": encoder.means, "scales": encoder.scales}
-    if isinstance(encoder, Scaling):
-        return {}, arrays
-    categories = {name: [plain(value, name) for value in values] for name, values in encoder.categories.items()}
-    return {"columns": list(encoder.columns), "numbers": list(encoder.numbers), "categories": categories}, arrays
+    categories = {
+        column.name: [plain(value, column.name) for value in column.values]
+        for column in encoder.columns
+        if column.kind == "category"
+    }
+    return {"numbers": encoder.numbers, "categories": categories}, {"means": encoder.means, "scales": encoder.spreads}
 
 
-def _encoder(encoding: dict[str, Any], arrays: dict[str, np.ndarray], source: str) -> Encoder | TableEncoder | Scaling:
+def _encoder(encoding: dict[str, Any], arrays: dict[str, np.ndarray], source: str) -> Encoder | Scaling:
     if "schema" in encoding:
         sums = Statistics(*(arrays[f"statistics_{name}"] for name in Statistics._fields))
-        return Encoder(Schema.parse(encoding["schema"], source), sums)
+        return Encoder.from_statistics(Schema.parse(encoding["schema"], source), sums)
     scaling = arrays["means"], arrays["scales"]
     if not encoding:
         return Scaling(*scaling)
-    return TableEncoder(tuple(encoding["columns"]), tuple(encoding["numbers"]), *scaling, encoding["categories"])
+    return Encoder.of_values(encoding["numbers"], *scaling, encoding["categories"])
 
 
 def _first_format(about: dict[str, Any]) -> dict[str, Any]:

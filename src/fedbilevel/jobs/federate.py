@@ -207,9 +207,7 @@ def held_out(model: FittedModel, table: Table) -> Part:
     schema = model.schema
     table.check_columns(schema.needed())
     rows = parse(schema, pd.concat(list(table.chunks(schema.needed()))), labelled=True, source=str(table.path))
-    assert rows.labels is not None
-    assert rows.groups is not None
-    kept = rows.take(np.flatnonzero((rows.labels >= 0) & (rows.groups >= 0)))
+    kept = rows.complete()
     if kept.rows == 0:
         raise ValueError(f"{table.path} has no row with a value of {schema.target!r} and a group to test on.")
     return encoded(model.by_schema, kept)

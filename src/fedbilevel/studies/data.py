@@ -19,11 +19,11 @@ import numpy as np
 
 from fedbilevel.datasets import Dataset, load_adult, load_credit, partition
 from fedbilevel.fairness.counts import Counts
-from fedbilevel.fairness.encoder import TableEncoder
 from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.trainer import Clients
 from fedbilevel.problem import ClientData
 from fedbilevel.tables.columns import encode_groups
+from fedbilevel.tables.encoder import Encoder
 
 CLIENTS = 3
 SHARES = (2, 2, 6)
@@ -89,7 +89,7 @@ class Case:
     train: Rows
     validation: Rows
     test: Rows
-    encoder: TableEncoder | None
+    encoder: Encoder | None
     padding: int
     columns: list[str]
 
@@ -198,13 +198,11 @@ def make_case(source: str, distribution: str, number: int, encoding: str = "clea
     )
 
 
-def _encoding(
-    data: Dataset, rows: np.ndarray, encoding: str
-) -> tuple[TableEncoder | None, Callable[[Any], np.ndarray]]:
+def _encoding(data: Dataset, rows: np.ndarray, encoding: str) -> tuple[Encoder | None, Callable[[Any], np.ndarray]]:
     """The clean encoding takes its statistics from ``rows``; the paper's table is already numbers."""
     if encoding == "paper":
         return None, lambda frame: np.pad(frame.to_numpy(np.float32), ((0, 0), (0, 1)), constant_values=1)
-    encoder = TableEncoder.learn(data.X.iloc[rows])
+    encoder = Encoder.learn(data.X.iloc[rows])
     return encoder, encoder.transform
 
 

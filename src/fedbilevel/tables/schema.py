@@ -6,7 +6,7 @@ sums of squares of the number columns, added up over the sites) it fixes the enc
     schema = infer([open_table("site1.csv"), open_table("site2.csv")], target="income", sensitive="sex")
     schema.write("schema.toml"); schema = Schema.read("schema.toml")
     mine = site_statistics(schema, frame)                       # at every site, of its training rows
-    encoder = Encoder(schema, combine([mine, theirs]))          # everywhere the same
+    encoder = Encoder.from_statistics(schema, combine([mine, theirs]))          # everywhere the same
     encoder.transform(frame), encoder.labels(frame), encoder.groups(frame)
 
 docs/your-own-data.md explains the file.
@@ -55,7 +55,8 @@ class Column:
     Attributes:
         name: of the column.
         kind: "number" (standardised), "category" (one 0/1 column a value), "boolean" (one 0/1 column) or "ignore".
-        values: of a category, in the order of their columns; of a boolean, the words for false and for true.
+        values: of a category, in the order of their columns (texts, but for typed tables); of a boolean, the words for false
+            and for true.
         pooled: of a category: whether rare values, and values first seen later, share a column "(other)".  Without it a value
             first seen later is all zeros.
         missing: "flag": one more column says that the cell was missing.  "plain": it does not.  "refuse": a missing cell is an
@@ -68,7 +69,7 @@ class Column:
 
     name: str
     kind: str = "number"
-    values: tuple[str, ...] = ()
+    values: tuple[Any, ...] = ()
     pooled: bool = False
     missing: str = "plain"
     also_missing: tuple[str, ...] = ()
@@ -77,12 +78,10 @@ class Column:
     note: str = ""
 
     def __post_init__(self) -> None:
-        _text_check("the name of a column", self.name)
         where = self.place
         _choice(f"{where}: kind", self.kind, KINDS)
         _choice(f"{where}: missing", self.missing, MISSING_RULES)
         _choice(f"{where}: decimal", self.decimal, (".", ","))
-        _texts(f"{where}: values", self.values)
         _texts(f"{where}: also_missing", self.also_missing)
         if not isinstance(self.pooled, bool):
             raise ValueError(f"{where}: pooled must be true or false, not {self.pooled!r}.")
@@ -159,6 +158,9 @@ class Schema:
             raise ValueError("sensitive must name one column at least.")
         if not 1 <= len(self.groups) <= MOST_GROUPS:
             raise ValueError(f"groups must list 1 to {MOST_GROUPS} groups, not {len(self.groups)}.")
+        for column in self.columns:
+            _text_check("the name of a column", column.name)
+            _texts(f"{column.place}: values", column.values)
         names = [column.name for column in self.columns]
         for name in names:
             if names.count(name) > 1:

@@ -35,8 +35,7 @@ class Site:
     @property
     def cells(self) -> NDArray[np.int64]:
         """Group and label of every row as one code: what splits keep the proportions of."""
-        labels, groups = _both(self.rows)
-        return np.asarray(2 * groups + labels, np.int64)
+        return np.asarray(2 * self.rows.groups + self.rows.labels, np.int64)
 
 
 class Part(NamedTuple):
@@ -112,7 +111,7 @@ def prepare(sites: Sequence[Site], schema: Schema, *, test_share: float, seed: i
     divided = [_divided(site, test_share, seed) for site in sites]
     train = [site.rows.take(rows) for site, (rows, _) in zip(sites, divided, strict=True)]
     test = [site.rows.take(rows) for site, (_, rows) in zip(sites, divided, strict=True)]
-    encoder = Encoder(schema, combine(site_statistics(schema, rows) for rows in train))
+    encoder = Encoder.from_statistics(schema, combine(site_statistics(schema, rows) for rows in train))
     parts = [encoded(encoder, rows) for rows in train]
     steepest = max(smoothness(part.features) for part in parts)
     _check_classes(schema, parts)
@@ -127,7 +126,7 @@ def _divided(site: Site, test_share: float, seed: int) -> tuple[Rows, Rows]:
 
 
 def encoded(encoder: Encoder, rows: Parsed) -> Part:
-    return Part(encoder.transform(rows), encoder.labels(rows), encoder.groups(rows))
+    return Part(encoder.transform(rows), rows.labels, rows.groups)
 
 
 def joined(parts: Sequence[Part]) -> Part:
@@ -144,11 +143,9 @@ def digests(tables: Sequence[Table]) -> list[str]:
 
 
 def _site(name: str, rows: Parsed) -> Site:
-    labels, groups = _both(rows)
-    kept = (labels >= 0) & (groups >= 0)
-    return Site(
-        name, rows.take(np.flatnonzero(kept)), (int((labels < 0).sum()), int(((groups < 0) & (labels >= 0)).sum()))
-    )
+    unlabelled = rows.labels < 0
+    left_out = int(unlabelled.sum()), int(((rows.groups < 0) & ~unlabelled).sum())
+    return Site(name, rows.complete(), left_out)
 
 
 def _dealt(site: Site, clients: int, seed: int) -> list[Site]:
@@ -163,12 +160,6 @@ def _dealt(site: Site, clients: int, seed: int) -> list[Site]:
 def _names(tables: Sequence[Table]) -> list[str]:
     short = [table.path.stem for table in tables]
     return short if len(set(short)) == len(short) else [str(table.path) for table in tables]
-
-
-def _both(rows: Parsed) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    if rows.labels is None or rows.groups is None:
-        raise ValueError("These rows were read without labels and groups.")
-    return rows.labels, rows.groups
 
 
 def _site_seed(seed: int, name: str) -> int:
