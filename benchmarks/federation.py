@@ -36,8 +36,8 @@ RECIPE = {"method": "fedbioacc", "local_steps": 5, "batch_size": 128}
 
 def adult_sites(folder: Path) -> dict[str, Any]:
     """A file of encoded rows for every site; the sizes the job names."""
-    from fedbilevel.datasets.adult import TRAIN_ROWS, load_adult
     from fedbilevel.datasets.partition import iid
+    from fedbilevel.datasets.shipped import TRAIN_ROWS, load_adult
     from fedbilevel.tables.columns import encode_groups
     from fedbilevel.tables.encoder import Encoder
 

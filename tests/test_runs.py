@@ -15,7 +15,7 @@ import pytest
 
 from fedbilevel import storage
 from fedbilevel._version import __version__
-from fedbilevel.runs import RunFolder, folder, model_file, read, tables
+from fedbilevel.runs import RunFolder, files, folder, model_file, read
 
 OPTIONS = {"seeds": 3, "methods": ["fedavg", "fcfl"], "rate": 0.1, "grid": False, "metric": "equal_opportunity"}
 MARKS = {"dataset": "adult", "split": "iid", "method": "FedBiOAcc, cells"}
@@ -70,7 +70,7 @@ def test_what_is_saved_is_read_back(tmp_path):
         assert found.groups["group"].tolist() == AWKWARD
         assert found.groups["true_positive_rate"].isna().all()
         assert found.history["objective"].tolist() == [0.1 + 0.2, 1e-300]
-        assert list(found.weights.columns) == list(tables.WEIGHTS)
+        assert list(found.weights.columns) == list(files.WEIGHTS)
         assert len(found.weights) == 0
         assert found.rows["seed"].dtype == np.int64
         assert found.configuration == OPTIONS
@@ -78,8 +78,7 @@ def test_what_is_saved_is_read_back(tmp_path):
         assert found.models == ["m"]
         with np.load(model_file(found, "m")) as arrays:
             assert arrays["params"].tolist() == [0, 1, 2]
-        with pytest.raises(ValueError, match="has no model 'q'; it has m"):
-            model_file(found, "q")
+        refused("has no model 'q'; it has m", lambda found=found: model_file(found, "q"))
     assert (before.status, after.status) == ("running", "complete")
     assert not list((tmp_path / "run" / "parts").iterdir())
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "run" / "rows.parquet"), after.rows)
@@ -154,8 +153,7 @@ def test_a_second_process_says_so_and_stops(tmp_path):
     with opened(tmp_path) as run:
         run.save("a", rows=row(0))
         kept = contents(tmp_path)
-        with pytest.raises(ValueError, match=rf"is in use by another process \(process {os.getpid()}\): wait for it"):
-            opened(tmp_path)
+        refused(rf"is in use by another process \(process {os.getpid()}\): wait for it", lambda: opened(tmp_path))
         assert contents(tmp_path) == kept
     with opened(tmp_path) as run:
         assert run.done("a")
@@ -224,7 +222,7 @@ def test_damage_is_seen_and_the_rest_is_kept(tmp_path, damage):
     with opened(tmp_path / "run") as run:
         for seed, key in enumerate("abc"):
             run.save(key, rows=row(seed))
-    part = tmp_path / "run" / "parts" / tables.part_name("b")
+    part = tmp_path / "run" / "parts" / files.part_name("b")
     part.write_bytes(damage(part.read_bytes()))
     damaged = rf"{part.name} is damaged \(.*\): delete it, and the same command computes"
     refused(damaged, lambda: opened(tmp_path / "run"), lambda: read(tmp_path / "run"))
@@ -270,13 +268,10 @@ FULL = textwrap.dedent("""
 
 
 def test_a_write_that_fails_is_one_sentence_and_harms_nothing(tmp_path):
-    told = subprocess.run(
-        [sys.executable, "-c", FULL, tmp_path / "run"], capture_output=True, text=True, check=True, timeout=60
-    ).stdout.splitlines()
-    assert (
-        told
-        == [f"Cannot save results in {tmp_path / 'run'} (File too large); what was saved there before is intact."] * 2
-    )
+    command = [sys.executable, "-c", FULL, tmp_path / "run"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    sentence = f"Cannot save results in {tmp_path / 'run'} (File too large); what was saved there before is intact."
+    assert told == [sentence] * 2
     assert len(read(tmp_path / "run").rows) == 1
     assert not list((tmp_path / "run").rglob(".*.tmp"))
     assert not list((tmp_path / "run" / "models").iterdir())
@@ -295,24 +290,21 @@ def test_a_full_disk_while_merging_loses_nothing(tmp_path, monkeypatch):
 
         with monkeypatch.context() as context:
             context.setattr(storage, "draft", full)
-            with pytest.raises(ValueError, match=r"\(No space left on device\); what was saved there before is intact"):
-                run.finish()
+            refused(r"\(No space left on device\); what was saved there before is intact", run.finish)
     with opened(tmp_path) as run:
         assert len(run.finish().rows) == 2
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"Cannot write to .*file/run \(Not a directory\)"):
-        opened(tmp_path / "file" / "run")
+    refused(r"Cannot write to .*file/run \(Not a directory\)", lambda: opened(tmp_path / "file" / "run"))
     whole(tmp_path / "run")
 
     def refuse(where):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(folder, "_take_lock", refuse)
-    with pytest.raises(ValueError, match=r"Cannot write to .*run \(Read-only file system\); what was saved there"):
-        opened(tmp_path / "run")
+    refused(r"Cannot write to .*run \(Read-only file system\); what was saved there", lambda: opened(tmp_path / "run"))
     assert len(read(tmp_path / "run").rows) == 2
 
 
@@ -320,18 +312,15 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
 def test_a_folder_without_permission(tmp_path):
     tmp_path.chmod(0o500)
     try:
-        with pytest.raises(ValueError, match=r"Cannot write to .* \(Permission denied\)"):
-            opened(tmp_path / "run")
+        refused(r"Cannot write to .* \(Permission denied\)", lambda: opened(tmp_path / "run"))
     finally:
         tmp_path.chmod(0o700)
 
 
 def test_tables_must_say_which_run_they_belong_to(tmp_path):
     with opened(tmp_path) as run:
-        with pytest.raises(ValueError, match="rows lacks the column 'seed'"):
-            run.save("a", rows=row(0).drop(columns="seed"))
-        with pytest.raises(ValueError, match="rows: the column 'rounds' must hold whole numbers"):
-            run.save("a", rows=row(0, rounds="many"))
+        refused("rows lacks the column 'seed'", lambda: run.save("a", rows=row(0).drop(columns="seed")))
+        refused("rows: the column 'rounds' must hold whole numbers", lambda: run.save("a", rows=row(0, rounds="many")))
         run.save("empty", rows=pd.DataFrame())
         assert len(run.finish().rows) == 0
         with pytest.raises(TypeError, match=r"configuration\.f is .*: only texts, numbers"):
@@ -340,9 +329,7 @@ def test_tables_must_say_which_run_they_belong_to(tmp_path):
 
 def test_without_pyarrow_the_rows_are_csv_only(tmp_path, monkeypatch):
     monkeypatch.setattr("fedbilevel.runs.folder.find_spec", lambda name: None)
-    with RunFolder.open(tmp_path / "run", command="fit", configuration={}) as run:
-        run.save("a", rows=pd.DataFrame({"dataset": ["d"], "split": ["s"], "method": ["m"], "seed": [0]}))
-        run.finish()
+    whole(tmp_path / "run")
     assert not (tmp_path / "run" / "rows.parquet").exists()
-    assert len(read(tmp_path / "run").rows) == 1
+    assert len(read(tmp_path / "run").rows) == 2
     assert "needs pyarrow" in (tmp_path / "run" / "log.txt").read_text()

@@ -8,7 +8,7 @@ SMALL = ["--tasks", "quadratic", "--algorithms", "fedbio-global", "--seeds", "2"
 
 
 def test_help_has_an_example_and_names_every_choice_without_jax(process):
-    from fedbilevel.studies.bench.data import ENTRIES, TASKS
+    from fedbilevel.studies.bench import ENTRIES, TASKS
 
     done = process("bench", "--help", PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0

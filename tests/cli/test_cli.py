@@ -94,8 +94,8 @@ def test_every_command_speaks_to_machines_can_be_silent_and_shows_an_example():
 
 def test_tables_for_machines(monkeypatch, call):
     frame = pd.DataFrame({"slope": [-0.5, float("nan")], "algorithm": ["fedbio", "fedbioacc"]})
-    result = SimpleNamespace(slopes=frame, bounds=frame[:0], estimator=frame, checks=frame)
-    monkeypatch.setattr("fedbilevel.studies.rates.design.run", lambda *_, **__: result)
+    tables = {"slopes": frame, "bounds": frame[:0], "estimator": frame, "checks": frame}
+    monkeypatch.setattr("fedbilevel.studies.rates.run", lambda *_, **__: SimpleNamespace(tables=tables))
     told = json.loads(call("rates", "--json", "--quiet").out)
     assert told["slopes"] == [{"slope": -0.5, "algorithm": "fedbio"}, {"slope": None, "algorithm": "fedbioacc"}]
     assert (told["bounds"], told["folder"]) == ([], None)

@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 
 from fedbilevel.runs import RunFolder
-from fedbilevel.studies.fairness.design import QUICK, ROWS
-from fedbilevel.studies.fairness.measure import standard
+from fedbilevel.studies.fairness import QUICK, ROWS, standard
 
 GAP = 0.125
 

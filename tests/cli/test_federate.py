@@ -18,9 +18,8 @@ from fedbilevel.cli.federate import parts
 from fedbilevel.federation.operator.demo import policy_text
 from fedbilevel.federation.operator.provision import BEFORE, CLASSES, establish, settle
 from fedbilevel.federation.operator.roster import Roster
-from fedbilevel.tables.infer import infer
 from fedbilevel.tables.reading import open_table
-from fedbilevel.tables.schema import Schema
+from fedbilevel.tables.schema import Schema, infer
 
 ROWS = 240
 

@@ -4,12 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbilevel.datasets import partition
+import fedbilevel as fb
+from fedbilevel.datasets import client_batches, encode, load_credit, partition
+from fedbilevel.tables.columns import encode_groups
 
 checked = settings(deadline=None, max_examples=40)
 
 groups = st.lists(st.sampled_from("abcd"), min_size=1, max_size=120)
 seeds = st.integers(0, 2**32)
+ALONE = (["a", "b"], [np.array([0]), np.array([1])])  # one row a client
 
 
 def assert_every_row_once(parts, rows):
@@ -103,11 +106,6 @@ def test_dirichlet_concentration_sets_how_different_the_clients_are():
     assert spread(0.1) > 3 * spread(10) > 9 * spread(10_000)
 
 
-def test_dirichlet_gives_up_with_a_sentence():
-    with pytest.raises(ValueError, match=r"No draw gave each of 20 clients 4 row\(s\)"):
-        partition.dirichlet([0] * 100, 20, concentration=1e-3, smallest=4)
-
-
 @checked
 @given(column=groups)
 def test_by_column_is_one_client_per_value_in_sorted_order(column):
@@ -199,13 +197,6 @@ def test_the_rule_for_a_client_that_lacks_a_group():
         partition.balanced_validation(labels, parts, absent="error")
 
 
-def test_one_row_per_client_is_refused():
-    with pytest.raises(ValueError, match=r"Client 0 has 1 row\(s\) and no group with two of them"):
-        partition.balanced_validation(["a", "b"], [np.array([0]), np.array([1])])
-    with pytest.raises(ValueError, match=r"Client 0 has 1 row\(s\) and no group with two of them"):
-        partition.proportional_validation(["a", "b"], [np.array([0]), np.array([1])])
-
-
 @checked
 @given(sensitive=st.lists(st.sampled_from("abc"), min_size=24, max_size=150), share=st.floats(0.05, 0.9), seed=seeds)
 def test_proportional_validation(sensitive, share, seed):
@@ -278,8 +269,56 @@ def test_every_row_has_the_same_chance(draw):
         (lambda: partition.balanced_validation(["a"] * 4, [np.arange(5)]), "parts names row 4, but .* has 4 rows"),
         (lambda: partition.balanced_validation(["a"] * 4, [np.arange(3), np.arange(2, 4)]), "a row to two clients"),
         (lambda: partition.proportional_validation(["a"] * 4, [np.arange(4)], share=0), "share=0 must lie between"),
+        (lambda: partition.balanced_validation(*ALONE), r"Client 0 has 1 row\(s\) and no group with two of them"),
+        (lambda: partition.proportional_validation(*ALONE), r"Client 0 has 1 row\(s\) and no group with two of them"),
+        (
+            lambda: partition.dirichlet([0] * 100, 20, concentration=1e-3, smallest=4),
+            r"No draw gave each of 20 clients 4 row\(s\)",
+        ),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_from_table_to_client_arrays():
+    data = load_credit()
+    train, _ = partition.train_test_split(data.groups)
+    X, y, sensitive = data.X.iloc[train], data.y.iloc[train], data.groups.iloc[train]
+    features = encode.feature_matrix(encode.clean_transformer(X).fit(X), X)
+    codes, names = encode_groups(sensitive)
+    split = partition.balanced_validation(sensitive, partition.iid(len(train), 3))
+    batches = client_batches(features, y, codes, split)
+    assert len(batches) == 3
+    for (train_batch, val_batch), rows, val_rows in zip(batches, split.train, split.validation, strict=True):
+        for batch, index in ((train_batch, rows), (val_batch, val_rows)):
+            assert {name: leaf.dtype for name, leaf in batch.items()} == {
+                "features": np.float32,
+                "labels": np.float32,
+                "groups": np.int32,
+            }
+            np.testing.assert_array_equal(batch["features"], features[index])
+            np.testing.assert_array_equal(batch["labels"], y.to_numpy()[index])
+            assert [names[code] for code in batch["groups"]] == sensitive.iloc[index].to_list()
+        assert len(set(np.bincount(val_batch["groups"]))) == 1
+    federated = fb.ClientData.from_clients(batches)
+    assert federated.train_sizes.tolist() == [rows.size for rows in split.train]
+    assert federated.val_sizes.tolist() == [rows.size for rows in split.validation]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"features": np.zeros(4)}, ValueError, r"features must be a matrix \[rows, columns\]"),
+        ({"features": np.full((4, 1), np.nan)}, ValueError, "features holds values that are not finite"),
+        ({"labels": [0, 1, 2, 1]}, ValueError, "labels must hold 0 and 1 only"),
+        ({"labels": [0, 1]}, ValueError, "labels has 2 rows but features has 4"),
+        ({"groups": np.zeros(4)}, TypeError, "groups must be whole-number codes, not float64"),
+    ],
+)
+def test_bad_arrays_are_refused(change, error, message):
+    arrays = {"features": np.zeros((4, 1)), "labels": [0, 1, 0, 1], "groups": np.array([0, 0, 1, 1])} | change
+    split = partition.balanced_validation([0, 0, 1, 1], [np.arange(4)])
+    with pytest.raises(error, match=message):
+        client_batches(**arrays, split=split)

@@ -21,9 +21,8 @@ from fedbilevel.federation.protocol.record import read_answers, read_status
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.federation.protocol.site import Site
 from fedbilevel.runs import read
-from fedbilevel.tables.infer import infer
 from fedbilevel.tables.reading import open_table
-from fedbilevel.tables.schema import Schema
+from fedbilevel.tables.schema import Schema, infer
 from tests.federation.direct import Direct, coordinate
 from tests.federation.federation import LONG, SITES, wait_for
 

@@ -12,20 +12,19 @@ import fedbilevel as fb
 from fedbilevel import runs
 from fedbilevel.report import bench as bench_page
 from fedbilevel.report.bench import COSTS, crossing, ranking_table, summarise, target_table
-from fedbilevel.studies.bench import design as bench
-from fedbilevel.studies.bench import measure
-from fedbilevel.studies.bench.data import (
+from fedbilevel.studies import bench
+from fedbilevel.studies.bench import (
     ENTRIES,
-    INNER_RANGE,
-    OUTER_RANGE,
     TASKS,
-    TUNING_SEED,
+    Bench,
     Drawn,
     Pairing,
     factors,
-)  # fmt: skip
-from fedbilevel.studies.bench.measure import Bench
-from fedbilevel.studies.bench.walk import most_exchanges, outer_value, prepared, settled_inner, walk
+    outer_value,
+    prepared,
+    settled_inner,
+    walk,
+)
 from fedbilevel.tasks import Ridge, known_quadratic, random_penalties
 
 TINY = bench.Design(("toy",), ("fedbio", "fedbio-global"), seeds=2, budget=3, rounds=12, points=4)
@@ -48,13 +47,15 @@ def quadratic(lower_level="global"):
 
 def test_search_points_are_the_same_for_all_and_cover_the_ranges():
     points = np.log(factors(64))
-    for column, (low, high) in zip(points.T, (INNER_RANGE, OUTER_RANGE), strict=True):
+    for column, (low, high) in zip(points.T, (bench.INNER_RANGE, bench.OUTER_RANGE), strict=True):
         assert np.log(low) <= column.min()
         assert column.max() <= np.log(high)
         gaps = np.diff(np.sort(column))
         assert gaps.max() < 0.12 * (np.log(high) - np.log(low))
     assert factors(5) == factors(9)[:5]
-    np.testing.assert_allclose(np.exp(points[0]), [np.sqrt(np.prod(INNER_RANGE)), np.sqrt(np.prod(OUTER_RANGE))])
+    np.testing.assert_allclose(
+        np.exp(points[0]), [np.sqrt(np.prod(bench.INNER_RANGE)), np.sqrt(np.prod(bench.OUTER_RANGE))]
+    )
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -88,9 +89,9 @@ def test_a_walk_is_the_engines_own_run():
         assert "test_progress" in row
     assert last["test_progress"] == task.evaluate(result.outer, result.inner)["progress"]
     # The length of the series is drawn: as many exchanges as asked for, less than one step's worth beyond.
-    assert 40 <= last["round"] < 40 + most_exchanges(algorithm)
+    assert 40 <= last["round"] < 40 + bench.most_exchanges(algorithm)
     assert walked.rows[0]["round"] == 0
-    assert last["round"] < most_exchanges(algorithm) * last["iteration"]
+    assert last["round"] < bench.most_exchanges(algorithm) * last["iteration"]
 
 
 def test_a_walk_ends_where_it_diverges():
@@ -125,15 +126,15 @@ def test_the_search_looks_at_validation_rows_only_and_takes_the_best(toys, monke
         return replace(draw(self, pairing, seed), evaluate=refuse)
 
     worths = []
-    worth = measure._worth
+    worth = bench._worth
     monkeypatch.setattr(Bench, "draw", guarded)
-    monkeypatch.setattr(measure, "_worth", lambda *arguments: worths.append(worth(*arguments)) or worths[-1])
+    monkeypatch.setattr(bench, "_worth", lambda *arguments: worths.append(worth(*arguments)) or worths[-1])
     best, about = Bench(TINY, None).tune(Pairing("toy", "global", "fedbio-global"))
-    assert set(seen) == {TUNING_SEED}
+    assert set(seen) == {bench.TUNING_SEED}
     assert len(worths) == about["tried"] == TINY.budget
     assert best == factors(TINY.budget)[int(np.argmin(worths))]
     assert about["tuning_objective"] == min(worths)
-    assert 1000 * bench.FULL.seeds <= TUNING_SEED  # no reported draw
+    assert 1000 * bench.FULL.seeds <= bench.TUNING_SEED  # no reported draw
 
 
 def test_lagging_inner_variables_win_no_search(toys):
@@ -150,9 +151,9 @@ def test_lagging_inner_variables_win_no_search(toys):
     lagging = solved + 0.5 * (pull.astype(np.float32) - solved)
     own = float(outer_value(task.problem, outer, lagging, task.data.val))
     assert own < ridge.objective(outer.astype(float))
-    found = measure._worth(task, measure.Walk([], outer, lagging))
+    found = bench._worth(task, bench.Walk([], outer, lagging))
     np.testing.assert_allclose(found, ridge.objective(outer.astype(float)), rtol=1e-3)
-    assert measure._worth(task, measure.Walk([], None, None)) == np.inf
+    assert bench._worth(task, bench.Walk([], None, None)) == np.inf
 
 
 def handmade():

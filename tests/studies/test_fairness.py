@@ -10,10 +10,19 @@ import pytest
 
 from fedbilevel.fairness.rows import client_rows
 from fedbilevel.runs import read
+from fedbilevel.studies import fairness
 from fedbilevel.studies.data import Rows, make_case, widened
-from fedbilevel.studies.fairness import design as fairness
-from fedbilevel.studies.fairness.design import GRIDS, Design, Slice
-from fedbilevel.studies.fairness.measure import choose, choose_once, compare, expected_gap, floors, summarise
+from fedbilevel.studies.fairness import (
+    GRIDS,
+    Design,
+    Slice,
+    choose,
+    choose_once,
+    compare,
+    expected_gap,
+    floors,
+    summarise,
+)
 
 SMALL = Design(("credit-status",), ("iid",), splits=2, grid_cases=(), steps=40, weight_steps=20)
 
@@ -209,25 +218,25 @@ def test_a_method_with_fewer_splits_is_compared_on_those_it_has():
 
 def test_a_small_run_is_a_folder_that_goes_on(tmp_path):
     told = []
-    first = fairness.run(tmp_path, replace(SMALL, splits=1), told.append, workers=1)
+    first = fairness.run(tmp_path, replace(SMALL, splits=1), told.append, workers=1).tables["rows"]
     assert told[-1][:2] == (1, 1)
     told.clear()
-    result = fairness.run(tmp_path, SMALL, told.append, workers=1)
+    rows = fairness.run(tmp_path, SMALL, told.append, workers=1).tables["rows"]
     assert [standing.done for standing in told] == [1, 2]
-    assert result.rows.groupby("method")["split"].nunique().tolist() == [2] * 10
-    before = first.rows.set_index("method")["test_accuracy"]
-    after = result.rows[result.rows["split"] == 0].set_index("method")["test_accuracy"]
+    assert rows.groupby("method")["split"].nunique().tolist() == [2] * 10
+    before = first.set_index("method")["test_accuracy"]
+    after = rows[rows["split"] == 0].set_index("method")["test_accuracy"]
     pd.testing.assert_series_equal(before, after)
     assert {file.name for file in tmp_path.glob("fairness-*")} == {
         "fairness-rows.csv", "fairness-table.csv", "fairness-settings.json", "fairness-differences.png",
         "fairness-differences.svg", "fairness-floors.csv",
     }  # fmt: skip
-    assert result.rows["test_accuracy"].between(0.5, 1).all()
+    assert rows["test_accuracy"].between(0.5, 1).all()
     kept = read(tmp_path)
     assert kept.rows[["dataset", "split", "seed", "split_seed"]].drop_duplicates().values.tolist() == [
         ["credit-status", "iid", 0, 0], ["credit-status", "iid", 1, 1],
     ]  # fmt: skip
-    assert kept.rows["validation_gap"].tolist() == result.rows["aside_gap"].tolist()
+    assert kept.rows["validation_gap"].tolist() == rows["aside_gap"].tolist()
 
 
 def by_dice(case, label, recipe, setting, default):
@@ -245,15 +254,15 @@ def test_another_command_adds_to_a_folder_and_other_options_are_refused(tmp_path
     monkeypatch.setattr(Design, "write", lambda self, run: None)
     monkeypatch.setattr(fairness.Cases, "get", lambda self, *place: place)
     small = replace(SMALL, grid_cases=("credit-status",))
-    first = fairness.run(tmp_path, SMALL)
+    first = fairness.run(tmp_path, SMALL).tables["rows"]
     both = fairness.run(tmp_path, replace(small, distributions=("noniid",)))
-    assert both.rows.groupby("distribution").size().to_dict() == {"iid": 20, "noniid": 44}
-    assert len(fairness.run(tmp_path, replace(SMALL, splits=1)).rows) == 64, "fewer splits remove nothing"
+    assert both.tables["rows"].groupby("distribution").size().to_dict() == {"iid": 20, "noniid": 44}
+    assert len(fairness.run(tmp_path, replace(SMALL, splits=1)).tables["rows"]) == 64, "fewer splits remove nothing"
     kept = read(tmp_path)
-    pd.testing.assert_series_equal(kept.others["fairness-rows"]["test_gap"].iloc[:20], first.rows["test_gap"])
+    pd.testing.assert_series_equal(kept.tables["rows"]["test_gap"].iloc[:20], first["test_gap"])
     assert len(kept.rows) == 40, "defaults only"
-    assert len(both.chosen)
-    assert both.settings["splits_measured"]["credit-status"]["noniid"]["FedReg penalty=3"] == 2
+    assert len(both.tables["chosen"])
+    assert fairness.splits_measured(both.tables["rows"])["credit-status"]["noniid"]["FedReg penalty=3"] == 2
     with pytest.raises(ValueError, match="was begun with steps = 40, and now steps is 41"):
         fairness.run(tmp_path, replace(SMALL, steps=41))
 

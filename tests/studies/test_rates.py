@@ -9,22 +9,13 @@ import pandas as pd
 import pytest
 
 from fedbilevel.runs import read
-from fedbilevel.studies.rates import design as rates
-from fedbilevel.studies.rates import measure
-from fedbilevel.studies.rates.design import Design
-from fedbilevel.studies.rates.measure import bootstrap_slope, fit, fit_slopes
+from fedbilevel.studies import rates
+from fedbilevel.studies.rates import Design, bootstrap_slope, fit, fit_slopes
 
 TINY = Design(
-    horizons=(20, 200),
-    instances=2,
-    seeds=2,
-    theory_seeds=2,
-    communication_steps=60,
-    local_steps=(2,),
-    replicas=256,
-    client_counts=(1, 8),
-    client_steps=300,
-)
+    horizons=(20, 200), instances=2, seeds=2, theory_seeds=2, communication_steps=60, local_steps=(2,), replicas=256,
+    client_counts=(1, 8), client_steps=300,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("exponent", [-0.5, -2 / 3, -1.0])
@@ -61,7 +52,7 @@ def together(parts):
 
 
 def test_fedbio_falls_with_the_horizon_and_stays_below_the_bound():
-    points, bounds, checks = together([measure.fedbio_rates(horizon, TINY) for horizon in TINY.horizons])
+    points, bounds, checks = together([rates.fedbio_rates(horizon, TINY) for horizon in TINY.horizons])
     means = points.groupby("horizon")["mean_square"].mean()
     assert (np.diff(means.loc[list(TINY.horizons)]) < 0).all()
     overall = fit_slopes(points).iloc[0]
@@ -75,7 +66,7 @@ def test_fedbio_falls_with_the_horizon_and_stays_below_the_bound():
 
 
 def test_fedbioacc_stays_below_the_bound_for_both_variants():
-    points, bounds, checks = together([measure.fedbioacc_rates(previous, TINY) for previous in measure.VARIANTS])
+    points, bounds, checks = together([rates.fedbioacc_rates(previous, TINY) for previous in rates.VARIANTS])
     assert points["variant"].nunique() == 4
     assert set(points["horizon"]) == set(bounds["horizon"]) == set(TINY.horizons)
     assert (bounds["measured"] <= bounds["bound"]).all()
@@ -86,21 +77,21 @@ def test_fedbioacc_stays_below_the_bound_for_both_variants():
 
 
 def test_variance_of_an_estimate_shrinks_with_clients_and_its_bias_does_not():
-    table = measure.estimator_errors(TINY)["estimator"].set_index("clients")
+    table = rates.estimator_errors(TINY)["estimator"].set_index("clients")
     assert fit(table.index.to_numpy(dtype=float), table["variance"].to_numpy()) == pytest.approx(-1, abs=0.3)
     assert table["bias_square"].nunique() == 1
     assert table["bias_square"].iloc[0] > 0.05
 
 
 def test_only_unbiased_runs_profit_from_more_clients():
-    ends = pd.concat([measure.speedup(name, TINY)["speedup"] for name in ("unbiased", "truncated")])
+    ends = pd.concat([rates.speedup(name, TINY)["speedup"] for name in ("unbiased", "truncated")])
     ends = ends.groupby(["estimator", "clients"])["mean_square"].mean()
     assert ends["unbiased"][8] < 0.5 * ends["unbiased"][1]
     assert ends["truncated"][8] > 0.5 * ends["truncated"][1]
 
 
 def test_bytes_are_counted():
-    paths = [measure.communication(name, 2, TINY)["communication"] for name in ("fedbio", "fedbioacc")]
+    paths = [rates.communication(name, 2, TINY)["communication"] for name in ("fedbio", "fedbioacc")]
     last = pd.concat(paths).groupby(["algorithm", "run"]).tail(1).set_index("algorithm")
     outer, clients, rounds = 3 * 8, 4, 30
     assert last.loc["fedbio", "bytes"] == 2 * outer * clients * rounds
@@ -174,7 +165,7 @@ def test_a_folder_with_tables_and_figures_that_goes_on(invented, tmp_path, monke
     assert max(told) == 10
     again = rates.run(tmp_path / "one", quick=True)
     assert len(invented) == 10
-    pd.testing.assert_frame_equal(again.points, result.points)
+    pd.testing.assert_frame_equal(again.tables["points"], result.tables["points"])
     kept = read(tmp_path / "one")
     assert kept.status == "complete"
     assert kept.rows.groupby("split")["mean_square"].size().to_dict() == {"fedbio": 18, "fedbioacc": 72}
@@ -182,10 +173,10 @@ def test_a_folder_with_tables_and_figures_that_goes_on(invented, tmp_path, monke
     names = {path.name for path in (tmp_path / "one").iterdir() if path.name.startswith("rates-")}
     assert len(names) == 7 + 1 + 4 * 2
     summary = json.loads((tmp_path / "one" / "rates-summary.json").read_text())
-    assert summary["points_below_bound"] == summary["points_with_bound"] == len(result.bounds)
+    assert summary["points_below_bound"] == summary["points_with_bound"] == len(result.tables["bounds"])
     assert (summary["settings"]["quick"], summary["settings"]["seed"]) == (True, 0)
     written = pd.read_csv(tmp_path / "one" / "rates-slopes.csv")
-    np.testing.assert_allclose(written["slope"], result.slopes["slope"])
+    np.testing.assert_allclose(written["slope"], result.tables["slopes"]["slope"])
     before = {name: (tmp_path / "one" / name).read_bytes() for name in names}
     rates.QUICK.write(kept)
     assert {name: (tmp_path / "one" / name).read_bytes() for name in names} == before, "figures are repeatable"

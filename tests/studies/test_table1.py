@@ -9,20 +9,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbilevel.datasets import load_credit
+from fedbilevel.datasets import load_credit, partition
 from fedbilevel.fairness import FairFederatedClassifier, equal_opportunity_difference
 from fedbilevel.problem import ClientData
 from fedbilevel.runs import model_file, read
+from fedbilevel.runs.files import digest
+from fedbilevel.studies import table1
 from fedbilevel.studies.data import SET_ASIDE, SOURCES, TEST_SHARE, make_case
-from fedbilevel.studies.table1 import design as table1
-from fedbilevel.studies.table1.design import LABELS, RATES, SHORT, Design, Trial, from_configuration, named
+from fedbilevel.studies.table1 import LABELS, RATES, SHORT, Design, Trial, from_configuration, named
 
 SMALL = Design(("credit",), ("iid", "noniid"), ("fedavg", "fcfl"), seeds=3, steps=20)
 PROGRAM = """
 import sys
 import jax
 jax.config.update("jax_enable_x64", True)
-from fedbilevel.studies.table1.design import Design, run
+from fedbilevel.studies.table1 import Design, run
 def report(standing):
     print(standing.done, flush=True)
 run(Design(("credit",), ("iid", "noniid"), ("fedavg", "fcfl"), seeds=3, steps=20), sys.argv[1], report, workers=1)
@@ -124,23 +125,16 @@ def test_rows_tell_what_the_saved_models_do(finished):
         trial = Trial("credit", row["split"], method, row["rate"], 0, (row["seed"],))
         case = make_case("credit", row["split"], 0, "clean")
         classifier = FairFederatedClassifier.load(model_file(finished, trial.key(row["seed"]).replace(" ", "-")))
-        from fedbilevel.datasets import partition
-
         _, test = partition.train_test_split(data.groups, test_share=TEST_SHARE, seed=0)
         predicted = classifier.predict(data.X.iloc[test])
         truth = data.y.to_numpy()[test]
         assert row["test_accuracy"] == (predicted == truth).mean()
         gap = equal_opportunity_difference(truth, predicted, sensitive_features=data.groups.iloc[test])
         assert abs(row["test_gap"] - gap) < 1e-12
-        assert (
-            row["validation_accuracy"]
-            == ((case.validation.features[:, case.padding :] @ classifier.params_ > 0) == case.validation.labels).mean()
-        )
-        last = finished.history[
-            (finished.history["split"] == row["split"])
-            & (finished.history["method"] == row["method"])
-            & (finished.history["seed"] == row["seed"])
-        ].iloc[-1]
+        accepted = case.validation.features[:, case.padding :] @ classifier.params_ > 0
+        assert row["validation_accuracy"] == (accepted == case.validation.labels).mean()
+        marks = ["split", "method", "seed"]
+        last = finished.history.set_index(marks).loc[[tuple(row[mark] for mark in marks)]].iloc[-1]
         assert last["test_accuracy"] == row["test_accuracy"]
         assert last["bytes_up"] == row["bytes_up"] > 0
     groups = finished.groups.query("part == 'test' and split == 'iid' and method == 'FedAvg' and seed == 0")
@@ -188,8 +182,6 @@ def test_one_run_computed_again_is_the_same(finished, tmp_path):
         first.to_csv(rows, index=False)
         with pytest.raises(ValueError, match="damaged or was changed"):
             table1.verify(finished.path, 0)
-        from fedbilevel.runs.tables import digest
-
         old = about.split('"rows.csv" = "')[1].split('"')[0]
         (finished.path / "run.toml").write_text(about.replace(old, digest(rows.read_bytes())))
         assert set(table1.verify(finished.path, 0).differences) == {"test_accuracy"}
@@ -234,9 +226,8 @@ def test_choice_ignores_test_rows_and_diverged_runs():
             "seed": 0,
             "rate": trial.rate,
         }
-        rows[trial.key(0)] = pd.DataFrame(
-            [{**marks, "validation_accuracy": accuracy, "validation_gap": gap, "test_accuracy": test}]
-        )
+        found = {"validation_accuracy": accuracy, "validation_gap": gap, "test_accuracy": test}
+        rows[trial.key(0)] = pd.DataFrame([{**marks, **found}])
     order, extra = design.merged(Folder(rows))
     assert order == ["credit iid fedavg 0.1 0"], "the highest validation accuracy, of equals the smaller gap"
     assert extra["grid"]["chosen"].tolist() == [False, False, True, False]

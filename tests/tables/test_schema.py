@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbilevel.datasets import load_credit
-from fedbilevel.tables.cells import numbers_of
+from fedbilevel.tables.columns import numbers_of
 from fedbilevel.tables.encoder import Encoder, Statistics, combine, parse, site_statistics, stack
-from fedbilevel.tables.infer import infer
 from fedbilevel.tables.reading import open_table
-from fedbilevel.tables.schema import MISSING, Column, Schema
+from fedbilevel.tables.schema import MISSING, Column, Schema, infer
 
 ROWS = 60
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=10)
@@ -49,6 +48,10 @@ def sites(rows=ROWS):
 def schema_of(frame, **options):
     chosen = {"target": "ill", "sensitive": "sex", "site": "site"} | options
     return infer([frame] if isinstance(frame, pd.DataFrame) else frame, **chosen)
+
+
+def encoder_of(schema, frame):
+    return Encoder.from_statistics(schema, site_statistics(schema, frame))
 
 
 def column(schema, name):
@@ -99,7 +102,7 @@ def test_several_sensitive_columns_and_their_use_as_features():
     assert schema.groups == ("f & no", "f & yes", "m & no", "m & yes")
     assert column(schema, "sex").kind == "category"
     frame = sites().assign(insured=lambda one: one["insured"].where(one.index != 0, "?"))
-    encoder = Encoder.from_statistics(schema, site_statistics(schema, frame))
+    encoder = encoder_of(schema, frame)
     codes = encoder.groups(frame)
     assert codes[0] == -1
     joined = frame["sex"] + " & " + frame["insured"]
@@ -136,7 +139,7 @@ def test_three_classes_with_a_positive_one():
     schema = schema_of(sites().assign(ill=["a", "b", "c"] * 20), positive="b")
     assert (schema.classes, schema.negative) == (("a", "b", "c"), "not b")
     frame = sites().assign(ill=["a", "b", "?"] * 20)
-    assert Encoder.from_statistics(schema, site_statistics(schema, frame)).labels(frame)[:3].tolist() == [0, 1, -1]
+    assert encoder_of(schema, frame).labels(frame)[:3].tolist() == [0, 1, -1]
 
 
 def test_ten_thousand_groups_stop_early(tmp_path):
@@ -175,8 +178,8 @@ def test_a_file_and_a_frame_give_the_same(tmp_path):
     assert schema == schema_of(frame)
     csv = next(iter(open_table(tmp_path / "all.csv").chunks()))
     np.testing.assert_array_equal(
-        Encoder.from_statistics(schema, site_statistics(schema, csv)).transform(csv),
-        Encoder.from_statistics(schema, site_statistics(schema, frame)).transform(next(iter(from_parquet.chunks()))),
+        encoder_of(schema, csv).transform(csv),
+        encoder_of(schema, frame).transform(next(iter(from_parquet.chunks()))),
     )
 
 
@@ -192,7 +195,7 @@ def test_encoding_is_the_clean_encoding():
         ),
     )
     train = frame.iloc[:700]
-    encoder = Encoder.from_statistics(schema, site_statistics(schema, train))
+    encoder = encoder_of(schema, train)
     learned = Encoder.learn(data.X)
     scaling = Encoder.learn(train[learned.numbers])
     reference = dataclasses.replace(learned, means=scaling.means, spreads=scaling.spreads)
@@ -216,7 +219,7 @@ def test_sites_agree_without_sharing_rows():
             np.testing.assert_array_equal(mine, other)
     np.testing.assert_array_equal(
         Encoder.from_statistics(schema, together).transform(frame),
-        Encoder.from_statistics(schema, site_statistics(schema, frame)).transform(frame),
+        encoder_of(schema, frame).transform(frame),
     )
     assert all(array.shape in ((1,), (3,)) for array in together)  # nothing else leaves a site
     with pytest.raises(ValueError, match="no statistics"):
@@ -231,12 +234,12 @@ def test_large_numbers_keep_their_spread():
     values = 1e9 + np.arange(100.0) % 7
     frame = sites(100).assign(age=values)
     schema = schema_of(frame)
-    encoder = Encoder.from_statistics(schema, site_statistics(schema, frame))
+    encoder = encoder_of(schema, frame)
     place = [one.name for one in schema.numbers].index("age")
     np.testing.assert_allclose(encoder.spreads[place], values.std(), rtol=1e-9)
     constant = dataclasses.replace(schema, columns=(Column("age", center=5.0),))
     alike = sites(100).assign(age=0.1)
-    assert Encoder.from_statistics(constant, site_statistics(constant, alike)).spreads.tolist() == [1.0]
+    assert encoder_of(constant, alike).spreads.tolist() == [1.0]
 
 
 @pytest.fixture
@@ -250,7 +253,7 @@ def small():
 
 def test_rules_for_missing_and_unknown_cells(small):
     train = pd.DataFrame({"n": ["1", "3"], "c": "a", "d": "b", "t": "no", "r": ["0", "2"]}, dtype=object)
-    encoder = Encoder.from_statistics(small, site_statistics(small, train))
+    encoder = encoder_of(small, train)
     frame = pd.DataFrame(
         {
             "n": ["3", "?", None, 1e9],
@@ -424,7 +427,7 @@ def test_any_cells_give_finite_features_or_a_sentence(data):
     sentence = "."
     try:
         schema = infer([frame], target="y", sensitive="sex", rare=1)
-        features = Encoder.from_statistics(schema, site_statistics(schema, frame)).transform(frame)
+        features = encoder_of(schema, frame).transform(frame)
         assert features.shape == (rows, len(schema.feature_names))
         assert features.dtype == np.float32
         assert np.isfinite(features).all()

@@ -3,7 +3,7 @@
 import numpy as np
 
 import fedbilevel as fb
-from fedbilevel.studies.bench.walk import settled_inner
+from fedbilevel.studies.bench import settled_inner
 from fedbilevel.tasks import digits
 
 IMAGES = digits()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbilevel.studies.bench.walk import settled_inner
+from fedbilevel.studies.bench import settled_inner
 from fedbilevel.tasks import data_cleaning
 from fedbilevel.tasks.cleaning import auc, corrupt
 from tests.tasks.common import IMAGES, rows_of, settled, softmax_losses, train

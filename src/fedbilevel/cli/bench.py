@@ -45,10 +45,10 @@ def bench(
     Step sizes are tuned with the same budget for every algorithm, on validation rows of a draw of their own.
     """
     prepare(out)
-    from fedbilevel.studies.bench import design
+    from fedbilevel.studies import bench as study
 
-    chosen = design.design_of(tasks, algorithms, seeds, budget, rounds, quick, data)
-    result = conducted(lambda report, line: design.run(out, chosen, report, line), out, quiet)
+    chosen = study.design_of(tasks, algorithms, seeds, budget, rounds, quick, data)
+    result = conducted(lambda report, line: study.run(out, chosen, report, line), out, quiet)
     if as_json:
         tables = {name: records(getattr(result, name)) for name in ("ranking", "targets", "scores")}
         about = {"folder": None if out is None else str(out), "configuration": result.configuration}

@@ -14,7 +14,7 @@ from fedbilevel.cli.terminal import AsJson, Quiet, console, records, show
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedbilevel.studies.fairness.design import FairnessResult
+    from fedbilevel.runs import Run
 
 ALL = "adult-sex,adult-race,credit-status"
 TITLES = {"adult-sex": "Adult by sex", "adult-race": "Adult by race", "credit-status": "German Credit by status"}
@@ -52,34 +52,36 @@ def fairness(
     Means and 95 % intervals over random splits, and differences to FedAvg on the same split.
     """
     prepare(out)
-    from fedbilevel.studies.fairness import design
+    from fedbilevel.studies import fairness as study
 
-    chosen = design.chosen_design(cases, splits, grids, quick)
-    result = conducted(lambda report, line: design.run(out, chosen, report, line), out, quiet)
+    chosen = study.chosen_design(cases, splits, grids, quick)
+    run = conducted(lambda report, line: study.run(out, chosen, report, line), out, quiet)
     if as_json:
-        tables = {name: records(getattr(result, name)) for name in ("table", "chosen", "duels", "floors")}
+        names = ("table", "chosen", "duels", "floors")
+        tables = {name: records(run.tables[name]) if name in run.tables else [] for name in names}
         print(json.dumps({"folder": None if out is None else str(out), **tables}, allow_nan=False))
     elif not quiet:
-        _print(result, out)
+        _print(run, out)
 
 
-def _print(result: FairnessResult, out: Path | None) -> None:
+def _print(run: Run, out: Path | None) -> None:
     paper = console(120)
-    for (case, kind), table in result.table.groupby(["case", "distribution"], sort=False):
+    tables = run.tables
+    for (case, kind), table in tables["table"].groupby(["case", "distribution"], sort=False):
         show(paper, f"{TITLES[str(case)]}, {KINDS[str(kind)]}: every method with its default", _by_method(table))
-    if len(result.duels):
-        duels = result.duels[["case", "distribution", "choice", "against", "splits", "gap", "accuracy"]]
-        duels = duels.assign(gap=_spans(result.duels, "gap"), accuracy=_spans(result.duels, "accuracy"))
+    if "duels" in tables:
+        spans = {name: _spans(tables["duels"], name) for name in ("gap", "accuracy")}
+        duels = tables["duels"][["case", "distribution", "choice", "against", "splits", *spans]].assign(**spans)
         show(paper, "FedBiOAcc with cells minus the others, settings chosen on rows set aside", duels)
-    show(paper, "How small a gap can be: what fair models show on test parts of this size", _floors(result.floors))
+    show(paper, "How small a gap can be: what fair models show on test parts of this size", _floors(tables["floors"]))
     lines = [
         "Accuracy and gap are means over the splits, on test rows; the gap is the largest true-positive rate of a group minus "
         "the smallest.  In brackets: 95 % intervals."
     ]
-    fewest = int(result.table["splits"].min())
+    fewest = int(tables["table"]["splits"].min())
     if fewest < FEW:
         lines.append(f"With {fewest} splits the intervals say little; 20 are usual.")
-    if result.settings.get("steps") is not None:
+    if run.configuration.get("steps") is not None:
         lines.append("Training was short (--quick): this is a look at the command, not a measurement.")
     paper.print("\n".join(lines), highlight=False)
     if out is not None:
@@ -103,7 +105,7 @@ def _by_method(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _floors(floors: pd.DataFrame) -> pd.DataFrame:
-    """The table of `fedbilevel.studies.fairness.measure.floors` in words."""
+    """The table of `fedbilevel.studies.fairness.floors` in words."""
     import pandas as pd
 
     smallest, largest = (floors[name].round().astype(int) for name in ("smallest", "largest"))

@@ -54,7 +54,7 @@ def inferred(tables: Sequence[Table], target: str | None, sensitive: list[str] |
         raise ValueError(f"--target is missing: name the column to predict{otherwise}.")
     if not sensitive:
         raise ValueError(f"--sensitive is missing: name the column that makes the groups{otherwise}.")
-    from fedbilevel.tables.infer import infer
+    from fedbilevel.tables.schema import infer
 
     return infer(
         tables, target=target, sensitive=sensitive, site=site, positive=positive, keep_sensitive=keep_sensitive, rare=rare

@@ -12,7 +12,7 @@ from fedbilevel.cli.studies import conducted, prepare
 from fedbilevel.cli.terminal import AsJson, Quiet, console, records, show
 
 if TYPE_CHECKING:
-    from fedbilevel.studies.rates.design import RatesResult
+    import pandas as pd
 
 
 def rates(
@@ -27,29 +27,30 @@ def rates(
     Slopes with confidence intervals, and the bounds beside the measurements.
     """
     prepare(out)
-    from fedbilevel.studies.rates import design
+    from fedbilevel.studies import rates as study
 
-    result = conducted(lambda report, line: design.run(out, quick, seed, report, line), out, quiet)
+    tables = conducted(lambda report, line: study.run(out, quick, seed, report, line), out, quiet).tables
     if as_json:
-        tables = {name: records(getattr(result, name)) for name in ("slopes", "bounds", "estimator", "checks")}
-        print(json.dumps({"folder": None if out is None else str(out), **tables}, allow_nan=False))
+        said = {name: records(tables[name]) for name in ("slopes", "bounds", "estimator", "checks")}
+        print(json.dumps({"folder": None if out is None else str(out), **said}, allow_nan=False))
     elif not quiet:
-        _print(result, out)
+        _print(tables, out)
 
 
-def _print(result: RatesResult, out: Path | None) -> None:
+def _print(tables: dict[str, pd.DataFrame], out: Path | None) -> None:
     paper = console(110)
-    interval = [
-        f"[{low:.3f}, {high:.3f}]" for low, high in zip(result.slopes["low"], result.slopes["high"], strict=True)
-    ]
-    slopes = result.slopes.assign(interval=interval)[["algorithm", "variant", "range", "slope", "interval", "theory"]]
+    slopes, checks = tables["slopes"], tables["checks"]
+    interval = [f"[{low:.3f}, {high:.3f}]" for low, high in zip(slopes["low"], slopes["high"], strict=True)]
+    slopes = slopes.assign(interval=interval)[["algorithm", "variant", "range", "slope", "interval", "theory"]]
     show(paper, "Slope of log mean |grad h|^2 against log T, with 95 % intervals", slopes)
-    below = result.bounds.groupby(["algorithm", "variant"], sort=False).agg(
-        points=("holds", "size"), below_bound=("holds", "sum"), inside_region=("inside", "sum")
+    below = (
+        tables["bounds"]
+        .groupby(["algorithm", "variant"], sort=False)
+        .agg(points=("holds", "size"), below_bound=("holds", "sum"), inside_region=("inside", "sum"))
     )
     show(paper, "Measurements with the theorems' step sizes, beside the theorems' bounds", below.reset_index())
-    show(paper, "One hypergradient estimate averaged over clients: variance shrinks, bias stays", result.estimator)
-    failing = result.checks[~result.checks["holds"]]
-    paper.print(f"{len(result.checks) - len(failing)} of {len(result.checks)} step-size conditions hold.")
+    show(paper, "One hypergradient estimate averaged over clients: variance shrinks, bias stays", tables["estimator"])
+    failing = checks[~checks["holds"]]
+    paper.print(f"{len(checks) - len(failing)} of {len(checks)} step-size conditions hold.")
     if out is not None:
         paper.print(f"Tables and figures are in {out}", highlight=False, soft_wrap=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedbilevel.report.reading import Metric, Reading
     from fedbilevel.report.summary import Estimate, Estimates
     from fedbilevel.runs import Run
-    from fedbilevel.studies.table1.design import Verified
+    from fedbilevel.studies.table1 import Verified
 
 OUT = Path("runs/table1")
 MARKS = {"best": " *", "lead": " +", "tied": "", "": ""}
@@ -63,7 +63,7 @@ def table1(
 
     Two datasets, two distributions, six methods, ten seeds.
     """
-    from fedbilevel.studies.table1 import design as study
+    from fedbilevel.studies import table1 as study
 
     if verify is not None:
         prepare(None)

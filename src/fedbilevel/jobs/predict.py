@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel.fairness.saving import FittedModel
-from fedbilevel.tables.cells import MISSING_CODE, UNKNOWN_CODE
+from fedbilevel.tables.columns import MISSING_CODE, UNKNOWN_CODE
 from fedbilevel.tables.encoder import Parsed, parse
 from fedbilevel.tables.reading import CHUNK_ROWS, Table
 

@@ -22,9 +22,8 @@ SLOPES = {"fedbio": (-1 / 2, "slope −1/2"), "fedbioacc": (-2 / 3, "slope −2/
 
 def charts(reading: Reading) -> list[Chart]:
     """The figures of a study's page."""
-    command = reading.run.command
-    tables = {name.removeprefix(f"{command}-"): table for name, table in reading.run.others.items()}
-    if command == "rates":
+    tables = reading.run.tables
+    if reading.run.command == "rates":
         return rates(tables) if tables else []
     usual, grids = figures(reading), front(tables, reading)
     return usual if grids is None else [*usual[:1], grids, *usual[1:]]

@@ -32,8 +32,7 @@ What a row says, by command (columns of `ROWS` that a command does not measure a
     ``rates-communication``, ``rates-estimator``, ``rates-speedup``.
 """
 
+from fedbilevel.runs.files import FORMAT, GROUPS, HISTORY, ROWS, TABLES, WEIGHTS, Run, model_file, read
 from fedbilevel.runs.folder import RunFolder
-from fedbilevel.runs.reading import FORMAT, Run, model_file, read
-from fedbilevel.runs.tables import GROUPS, HISTORY, ROWS, TABLES, WEIGHTS
 
 __all__ = ["FORMAT", "GROUPS", "HISTORY", "ROWS", "TABLES", "WEIGHTS", "Run", "RunFolder", "model_file", "read"]

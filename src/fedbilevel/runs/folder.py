@@ -18,8 +18,8 @@ import pandas as pd
 
 from fedbilevel import storage
 from fedbilevel._version import __version__
-from fedbilevel.runs.reading import FORMAT, MODELS, PARTS, SETTINGS_FILE, Run, read, read_about, read_parts
-from fedbilevel.runs.tables import TABLES, csv_text, digest, models_of, part_name, part_text, stacked, tidy
+from fedbilevel.runs import files
+from fedbilevel.runs.files import MODELS, PARTS, SETTINGS_FILE, Run
 
 Model = Mapping[str, Any] | Callable[[Path], Any]
 """Arrays by name, or a function that writes the ``.npz`` file it is given."""
@@ -54,9 +54,9 @@ class RunFolder:
             with _explained(folder, "write to"):
                 storage.remove_drafts(folder)
                 if (folder / SETTINGS_FILE).exists():
-                    about = read_about(folder)
+                    about = files.read_about(folder)
                     _check_same(folder, about, command, wanted)
-                    keys = {key for key, _ in read_parts(folder)}
+                    keys = {part.key for part in files.read_parts(folder)}
                 else:
                     about, keys = _new(command, wanted, line), set()
                     (folder / PARTS).mkdir(exist_ok=True)
@@ -98,14 +98,19 @@ class RunFolder:
         if self.done(key):
             raise ValueError(f"The part {key!r} of {self.path} has been saved before.")
         given = {"rows": rows, "groups": groups, "weights": weights, "history": history, **(others or {})}
-        tables = {name: tidy(name, frame) for name, frame in given.items() if frame is not None}
+        tables = {name: files.tidy(name, frame) for name, frame in given.items() if frame is not None}
         with _explained(self.path, "save results in"):
             if self.complete:
                 self._describe({"status": "running", "files": None})
             for name, model in (models or {}).items():
-                _write_model(self.path / MODELS / f"{name}.npz", model)
+                target = self.path / MODELS / f"{name}.npz"
+                if callable(model):
+                    with storage.draft(target) as draft:
+                        model(draft)
+                else:
+                    storage.write_arrays(target, model)
             # The part itself comes last: with it, the results count as saved.
-            storage.write(self.path / PARTS / part_name(key), part_text(key, tables, list(models or {})))
+            storage.write(self.path / PARTS / files.part_name(key), files.part_text(key, tables, list(models or {})))
         with self._threads:
             self._keys.add(key)
 
@@ -116,7 +121,7 @@ class RunFolder:
 
     def parts(self) -> dict[str, dict[str, pd.DataFrame]]:
         """The tables of every saved part, by key; of a complete run that does not grow there are none left."""
-        return dict(read_parts(self.path))
+        return {part.key: part.tables for part in files.read_parts(self.path)}
 
     def finish(self, order: Sequence[str] | None = None, extra: Mapping[str, pd.DataFrame] | None = None) -> Run:
         """Merge the parts into the tables, mark the run complete and return it.
@@ -129,35 +134,34 @@ class RunFolder:
             with _explained(self.path, "save results in"):
                 self._merge(list(order) if order is not None else sorted(self._keys), extra or {})
             self.log("complete")
-        return read(self.path)
+        return files.read(self.path)
 
     def _merge(self, order: list[str], extra: Mapping[str, pd.DataFrame]) -> None:
-        parts = self.parts()
+        parts = {part.key: part for part in files.read_parts(self.path)}
         absent = [key for key in order if key not in parts]
         if absent:
             raise ValueError(
                 f"The part {absent[0]!r} of {self.path} has not been saved, so the run cannot be finished."
             )
-        pieces: dict[str, list[pd.DataFrame]] = {name: [] for name in TABLES}
+        pieces: dict[str, list[pd.DataFrame]] = {name: [] for name in files.TABLES}
         for key in order:
-            for name, frame in parts[key].items():
+            for name, frame in parts[key].tables.items():
                 pieces.setdefault(name, []).append(frame)
-        merged = {name: stacked(name, frames) for name, frames in pieces.items() if frames}
-        files = {}
+        merged = {name: files.stacked(name, frames) for name, frames in pieces.items() if frames}
+        checksums = {}
         for name, table in {**merged, **extra}.items():
-            text = csv_text(table)
+            text = files.csv_text(table)
             storage.write(self.path / f"{name}.csv", text)
-            files[f"{name}.csv"] = digest(text)
+            checksums[f"{name}.csv"] = files.digest(text)
         if "rows" in merged:
             self._write_parquet(self.path / "rows.parquet", merged["rows"])
-        self._describe({"status": "complete", "files": files})
-        for key in parts:
-            file = self.path / PARTS / part_name(key)
+        self._describe({"status": "complete", "files": checksums})
+        for key, part in parts.items():
             if key not in order:
-                for name in models_of(file):
+                for name in part.models:
                     (self.path / MODELS / f"{name}.npz").unlink(missing_ok=True)
             if not self._grows:
-                file.unlink(missing_ok=True)
+                (self.path / PARTS / files.part_name(key)).unlink(missing_ok=True)
 
     def _describe(self, change: dict[str, Any]) -> None:
         self._about = {**self._about, **change}
@@ -198,7 +202,7 @@ def _new(command: str, configuration: dict[str, Any], line: str) -> dict[str, An
         with suppress(PackageNotFoundError):
             packages[name] = version(name)
     return {
-        "format": FORMAT,
+        "format": files.FORMAT,
         "command": command,
         "fedbilevel": __version__,
         "created": _now(),
@@ -262,11 +266,3 @@ def _explained(folder: Path, doing: str) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(f"Cannot {doing} {folder} ({reason}); what was saved there before is intact.") from error
-
-
-def _write_model(target: Path, model: Model) -> None:
-    if not callable(model):
-        storage.write_arrays(target, model)
-        return
-    with storage.draft(target) as draft:
-        model(draft)

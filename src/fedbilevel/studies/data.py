@@ -101,21 +101,15 @@ class Case:
 class Cases:
     """The cases used last; one of Adult takes about 60 MB."""
 
-    HELD = 6
-
     def __init__(self) -> None:
-        self.held: dict[tuple[Any, ...], Case] = {}
+        self.make = lru_cache(maxsize=6)(make_case)
         self.lock = threading.Lock()
 
     def get(self, *place: Any) -> Case:
         """What `make_case` gives."""
         # Making one is NumPy and pandas, which hold the interpreter: two threads would not be faster.
         with self.lock:
-            case = self.held.pop(place, None) or make_case(*place)
-            self.held[place] = case
-            while len(self.held) > self.HELD:
-                del self.held[next(iter(self.held))]
-            return case
+            return self.make(*place)
 
 
 class Halves(NamedTuple):

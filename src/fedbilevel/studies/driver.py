@@ -12,8 +12,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -95,13 +95,9 @@ def conduct(
 
     ``out``: a run folder; None keeps nothing.  ``workers``: threads; by default one a core.
     """
-    about: dict[str, Any] = {
-        "command": study.command,
-        "configuration": study.configuration(),
-        "line": line,
-        "grows": study.grows,
-    }
-    with _home(out) as path, RunFolder.open(path, **about) as folder:
+    about: dict[str, Any] = {"command": study.command, "configuration": study.configuration(), "grows": study.grows}
+    home = TemporaryDirectory(prefix="fedbilevel-") if out is None else nullcontext(str(out))
+    with home as path, RunFolder.open(path, line=line, **about) as folder:
         parts = study.parts()
         left = [part for part in parts if not all(map(folder.done, part.keys))]
         if left:
@@ -121,15 +117,6 @@ def listed(option: str, text: str, known: Collection[str]) -> tuple[str, ...]:
         if name not in known:
             raise ValueError(f"{option} names {name!r}, which is unknown; choose from {', '.join(known)}.")
     return names
-
-
-@contextmanager
-def _home(out: str | Path | None) -> Iterator[Path]:
-    if out is not None:
-        yield Path(out)
-        return
-    with TemporaryDirectory(prefix="fedbilevel-") as folder:
-        yield Path(folder)
 
 
 class _Crew:

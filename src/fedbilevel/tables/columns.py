@@ -1,4 +1,5 @@
-"""Columns and tables in whatever form they arrive (pandas, polars, NumPy, lists), turned into pandas and checked.
+"""Columns and tables in whatever form they arrive (pandas, polars, NumPy, lists), turned into pandas and checked; and their
+cells, as text or as what Parquet and pandas hold, turned into texts, numbers and codes.
 
 Everything that reads user data goes through here, so that a missing group, a wrong length or a misspelt column is
 reported once, in one sentence, under the name the caller used for the argument.
@@ -7,6 +8,7 @@ reported once, in one sentence, under the name the caller used for the argument.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,9 +16,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+Codes = NDArray[np.int32]
+Numbers = NDArray[np.float64]
+
 # Between the values of several sensitive columns when they are read as one: "Black & Female".
 JOIN = " & "
+MISSING_GROUP = "(missing)"
+MISSING_CODE = -1
+UNKNOWN_CODE = -2
+LARGEST = 1e100
+"""A number beyond this is taken for a mistake; squares and sums of smaller ones stay finite."""
 
+_WHOLE = re.compile(r"([+-]?\d+)\.0+")
 _NEGATIVE_AND_POSITIVE = ((0, 1), (-1, 1))  # the two codings of a binary label that need no `pos_label`
 
 
@@ -124,6 +135,73 @@ def binary_labels(values: Any, name: str, *, pos_label: Any = None) -> NDArray[n
             "name the positive class with pos_label."
         )
     return np.asarray(series == 1).astype(np.int8)
+
+
+def distinct_texts(column: pd.Series[Any], missing: frozenset[str]) -> tuple[NDArray[np.int64], list[str | None]]:
+    """Codes of a column's cells and the texts they stand for; a missing cell has code -1 or a text None.
+
+    The same value is the same text wherever it comes from: 1, 1.0 and "1.0" are "1", True is "true".
+    """
+    codes, values = pd.factorize(column.astype(object))
+    return codes, [_text(value, missing) for value in values]
+
+
+def _text(value: Any, missing: frozenset[str]) -> str | None:
+    if isinstance(value, str):
+        stripped = value.strip()
+        if stripped in missing:
+            return None
+        whole = _WHOLE.fullmatch(stripped)
+        return whole.group(1) if whole else stripped
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    if isinstance(value, float | np.floating):
+        return str(int(value)) if float(value).is_integer() else repr(float(value))
+    return str(value)
+
+
+def texts(column: pd.Series[Any], missing: frozenset[str]) -> NDArray[np.object_]:
+    """Every cell as text, None where it is missing."""
+    codes, values = distinct_texts(column, missing)
+    # The code -1 takes the last entry.
+    return np.array([*values, None], dtype=object)[codes]
+
+
+def codes_of(column: pd.Series[Any], values: Sequence[str], missing: frozenset[str]) -> Codes:
+    """Place of every cell in ``values``; `MISSING_CODE` where it is missing, `UNKNOWN_CODE` where it is not listed."""
+    codes, found = distinct_texts(column, missing)
+    place = {value: i for i, value in enumerate(values)}
+    looked_up = [MISSING_CODE if value is None else place.get(value, UNKNOWN_CODE) for value in found]
+    return np.array([*looked_up, MISSING_CODE], dtype=np.int32)[codes]
+
+
+def numbers_of(column: pd.Series[Any], decimal: str, missing: frozenset[str]) -> tuple[Numbers, NDArray[np.bool_]]:
+    """Every cell as a number, NaN where it is missing or no number up to `LARGEST`; and where it is the latter."""
+    if pd.api.types.is_numeric_dtype(column):
+        values = column.to_numpy(np.float64, na_value=np.nan)
+        too_large = np.abs(values) > LARGEST
+        return np.where(too_large, np.nan, values), too_large
+    cells = column.astype(object)
+    absent = cells.isna() | cells.isin(missing)
+    if decimal == ",":
+        cells = cells.map(lambda cell: cell.replace(",", ".") if isinstance(cell, str) and "." not in cell else cell)
+    values = pd.to_numeric(cells.where(~absent), errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    values = np.where(np.abs(values) <= LARGEST, values, np.nan)
+    return values, np.isnan(values) & ~absent.to_numpy(bool)
+
+
+def group_texts(
+    frame: pd.DataFrame, columns: Sequence[str], missing: frozenset[str], *, own: bool = False
+) -> NDArray[np.object_]:
+    """The joined group of every row ("Black & Female"), None where a part is missing; with ``own`` that is written as one."""
+
+    def join(cells: tuple[str | None, ...]) -> str | None:
+        there = [MISSING_GROUP if own and cell is None else cell for cell in cells]
+        return None if None in there else JOIN.join(cell for cell in there if cell is not None)
+
+    joined = np.empty(len(frame), dtype=object)
+    joined[:] = [join(cells) for cells in zip(*(texts(frame[name], missing) for name in columns), strict=True)]
+    return joined
 
 
 def check_lengths(**columns: Any) -> None:

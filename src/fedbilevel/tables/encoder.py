@@ -17,17 +17,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedbilevel.tables.cells import (
+from fedbilevel.tables.columns import (
     MISSING_CODE,
     UNKNOWN_CODE,
     Codes,
     Numbers,
-    read_codes,
-    read_groups,
-    read_labels,
-    read_numbers,
+    check_columns,
+    codes_of,
+    group_texts,
+    is_number_column,
+    listed,
+    numbers_of,
+    to_frame,
 )
-from fedbilevel.tables.columns import check_columns, is_number_column, to_frame
 from fedbilevel.tables.schema import Column, Schema
 
 FURTHEST = 20.0
@@ -85,14 +87,60 @@ class Parsed:
 def parse(schema: Schema, frame: pd.DataFrame, *, labelled: bool = False, source: str = "The table") -> Parsed:
     """Cells read by the schema's rules; the first that breaks them is reported with its place in ``source``."""
     check_columns(frame, schema.needed(labelled=labelled), source)
-    cells: dict[str, Numbers | Codes] = {}
-    for column in schema.features:
-        read = read_numbers if column.kind == "number" else read_codes
-        cells[column.name] = read(schema, column, frame, source)
+    cells = {column.name: _cells(schema, column, frame, source) for column in schema.features}
     marks = {}
     if labelled:
-        marks = {"labels": read_labels(schema, frame, source), "groups": read_groups(schema, frame, source)}
+        marks = {"labels": _labels(schema, frame, source), "groups": _groups(schema, frame, source)}
     return Parsed(cells, len(frame), marks)
+
+
+def _cells(schema: Schema, column: Column, frame: pd.DataFrame, source: str) -> Numbers | Codes:
+    """Numbers, NaN where missing; of a category or boolean column, codes."""
+    missing = frozenset(schema.missing) | frozenset(column.also_missing)
+    values: Numbers | Codes
+    if column.kind == "number":
+        values, bad = numbers_of(frame[column.name], column.decimal, missing)
+        hint = "mend it, or list such cells in also_missing of the column in the schema"
+        _refuse(frame, column.name, bad, "must hold numbers (up to 1e100)", source=source, hint=hint)
+        absent = np.isnan(values)
+    else:
+        values = codes_of(frame[column.name], column.values, missing)
+        absent = values == MISSING_CODE
+    if column.missing == "refuse":
+        hint = 'fill it in, or write missing = "plain" for the column in the schema'
+        _refuse(frame, column.name, absent, "must not be missing", source=source, hint=hint)
+    return values
+
+
+def _labels(schema: Schema, frame: pd.DataFrame, source: str) -> Codes:
+    """1 for the positive class, 0 for the others, -1 where the target is missing."""
+    codes = codes_of(frame[schema.target], schema.classes, frozenset(schema.missing))
+    must, hint = f"must hold one of {listed(schema.classes)}", "mend it, or list the value in classes of the schema"
+    _refuse(frame, schema.target, codes == UNKNOWN_CODE, must, source=source, hint=hint)
+    return np.where(codes < 0, MISSING_CODE, codes == schema.classes.index(schema.positive)).astype(np.int32)
+
+
+def _groups(schema: Schema, frame: pd.DataFrame, source: str) -> Codes:
+    """Place of every row's group in the schema's groups, -1 where it is missing."""
+    joined = group_texts(frame, schema.sensitive, frozenset(schema.missing), own=schema.missing_group == "own")
+    codes = codes_of(pd.Series(joined, index=frame.index, dtype=object), schema.groups, frozenset())
+    must = f"must make one of the groups {listed(schema.groups)}"
+    hint = "mend it, or list the group in groups of the schema"
+    _refuse(frame, schema.sensitive[0], codes == UNKNOWN_CODE, must, source=source, hint=hint)
+    return codes
+
+
+def _refuse(frame: pd.DataFrame, column: str, bad: NDArray[np.bool_], must: str, *, source: str, hint: str) -> None:
+    """One sentence about the first of the ``bad`` cells, if there is any."""
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        cell = frame[column].iloc[row]
+        shown = "is empty" if pd.isna(cell) or cell == "" else f"holds {str(cell)[:60]!r}"
+        where = frame.index.name or "row"
+        more = f" (and {int(bad.sum()) - 1} more below)" if bad.sum() > 1 else ""
+        raise ValueError(
+            f"{source}, {where} {frame.index[row]}: the column {column!r} {must}, but it {shown}{more}; {hint}."
+        )
 
 
 def stack(parts: Sequence[Parsed]) -> Parsed:
@@ -239,12 +287,12 @@ class Encoder:
     def labels(self, table: pd.DataFrame, *, source: str = "The table") -> Codes:
         """1, 0, or -1 where the target is missing: leave such rows out."""
         check_columns(table, [self.schema.target], source)
-        return read_labels(self.schema, table, source)
+        return _labels(self.schema, table, source)
 
     def groups(self, table: pd.DataFrame, *, source: str = "The table") -> Codes:
         """The place of every row's group in ``schema.groups``, -1 where it is missing: leave such rows out."""
         check_columns(table, self.schema.sensitive, source)
-        return read_groups(self.schema, table, source)
+        return _groups(self.schema, table, source)
 
     def _parsed(self, table: Any, source: str) -> Parsed:
         if self.source is not None:

@@ -11,14 +11,13 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel import storage
-from fedbilevel.datasets.adult import TARGET, TRAIN_ROWS, read_adult
+from fedbilevel.datasets.shipped import ADULT_TARGET, TRAIN_ROWS, read_adult
 from fedbilevel.federation.nvflare.sessions import Kits
 from fedbilevel.federation.operator.provision import establish
 from fedbilevel.federation.operator.roster import Roster
 from fedbilevel.federation.protocol.policy import FILE, TELL
-from fedbilevel.tables.infer import infer
 from fedbilevel.tables.reading import open_table
-from fedbilevel.tables.schema import Schema
+from fedbilevel.tables.schema import Schema, infer
 
 SHARES = {"north": 0.5, "south": 0.3, "west": 0.2}
 """The sites and the share of the training rows each of them has."""
@@ -39,7 +38,7 @@ def prepare(folder: Path, rows: int | None = None, seed: int = 0) -> Demo:
     """Write everything under ``folder``; ``rows`` takes that many of Adult's training rows, all if None."""
     tables, test = write_tables(folder / "tables", rows, seed)
     # In a real federation one site drafts the schema and the others check it; the file is all that travels.
-    schema = infer([open_table(next(iter(tables.values())))], target=TARGET, sensitive=SENSITIVE)
+    schema = infer([open_table(next(iter(tables.values())))], target=ADULT_TARGET, sensitive=SENSITIVE)
     schema.write(folder / "schema.toml")
     port, admin_port = free_ports(2)
     kits = establish(folder / "federation", Roster(tuple(SHARES), port=port, admin_port=admin_port)).kits

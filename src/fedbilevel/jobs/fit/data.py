@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedbilevel.datasets import partition
 from fedbilevel.fairness.program import smoothness
-from fedbilevel.tables.cells import texts
+from fedbilevel.tables.columns import texts
 from fedbilevel.tables.encoder import Encoder, Parsed, combine, parse, site_statistics, stack
 from fedbilevel.tables.reading import Table
 from fedbilevel.tables.schema import Schema

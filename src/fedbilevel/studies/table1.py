@@ -5,9 +5,12 @@ The options, every constant they resolve to, the runs, and how the learning rate
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,37 +19,26 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel import kernels
-from fedbilevel.fairness.counts import CRITERIA
+from fedbilevel.fairness.counts import CRITERIA, Counts
 from fedbilevel.fairness.counts import METHODS as CONVENTIONS
 from fedbilevel.fairness.formulation import Formulation
+from fedbilevel.fairness.metrics import auc
+from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.fairness.recipe import Recipe
-from fedbilevel.fairness.trainer import Trainer
+from fedbilevel.fairness.saving import FittedModel, Scaling, named_weights
+from fedbilevel.fairness.trainer import Fitted, Stop, Trainer
 from fedbilevel.problem import whole_number
 from fedbilevel.runs import Run, RunFolder, read
-from fedbilevel.studies.data import (
-    CLIENTS,
-    DISTRIBUTIONS,
-    ENCODINGS,
-    SET_ASIDE,
-    SHARES,
-    SOURCES,
-    TEST_SHARE,
-    Case,
-    Cases,
-)  # fmt: skip
+from fedbilevel.studies import data
+from fedbilevel.studies.data import CLIENTS, DISTRIBUTIONS, ENCODINGS, PARTS, SOURCES, Case, Cases, Rows
 from fedbilevel.studies.driver import Part, Report, Study, conduct
-from fedbilevel.studies.table1.measure import measured
 
 DATASETS = ("adult", "credit")
 PAPER = {
-    "fedavg": "FedAvg",
-    "fedreg": "FedReg",
-    "fedminmax": "FedMinMax",
-    "fcfl": "FCFL",
-    "fedbio": "FedBiO",
+    "fedavg": "FedAvg", "fedreg": "FedReg", "fedminmax": "FedMinMax", "fcfl": "FCFL", "fedbio": "FedBiO",
     "fedbioacc": "FedBiOAcc",
-}
+}  # fmt: skip
 OURS = {"fedbio-cells": "FedBiO, cells", "fedbioacc-cells": "FedBiOAcc, cells"}
 LABELS = {**PAPER, **OURS}
 """Methods by the names the command takes, and how they are shown."""
@@ -63,6 +55,8 @@ STOPS = 10
 EXACT = ("test_accuracy", "train_accuracy", "validation_accuracy", "train_gap", "test_gap", "validation_gap", "weights")
 """What `verify` compares."""
 
+Criterion = tuple[str, str]
+"""The metric of the gaps, and how groups are compared."""
 # Milliseconds of one run on one core of an ordinary machine: only for guessing the time that is left.
 _COST = {
     "adult": {"fedavg": 60, "fedreg": 70, "fedminmax": 1200, "fcfl": 2000, "fedbio": 500, "fedbioacc": 700},
@@ -163,7 +157,7 @@ class Design(Study):
             "datasets": self.datasets, "distributions": self.distributions, "methods": self.methods,
             "seeds": self.seeds, "steps": self.steps, "splits": self.splits, "rates": self.rates,
             "encoding": self.encoding, "metric": self.metric, "convention": self.convention,
-            "test_share": TEST_SHARE, "set_aside": SET_ASIDE, "clients": CLIENTS, "shares": SHARES,
+            "test_share": data.TEST_SHARE, "set_aside": data.SET_ASIDE, "clients": data.CLIENTS, "shares": data.SHARES,
             "batch_size": {name: SOURCES[name].batch_size for name in self.datasets},
             "outer_batch_size": {name: SOURCES[name].outer_batch for name in self.datasets},
             "sensitive": {"adult": "race", "credit": "personal_status"},
@@ -306,3 +300,111 @@ def verify(path: str | Path, seed: int | None = None) -> Verified:
     pairs = {name: (row[name], again.get(name, np.nan)) for name in EXACT}
     differences = {name: (a, b) for name, (a, b) in pairs.items() if not (a == b or (a != a and b != b))}
     return Verified({str(name): value for name, value in row.items()}, differences)
+
+
+def measured(
+    case: Case, recipe: Recipe, fitted: Fitted, marks: dict[str, Any], setting: dict[str, Any], criterion: Criterion
+) -> dict[str, Any]:
+    """Rows, groups, weights and history of one run, as a run folder takes them, and ``model``, which writes its file.
+
+    ``marks``: which run it is; ``setting``: further columns of its row.
+    """
+    ends = [list(stops)[-1] for _, stops in groupby(fitted.stops, key=lambda stop: stop.stage)]
+    counts = {} if fitted.diverged else {part: case.counts(part, fitted.params) for part in PARTS}
+    weights = None if fitted.weights is None else named_weights(fitted.weights, case.names, np.array(["0", "1"]))
+    row: dict[str, Any] = {
+        **marks,
+        **setting,
+        **_quality(case, fitted, counts, criterion),
+        "rounds": sum(stop.round for stop in ends),
+        "steps": sum(stop.step for stop in ends),
+        **_costs(ends[-1]),
+        "seconds": round(fitted.seconds, 6),
+        "weights": "" if weights is None else json.dumps([round(float(weight), 6) for weight in weights]),
+        "diverged": fitted.diverged,
+    }
+    groups = [
+        counts[part].table(case.names).drop(columns="negatives").reset_index().assign(part=part)
+        for part in ("train", "test")
+        if part in counts
+    ]
+    return {
+        "rows": pd.DataFrame([row]),
+        "groups": pd.concat(groups, ignore_index=True).assign(**marks) if groups else pd.DataFrame(),
+        "weights": pd.DataFrame() if weights is None else weights.reset_index().assign(**marks),
+        "history": _history(case, fitted, criterion).assign(**marks),
+        "model": partial(_save_model, case, recipe, fitted, setting["rate"], marks["seed"]),
+    }
+
+
+def _costs(stop: Stop) -> dict[str, int]:
+    calls = dict(zip(("gradient_calls", "hvp_calls", "cross_calls"), stop.calls, strict=True))
+    return {"bytes_up": stop.bytes_up, "bytes_down": stop.bytes_down, **calls}
+
+
+def _quality(case: Case, fitted: Fitted, counted: dict[str, Counts], criterion: Criterion) -> dict[str, float]:
+    quality = {}
+    for part, counts in counted.items():
+        quality[f"{part}_accuracy"] = float(counts.overall("accuracy"))
+        quality[f"{part}_gap"] = float(counts.gap(*criterion))
+        quality[f"{part}_gap_majority"] = float(counts.gap(criterion[0], "majority_vs_rest"))
+    if "test" in counted:
+        quality["test_balanced_accuracy"] = float(counted["test"].balanced_accuracy())
+        quality["test_auc"] = auc(case.test.labels, case.test.features @ fitted.params)
+    return quality
+
+
+def _history(case: Case, fitted: Fitted, criterion: Criterion) -> pd.DataFrame:
+    """One row a stop: the objective of its stage, and for models also what they do on the test rows."""
+    models = [stop for stop in fitted.stops if stop.stage == "model"]
+    params = np.stack([stop.outer for stop in models], axis=1)
+    losses, decisions = iter(_mean_losses(case.train, params)), iter((case.test.features @ params > 0).T)
+    lines = []
+    for stop in fitted.stops:
+        line = {"stage": stop.stage, "round": stop.round, "step": stop.step, **_costs(stop)}
+        if stop.stage == "weights":
+            line["objective"] = _validation_loss(case, stop)
+        else:
+            counts = Counts.of(case.test.labels, next(decisions), case.test.groups, len(case.names))
+            line["objective"] = float(next(losses))
+            line["test_accuracy"] = float(counts.overall("accuracy"))
+            line["test_gap"] = float(counts.gap(*criterion))
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def _mean_losses(rows: Rows, params: np.ndarray) -> np.ndarray:
+    """The mean log loss of every model (a column of ``params``) on ``rows``."""
+    scores = rows.features @ params
+    return np.asarray((np.logaddexp(scores, 0) - rows.labels[:, None] * scores).mean(axis=0, dtype=np.float64))
+
+
+def _validation_loss(case: Case, stop: Stop) -> float:
+    """Mean over the clients of their inner model's loss on their validation rows; ridge and fairness term apart."""
+    if stop.inner is None:
+        return float("nan")
+    data = case.paper.bilevel
+    means = []
+    for client, size in enumerate(data.val_sizes):
+        rows = Rows(*(np.asarray(data.val[name])[client, :size] for name in Rows._fields))
+        means.append(float(_mean_losses(rows, stop.inner[client][:, None])[0]))
+    return float(np.mean(means))
+
+
+def _save_model(case: Case, recipe: Recipe, fitted: Fitted, rate: float, seed: int, path: Path) -> None:
+    """As a saved classifier, which `FairFederatedClassifier.load` reads and which predicts from raw tables."""
+    form, params = recipe.formulation, fitted.params[case.padding :]
+    remembered = {
+        "options": {
+            "method": recipe.method, "formulation": form.kind, "metric": form.metric, "ridge": form.ridge,
+            "steps": recipe.steps, "weight_steps": recipe.weight_steps, "batch_size": recipe.batch_size, "step": rate,
+            "random_state": seed,
+        },
+        "clients": [str(number) for number in range(CLIENTS)],
+        "features": len(case.columns),
+        "names": None if case.encoder is None else case.columns,
+        "history": {},
+    }  # fmt: skip
+    encoder = case.encoder or Scaling(np.zeros(len(params) - 1), np.ones(len(params) - 1))
+    model, classes = Model("logistic", len(params)), np.array([0, 1])
+    FittedModel(encoder, model, params, classes, case.names, fitted.weights, recipe.method, remembered).write(path)

@@ -1,0 +1,493 @@
+"""What `fedbilevel bench` compares: every algorithm on every task it solves, each with tuned step sizes.
+
+A *pairing* is one algorithm on one task with one lower level.  In every pairing the same number of step-size pairs is tried,
+on a draw of its own, and judged by the validation objective at the end; with the best of them the algorithm then runs on
+``seeds`` other draws, and only these runs ever look at test rows.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+import fedbilevel as fb
+from fedbilevel import tasks
+from fedbilevel.calculus import Tree
+from fedbilevel.engines.simulation import Options, Simulation
+from fedbilevel.plan import Algorithm, phases_of
+from fedbilevel.problem import BilevelProblem, whole_number
+from fedbilevel.report.bench import BenchResult, summarise
+from fedbilevel.studies.driver import Part, Report, Study, conduct, listed
+from fedbilevel.tasks import Images, Task, digits, read_mnist
+from fedbilevel.tasks.task import LOWER_LEVELS
+
+LOCAL_STEPS = 5
+UNEQUAL_STEPS = (3, 4, 5, 6, 7)
+"""ShroFBO's, going round the clients: with equal ones it is SimFBO."""
+SERVER_SHARE = 2.0
+"""The server's steps of SimFBO and ShroFBO, in those of the clients: with equal ones SimFBO makes the very steps of FedBiO for
+global lower levels (projections aside)."""
+BATCH = 16
+TERMS = 5
+SERIES_STEP = 0.5
+"""Times 1/curvature: minibatches of `BATCH` rows curve up to about twice as much as whole sets."""
+CONCENTRATION = 1.0
+NOISE = 0.6
+TUNING_SEED = 1_000_000
+"""Step sizes are chosen on a draw that no reported run sees."""
+TUNING_POINTS = 5
+"""Moments at which a trial is looked at, to end it soon where it diverges."""
+WORKERS = 2
+INNER_RANGE = (0.15, 4.0)
+OUTER_RANGE = (1 / 30, 30.0)
+"""Factors of the task's own inner and outer step that are searched, evenly on a logarithmic scale."""
+
+
+class Steps(NamedTuple):
+    """The two step sizes a search sets: the inner one (of the adjoint too, where there is one) and the outer one."""
+
+    inner: float
+    outer: float
+
+
+Maker = Callable[[Task, Steps], Algorithm]
+
+
+class Entry(NamedTuple):
+    """An algorithm of the bench.
+
+    ``algorithm(task, steps)`` builds it.  ``inner`` and ``outer`` turn the task's step (of one local step) into the
+    algorithm's own unit, so that all searches cover the same ground: a step that is shared out over the local steps counts
+    `LOCAL_STEPS` times, one that shrinks like t^(-1/3) four times.
+    """
+
+    title: str
+    lower_level: str
+    algorithm: Maker
+    inner: float = 1.0
+    outer: float = 1.0
+
+    def steps(self, task: Task, factors: tuple[float, float]) -> Steps:
+        return Steps(self.inner * factors[0] / task.curvature, self.outer * factors[1] * task.outer_step)
+
+
+def _nested(factory: Callable[..., Algorithm], *rest: Any, **options: Any) -> Maker:
+    """The methods with a series of its own step; ``rest``: what comes behind its number of terms."""
+    return lambda task, steps: factory(
+        task.problem, *steps, SERIES_STEP / task.curvature, TERMS, *rest, batch_size=BATCH, **options
+    )
+
+
+def _estimated(factory: Callable[..., Algorithm], *rest: Any, **options: Any) -> Maker:
+    """The methods with a hypergradient estimator; ``rest``: what comes behind the steps."""
+
+    def make(task: Task, steps: Steps) -> Algorithm:
+        estimator = fb.neumann(TERMS, SERIES_STEP / task.curvature)
+        return factory(task.problem, estimator, *steps, *rest, batch_size=BATCH, **options)
+
+    return make
+
+
+def _coupled(factory: Callable[..., Algorithm]) -> Maker:
+    """The methods that walk x, y and the adjoint together."""
+    return lambda task, steps: factory(task.problem, *steps, steps.inner, LOCAL_STEPS, batch_size=BATCH)
+
+
+def _with_server_steps(factory: Callable[..., Algorithm], unequal: bool) -> Maker:
+    def make(task: Task, steps: Steps) -> Algorithm:
+        inner, outer = steps.inner * SERVER_SHARE, steps.outer * SERVER_SHARE
+        servers: dict[str, Any] = {"server_inner_step": inner, "server_outer_step": outer, "server_adjoint_step": inner}
+        going_round = [UNEQUAL_STEPS[client % len(UNEQUAL_STEPS)] for client in range(task.data.clients)]
+        local = going_round if unequal else LOCAL_STEPS
+        return factory(task.problem, *steps, steps.inner, local, batch_size=BATCH, **servers)
+
+    return make
+
+
+_CONSTANTS: dict[str, Any] = {name: value for name, value in fb.TUNED.items() if not name.endswith("_step")}
+_SHARED = (LOCAL_STEPS, LOCAL_STEPS)
+
+
+def _accelerated(title: str, previous: str) -> Entry:
+    return Entry(title, "local", _estimated(fb.fedbioacc, LOCAL_STEPS, previous=previous, **_CONSTANTS), 4, 4)
+
+
+ENTRIES = {
+    "fedbio": Entry("FedBiO", "local", _estimated(fb.fedbio, LOCAL_STEPS)),
+    "fedbioacc": _accelerated("FedBiOAcc", "paper"),
+    "fedbioacc-own": _accelerated('FedBiOAcc, previous="local"', "local"),
+    "fedbio-global": Entry("FedBiO, global", "global", _coupled(fb.fedbio_global)),
+    "fedbioacc-global": Entry("FedBiOAcc, global", "global", _coupled(fb.fedbioacc_global), 4, 4),
+    "simfbo": Entry("SimFBO", "global", _with_server_steps(fb.simfbo, unequal=False)),
+    "shrofbo": Entry("ShroFBO", "global", _with_server_steps(fb.shrofbo, unequal=True)),
+    "fedmsa": Entry("FedMSA", "global", _coupled(fb.fedmsa)),
+    "fednest": Entry("FedNest", "global", _nested(fb.fednest, 1, LOCAL_STEPS), *_SHARED),
+    "fednest-sum": Entry("FedNest, summed", "global", _nested(fb.fednest, 1, LOCAL_STEPS, series="sum"), *_SHARED),
+    "lfednest": Entry("LFedNest", "global", _estimated(fb.lfednest, 1, LOCAL_STEPS), *_SHARED),
+    "aggitd": Entry("AggITD", "global", _nested(fb.aggitd, 1), 1, LOCAL_STEPS),
+    "fedmbo": Entry("FedMBO", "global", _nested(fb.fedmbo, 1, LOCAL_STEPS), *_SHARED),
+}
+
+
+class Drawn(NamedTuple):
+    """How a task of the bench is drawn: ``make(images, seed, lower_level)``; ``images`` says whether it uses them."""
+
+    title: str
+    make: Callable[[Images | None, int, str], Task]
+    images: bool = True
+
+
+def _plain(title: str, make: Callable[..., Task], **options: Any) -> Drawn:
+    return Drawn(title, lambda images, seed, level: make(seed, lower_level=level, **options), images=False)
+
+
+def _pictured(title: str, make: Callable[..., Task], **options: Any) -> Drawn:
+    return Drawn(title, lambda images, seed, level: make(images, seed, lower_level=level, **options))
+
+
+TASKS = {
+    "quadratic": _plain("Quadratics", tasks.known_quadratic),
+    "ridge": _plain("Ridge penalties", tasks.random_penalties),
+    "logistic": _plain("Logistic penalties", tasks.random_penalties, link="logistic"),
+    "cleaning": _pictured("Data cleaning", tasks.data_cleaning, noise=NOISE, concentration=CONCENTRATION),
+    "representation": _pictured("Hyper-representation", tasks.hyper_representation, concentration=CONCENTRATION),
+    "imbalance": _pictured("Loss tuning", tasks.loss_tuning),
+}
+
+
+class Pairing(NamedTuple):
+    task: str
+    lower_level: str
+    algorithm: str
+
+    @property
+    def key(self) -> str:
+        return "/".join(self)
+
+    @property
+    def entry(self) -> Entry:
+        return ENTRIES[self.algorithm]
+
+    def draw(self, images: Images | None, seed: int) -> Task:
+        return TASKS[self.task].make(images, seed, self.lower_level)
+
+
+def factors(budget: int) -> list[tuple[float, float]]:
+    """The first ``budget`` points of an evenly spread sequence over the logarithms of `INNER_RANGE` and `OUTER_RANGE`.
+
+    The additive sequence of the plastic number: for every budget about as even as a grid, and no algorithm's points
+    depend on what another one found.  The first point is the middle of both ranges.
+
+    >>> [tuple(round(x, 2) for x in point) for point in factors(3)]
+    [(0.77, 1.0), (0.35, 0.05), (0.15, 2.59)]
+    """
+    plastic = 1.32471795724474602596
+    points = []
+    for number in range(budget):
+        places = ((0.5 + number / plastic) % 1, (0.5 + number / plastic**2) % 1)
+        inner, outer = (
+            low * (high / low) ** place for place, (low, high) in zip(places, (INNER_RANGE, OUTER_RANGE), strict=True)
+        )
+        points.append((inner, outer))
+    return points
+
+
+@dataclass(frozen=True)
+class Design(Study):
+    """``rounds`` counts exchanges between server and clients, so that methods with many a step get no more of them.
+    ``data``: a folder with MNIST files, used in place of scikit-learn's digits."""
+
+    tasks: tuple[str, ...]
+    algorithms: tuple[str, ...]
+    seeds: int = 5
+    budget: int = 12
+    rounds: int = 200
+    points: int = 24
+    data: Path | None = None
+
+    command = "bench"
+
+    @cached_property
+    def images(self) -> Images | None:
+        if any(TASKS[task].images for task in self.tasks):
+            return digits() if self.data is None else read_mnist(self.data)
+        if self.data is not None:
+            raise ValueError("--data is given, but none of these tasks uses images.")
+        return None
+
+    def configuration(self) -> dict[str, Any]:
+        names = ("tasks", "algorithms", "seeds", "budget", "rounds", "points")
+        about: dict[str, Any] = {name: getattr(self, name) for name in names}
+        if self.images is None:
+            return {**about, "images": "none"}
+        rows, columns = self.images.pixels.shape
+        return {**about, "images": self.images.source, "image_rows": rows, "image_columns": columns}
+
+    def parts(self) -> list[Part]:
+        """In the order of the tables: tasks, lower levels, algorithms."""
+        pairings = [
+            Pairing(task, level, algorithm)
+            for task in self.tasks
+            for level in LOWER_LEVELS
+            for algorithm in self.algorithms
+            if ENTRIES[algorithm].lower_level == level
+        ]
+        return [Part((pairing.key,), pairing, pairing.key, rank=number) for number, pairing in enumerate(pairings)]
+
+    @cached_property
+    def bench(self) -> Bench:
+        return Bench(self, self.images)
+
+    def compute(self, part: Part) -> dict[str, dict[str, Any]]:
+        rows, history = self.bench.pairing(part.what)
+        return {part.keys[0]: {"rows": rows, "history": history}}
+
+
+FULL = Design(("quadratic", "ridge", "cleaning", "representation", "imbalance"), tuple(ENTRIES))
+QUICK = Design(
+    ("ridge",), ("fedbio", "fedbioacc", "fedbio-global", "simfbo", "fednest"), seeds=2, budget=3, rounds=60, points=6
+)
+
+
+def design_of(
+    tasks: str | None = None,
+    algorithms: str | None = None,
+    seeds: int | None = None,
+    budget: int | None = None,
+    rounds: int | None = None,
+    quick: bool = False,
+    data: Path | None = None,
+) -> Design:
+    """The default design (or the quick one) with some of it replaced; names are separated by commas."""
+    changes: dict[str, Any] = {"seeds": seeds, "budget": budget, "rounds": rounds}
+    for name, number in changes.items():
+        whole_number(f"--{name}", number, optional=True)
+    changes["tasks"] = None if tasks is None else listed("--tasks", tasks, TASKS)
+    changes["algorithms"] = None if algorithms is None else listed("--algorithms", algorithms, ENTRIES)
+    given = {name: value for name, value in changes.items() if value is not None}
+    return replace(QUICK if quick else FULL, **given, data=data)
+
+
+def run(
+    out: Path | None = None, design: Design = FULL, report: Report | None = None, line: str = "", workers: int = WORKERS
+) -> BenchResult:
+    """Run the bench; with ``out`` into a run folder, where finished pairings are kept and a stopped run goes on."""
+    finished = conduct(design, out, report, line, workers)
+    return summarise(finished.rows, finished.history, finished.configuration)
+
+
+class Bench:
+    """The runs behind one bench: its draws, and what they are worth untuned, computed once each."""
+
+    def __init__(self, design: Design, images: Images | None) -> None:
+        self.design, self.images = design, images
+        self._untuned: dict[tuple[str, str, int], float] = {}
+        self._lock = threading.Lock()
+
+    def draw(self, pairing: Pairing, seed: int) -> Task:
+        return pairing.draw(self.images, seed)
+
+    def pairing(self, pairing: Pairing) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Tune, then run: one row a seed, and the history of every seed."""
+        design, entry = self.design, pairing.entry
+        best, tuning = self.tune(pairing)
+        rows, histories = [], []
+        for seed in range(design.seeds):
+            task = self.draw(pairing, seed)
+            steps = entry.steps(task, best)
+            labels: dict[str, Any] = {"dataset": pairing.task, "split": pairing.lower_level, "method": entry.title}
+            labels |= {"seed": seed, "split_seed": seed}
+            algorithm = entry.algorithm(task, steps)
+            sizes = {"exchanges": design.rounds, "points": design.points}
+            walked = walk(prepared(algorithm, task), algorithm.settings, task, seed=seed, **sizes, scores=True)
+            setting = f"inner_step={steps.inner:.4g}, outer_step={steps.outer:.4g}"
+            rows.append({**labels, "setting": setting, **tuning, **self.judged(pairing, task, seed, walked)})
+            histories += [{**labels, **_told(row, task)} for row in walked.rows]
+        return pd.DataFrame(rows), pd.DataFrame(histories)
+
+    def tune(self, pairing: Pairing) -> tuple[tuple[float, float], dict[str, Any]]:
+        """The best of ``budget`` pairs of factors by the validation objective, on a draw of its own.
+
+        What counts is the larger of f(x, y) at the run's own y and f(x, y(x)) at the solution.  The first alone would favour
+        inner variables that lag behind (f may be smaller there than anywhere it can stay), the second models that no one
+        could use.
+        """
+        design, entry = self.design, pairing.entry
+        task = self.draw(pairing, TUNING_SEED)
+        tried = []
+        run: Simulation | None = None
+        for pair in factors(design.budget):
+            algorithm = entry.algorithm(task, entry.steps(task, pair))
+            run = run or prepared(algorithm, task)
+            sizes = {"exchanges": design.rounds, "points": TUNING_POINTS}
+            walked = walk(run, algorithm.settings, task, seed=TUNING_SEED, **sizes, scores=False)
+            tried.append((_worth(task, walked), pair))
+        value, best = min(tried)
+        diverged = sum(math.isinf(value) for value, _ in tried)
+        about = {"inner_factor": best[0], "outer_factor": best[1], "tuning_objective": value}
+        return best, {**about, "tried": len(tried), "diverged_in_tuning": diverged}
+
+    def judged(self, pairing: Pairing, task: Task, seed: int, walked: Walk) -> dict[str, Any]:
+        """One row: the end of a run, what its outer variable alone is worth, and what no tuning at all is worth."""
+        row: dict[str, Any] = {
+            "score_name": task.score,
+            "untuned": self.untuned(pairing, task, seed),
+            "diverged": not walked.finite,
+        }
+        row |= _told(walked.rows[-1], task)
+        row["rounds"], row["steps"] = row.pop("round"), row.pop("step")
+        if not walked.finite:
+            lost = [name for name in row if name.startswith("test_") or name in ("score", "objective", "detection_auc")]
+            return {**row, **dict.fromkeys([*lost, "solved"], math.nan)}
+        solved = task.evaluate(walked.outer, settled_inner(task, walked.outer, walked.inner))
+        return {**row, "solved": solved[task.score]}
+
+    def untuned(self, pairing: Pairing, task: Task, seed: int) -> float:
+        """The score at the start of x with the inner problem solved: what ordinary training gives."""
+        key = (pairing.task, pairing.lower_level, seed)
+        with self._lock:
+            if key not in self._untuned:
+                outer, inner = task.problem.init(jax.random.key(seed))
+                outer = task.problem.into_set(outer)
+                stacked = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (task.data.clients, *leaf.shape)), inner)
+                self._untuned[key] = task.evaluate(outer, settled_inner(task, outer, stacked))[task.score]
+            return self._untuned[key]
+
+
+def _worth(task: Task, walked: Walk) -> float:
+    if not walked.finite:
+        return math.inf
+    solved = settled_inner(task, walked.outer, walked.inner)
+    return max(float(outer_value(task.problem, walked.outer, inner, task.data.val)) for inner in (walked.inner, solved))
+
+
+def _told(row: dict[str, Any], task: Task) -> dict[str, Any]:
+    """A recorded moment under the names of the run folder."""
+    names = {"hessian_vector_calls": "hvp_calls"}
+    left_out = {"contacts", "replies", "consensus_error", "inner_momentum_error"}
+    told = {names.get(name, name): value for name, value in row.items() if name not in left_out}
+    told["score"] = told.get(f"test_{task.score}", math.nan)
+    if "test_auc" in told:
+        told["detection_auc"] = told.pop("test_auc")  # of the weights, not of the classifier
+    return told
+
+
+@dataclass(frozen=True)
+class Walk:
+    """``rows``: one a recorded moment, each with the exchanges, bytes and calls so far and, where asked for, the scores.
+    ``outer`` and ``inner`` are None after a divergence."""
+
+    rows: list[dict[str, Any]]
+    outer: Tree
+    inner: Tree
+
+    @property
+    def finite(self) -> bool:
+        return self.outer is not None
+
+
+def most_exchanges(algorithm: Algorithm) -> int:
+    """Messages a client gets in one round of the plan, at most: "rounds" as papers count them."""
+    return sum(times for _, times in phases_of(algorithm.plan))
+
+
+def prepared(algorithm: Algorithm, task: Task) -> Simulation:
+    """The checked and laid-out simulation; it serves every setting of the step sizes."""
+    return Simulation(algorithm, task.data, Options(record_every=1, diagnostics="cheap", devices=jax.devices()[:1]))
+
+
+def walk(run: Simulation, settings: Any, task: Task, *, seed: int, exchanges: int, points: int, scores: bool) -> Walk:
+    """Run until the server and the clients have talked ``exchanges`` times, looking up ``points`` times or a little more.
+
+    The moments lie closer together at the beginning, where scores change fastest.
+    """
+    rows: list[dict[str, Any]] = []
+    talked, began = 0, 0.0
+
+    def stops() -> Iterator[int]:
+        yield 0
+        yield from _moments(math.ceil(exchanges / most_exchanges(run.algorithm)), points)
+        while True:  # a series of random length may leave exchanges over when the planned moments are spent
+            yield rows[-1]["iteration"] + 1
+
+    run.compile(settings)
+    for moment in run.rounds(settings, seed, stops()):
+        row = moment.history[-1]
+        if not (moment.finite and np.isfinite(row["objective"])):
+            break
+        began = began if rows else moment.seconds
+        talked += int(np.sum(moment.state.messages)) // task.data.clients
+        row = {**row, "round": talked, "iteration": moment.done, "seconds": moment.seconds - began}
+        outer, inner = run.answer(settings, moment.state)
+        if scores:
+            row |= {f"test_{name}": value for name, value in task.evaluate(outer, inner).items()}
+        rows.append(row)
+        if talked >= exchanges:
+            return Walk(rows, outer, inner)
+    return Walk(rows, None, None)
+
+
+def _moments(rounds: int, points: int) -> list[int]:
+    """Numbers of rounds after which to look, the last being ``rounds``: as 1, 2, 3, ... first, then ever further apart.
+
+    >>> _moments(200, 8)
+    [1, 2, 5, 10, 21, 44, 94, 200]
+    """
+    return sorted({round(float(moment)) for moment in np.geomspace(1, rounds, points)})
+
+
+def settled_inner(task: Task, outer: Tree, inner: Tree) -> Tree:
+    """y(x), solved from ``inner`` (leaves [clients, ...]) on whole sets: what the outer variable alone is worth.
+
+    For a global lower level all clients get the one solution.
+    """
+    from scipy.optimize import minimize
+
+    shared = task.lower_level == "global"
+    leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, inner))
+    firsts = [leaf.mean(axis=0) if shared else leaf for leaf in leaves]
+    ends = np.cumsum([leaf.size for leaf in firsts])[:-1]
+
+    def tree(vector: Any) -> Tree:
+        parts = zip(np.split(vector, ends), firsts, strict=True)
+        return jax.tree.unflatten(structure, [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in parts])
+
+    def flat(found: list[Any]) -> Any:
+        return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in found])
+
+    def value(vector: Any) -> tuple[float, Any]:
+        loss, slope = _inner_value(task.problem, shared, outer, tree(vector), train)
+        return float(loss), flat(jax.tree.leaves(slope))
+
+    train = jax.device_put(task.data.train)
+    solved = tree(minimize(value, flat(firsts), jac=True, method="L-BFGS-B", options={"maxiter": 200}).x)
+    if not shared:
+        return solved
+    return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (task.data.clients, *leaf.shape)), solved)
+
+
+@partial(jax.jit, static_argnames=("problem",))
+def outer_value(problem: BilevelProblem, outer: Tree, inner: Tree, val: Tree) -> jax.Array:
+    """The clients' mean outer loss over all validation rows."""
+    return jnp.mean(jax.vmap(problem.outer_loss, in_axes=(None, 0, 0))(outer, inner, val))
+
+
+@partial(jax.jit, static_argnames=("problem", "shared"))
+def _inner_value(problem: BilevelProblem, shared: bool, outer: Tree, inner: Tree, train: Tree) -> Any:
+    """The sum of the clients' inner losses (so that every client's gradient has its own scale) and its gradient."""
+
+    def total(inner: Tree) -> jax.Array:
+        axes = (None, None if shared else 0, 0)
+        return jnp.sum(jax.vmap(problem.inner_loss, in_axes=axes)(outer, inner, train))
+
+    return jax.value_and_grad(total)(inner)

@@ -1,1 +1,0 @@
-"""The longer comparison of the fair methods."""

@@ -1,1 +1,0 @@
-"""The two convergence theorems, measured."""
