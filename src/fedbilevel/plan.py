@@ -84,7 +84,7 @@ class View(NamedTuple):
     """What diagnostics may look at in one client's state; None where an algorithm has no such thing.
 
     The momenta (nu, omega) were estimated at ``(momentum_outer, momentum_inner)``, which for most methods is the point
-    *before* the last update.
+    *before* the last update; omega at ``inner_momentum_outer`` where that is another point.
     """
 
     inner: Tree = None
@@ -93,6 +93,7 @@ class View(NamedTuple):
     momentum_outer: Tree = None
     momentum_inner: Tree = None
     calls: Tree = None
+    inner_momentum_outer: Tree = None
 
 
 def only_calls(server: Any, local: Tree) -> View:

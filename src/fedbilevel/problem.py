@@ -55,7 +55,7 @@ class BilevelProblem:
 
     def start(self, key: jax.Array) -> tuple[Tree, Tree]:
         """Where algorithms start: what ``init`` says, in the set."""
-        outer, inner = self.init(key)
+        outer, inner = jax.tree.map(jnp.asarray, self.init(key))
         return self.into_set(outer), inner
 
     def check(self, data: ClientData, batch_size: int | None, outer_batch_size: int | None) -> None:
@@ -216,6 +216,24 @@ class ClientData:
     def example(self, part: str) -> Tree:
         """Shapes of a batch as the losses see it (all samples of one client)."""
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), getattr(self, part))
+
+    def check_finite(self) -> None:
+        """Refuse a NaN or infinity in a real row, by client and leaf."""
+        for part in self.parts:
+            for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(self, part)):
+                if not jnp.issubdtype(leaf.dtype, jnp.inexact) or (
+                    isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+                ):
+                    continue
+                bad = ~np.isfinite(np.asarray(leaf)).reshape(*leaf.shape[:2], -1).all(axis=-1)
+                bad &= np.arange(leaf.shape[1]) < getattr(self, f"{part}_sizes")[:, None]
+                if bad.any():
+                    client, row = (int(place) for place in np.argwhere(bad)[0])
+                    name = jax.tree_util.keystr(path)
+                    raise ValueError(
+                        f"Client {client} has a NaN or infinity in row {row} of its {part} rows"
+                        f"{f', leaf {name}' if name else ''}: mend or leave out such rows."
+                    )
 
     def check_batch(self, part: str, batch_size: int | None) -> None:
         if batch_size is None:

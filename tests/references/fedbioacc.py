@@ -20,18 +20,20 @@ def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previo
         sent = []
         for m in active:
             site, own, momentum = sites[m], x, nu[m]
-            missed = previous == "local" and site.last != done
-            own_before = x if missed else before if previous == "paper" else site.x_before
+            missed = site.last != done
+            own_before = before if previous == "paper" else x if missed else site.x_before
+            omega_before = site.x_before if missed else own_before  # omega is the client's own, nu the server's
             for i in range(local_steps):
                 t, read = done + i + 1, rows(number, m, i)
                 omega, estimate = model.inner_gradient(m, own, site.y, read.inner), phi(m, own, site.y, read)
                 if site.omega is not None:
-                    earlier = model.inner_gradient(m, own_before, site.y_before, read.inner)
+                    earlier = model.inner_gradient(m, omega_before, site.y_before, read.inner)
                     omega = omega + kept(k.c_inner, t - 1) * (site.omega - earlier)
                 if t > 1:
                     earlier = phi(m, own_before, site.y_before, read)
                     estimate = estimate + kept(k.c_outer, t - 1) * (momentum - earlier)
-                momentum, site.omega, own_before, site.y_before = estimate, omega, own, site.y
+                momentum, site.omega, site.y_before = estimate, omega, site.y
+                own_before = omega_before = own
                 site.y = site.y - k.inner_step * alpha(t) * omega
                 own = project(own - k.outer_step * alpha(t) * momentum)
             site.x_before, site.last = own_before, done + local_steps

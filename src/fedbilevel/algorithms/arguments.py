@@ -146,6 +146,7 @@ def algorithm(
         traced = [argument for argument, kind in kinds.items() if kind.traced]
         fixed = [argument for argument in kinds if argument not in traced]
         settings_type = make_dataclass("Settings", kinds, frozen=True)
+        settings_type.kinds = kinds  # type: ignore[attr-defined]  # how `sweep` checks the values it tries
         jax.tree_util.register_dataclass(settings_type, data_fields=traced, meta_fields=fixed)
 
         def build(settings: Any) -> Algorithm:

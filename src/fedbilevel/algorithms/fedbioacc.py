@@ -18,7 +18,8 @@ Up per round and client: two outer-sized vectors, either way; down: two and the 
 
 Differences from the paper: exactly I local steps in every round; two vectors up instead of the printed three; the factors
 1 - c alpha^2 are kept within [0, 1]; where the problem has a projection, updates are projected.  A client that joins late
-starts its inner momentum from its first plain estimate, and one that missed a round compares with the point it receives.
+starts its inner momentum from its first plain estimate.  One that missed a round compares nu, which is the server's, with
+the point it receives, and omega, which is its own, with the point where it was estimated.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Reply(NamedTuple):
 
 
 class Local(NamedTuple):
-    """What stays on a client: y, the previous point (x only with "local"), omega, the step it last finished, its calls."""
+    """What stays on a client: y, the previous point, omega, the step it last finished, its calls."""
 
     inner: Tree
     previous_outer: Tree
@@ -70,12 +71,14 @@ class Local(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """The state of the local loop; ``step`` is t - 1."""
+    """The state of the local loop; ``step`` is t - 1.  ``previous_outer`` is where nu was estimated, ``own_outer`` where
+    omega was: two points only at the first step after a round that the client missed."""
 
     outer: Tree
     inner: Tree
     previous_outer: Tree
     previous_inner: Tree
+    own_outer: Tree
     outer_momentum: Tree
     inner_momentum: Tree
     step: jax.Array
@@ -129,7 +132,7 @@ def fedbioacc(
         time, before = walk.step + 1, alpha(walk.step, walk.outer)
         inner_kept = jnp.where(walk.started, share_kept(c_inner, before), 0)
         outer_kept = jnp.where(walk.step > 0, share_kept(c_outer, before), 0)
-        now, then = inner_gradients(problem, points, batches)
+        now, then = inner_gradients(problem, (points[0], (walk.own_outer, walk.previous_inner)), batches)
         inner_momentum = corrected(now, then, walk.inner_momentum, inner_kept)
         (now, then), used = hypergradient(problem, points, batches)
         outer_momentum = corrected(now, then, walk.outer_momentum, outer_kept)
@@ -137,21 +140,21 @@ def fedbioacc(
         inner = along(walk.inner, inner_momentum, inner_step, time)
         calls = walk.calls.plus(used).plus(Calls(gradients=2))
         started = jnp.ones_like(walk.started)
-        state = Walk(outer, inner, *points[0], outer_momentum, inner_momentum, time, started, calls)
+        state = Walk(outer, inner, *points[0], walk.outer, outer_momentum, inner_momentum, time, started, calls)
         return state, LocalStep(*points[0], outer_momentum, inner_momentum, outer)
 
     def loop(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local, LocalStep]:
         anchor, momentum, done = message
+        was_here, own_outer = local.step == done, local.previous_outer
         if paper:
+            own_outer = select(was_here, anchor, own_outer)
             points = descend(anchor, momentum, done), local.inner, anchor, local.previous_inner
         else:
-            before = select(local.step == done, local.previous_outer, anchor)
-            points = anchor, local.inner, before, local.previous_inner
-        start = Walk(*points, momentum, local.momentum, done, local.step > 0, local.calls)
+            points = anchor, local.inner, select(was_here, own_outer, anchor), local.previous_inner
+        start = Walk(*points, own_outer, momentum, local.momentum, done, local.step > 0, local.calls)
         walk, steps = sampler.walk(step, start, data, key, local_steps)
         reply = Reply(walk.previous_outer if paper else walk.outer, walk.outer_momentum)
-        own_point = None if paper else walk.previous_outer
-        kept = Local(walk.inner, own_point, walk.previous_inner, walk.inner_momentum, walk.step, walk.calls)
+        kept = Local(walk.inner, *walk[2:4], walk.inner_momentum, walk.step, walk.calls)
         return reply, kept, steps
 
     def absorb(server: Server, mean: Reply) -> Server:
@@ -165,13 +168,15 @@ def fedbioacc(
 
     def enroll(key: jax.Array) -> Local:
         outer, inner = problem.start(key)
-        return Local(inner, None if paper else outer, inner, zeros(inner), jnp.zeros((), jnp.int32), no_calls())
+        return Local(inner, outer, inner, zeros(inner), jnp.zeros((), jnp.int32), no_calls())
 
     def send(server: Server) -> Message:
         return Message(server.previous if paper else server.outer, server.momentum, server.step)
 
     def view(server: Server, local: Local) -> View:
-        at_outer = server.previous if paper else local.previous_outer
-        return View(local.inner, server.momentum, local.momentum, at_outer, local.previous_inner, local.calls)
+        own_outer = local.previous_outer
+        at_outer = server.previous if paper else own_outer
+        omega_at = select(local.step == server.step, server.previous, own_outer) if paper else own_outer
+        return View(local.inner, server.momentum, local.momentum, at_outer, local.previous_inner, local.calls, omega_at)
 
     return Algorithm(init, enroll, plan=(phase("local", send, loop, absorb),), view=view)

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.calculus import Tree, both_gradients, dot, inner_gradient, squared_norm, step_along, subtract
+from fedbilevel.calculus import Tree, both_gradients, dot, inner_gradient, select, squared_norm, step_along, subtract
 from fedbilevel.engines.fleet import Fleet, Layout, map_clients
-from fedbilevel.engines.rounds import State, total
+from fedbilevel.engines.rounds import State, that_count, total
 from fedbilevel.hypergradients.base import assemble
 from fedbilevel.hypergradients.conjugate_gradient import solve as solve_by_products
 from fedbilevel.hypergradients.exact import dense_hessian, solve_with
@@ -26,7 +26,9 @@ from fedbilevel.sampling import LocalData
 LEVELS = ("cheap", "exact", "conjugate_gradient")
 STEPS = "steps"
 """Not a level of diagnostics: records what every client did in every local step, for `trace`."""
-NEWTON_STEPS = 50
+NEWTON_STEPS = 100
+SOLVED = 1e-3
+"""Largest relative residual of the adjoint system that counts as solved; most solves leave far less."""
 SMALL_INNER = 300
 """Largest inner variable for which "auto" forms dense Hessians, and..."""
 SMALL_WORK = 2e8
@@ -51,44 +53,53 @@ def minimise(
     gradient_at: Callable[[Tree], Tree],
     solve: Callable[[Tree, Tree], Tree],
     inner: Tree,
-) -> Tree:
-    """The minimiser of a strongly convex function from a warm start, ``solve(y, v)`` being its inverse Hessian at y times v:
-    damped Newton until the gradient is at rounding level or stops shrinking."""
+) -> tuple[Tree, jax.Array]:
+    """The minimiser of a strongly convex function from a warm start, ``solve(y, v)`` being its inverse Hessian at y times v,
+    and whether it was found: damped Newton until the gradient is at rounding level, or no step lowers the value any more.
+
+    A damped step lowers the value, not always the norm of the gradient: far from the solution that norm may grow.
+    """
     start = gradient_at(inner)
     tiny = jnp.finfo(jax.tree.leaves(inner)[0].dtype).eps
+    goal = (100 * tiny) ** 2 * (1 + squared_norm(start))
 
     def unfinished(state: tuple[Any, ...]) -> jax.Array:
-        _, _, size, improved, count = state
-        unsolved = size > (100 * tiny) ** 2 * (1 + squared_norm(start))
-        return jnp.logical_and((count < NEWTON_STEPS) & improved, unsolved)
+        *_, solved, stuck, count = state
+        return (count < NEWTON_STEPS) & ~solved & ~stuck
 
     def iterate(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        point, gradient, size, _, count = state
+        point, gradient, size, _, _, count = state
         direction = solve(point, gradient)
         value = value_at(point)
-        slope = dot(direction, gradient)
+        slope = dot(direction, gradient)  # twice the decrease that Newton's model promises
+        rounding = 10 * tiny * jnp.abs(value)
 
         def too_long(length: jax.Array) -> jax.Array:
             trial = value_at(step_along(point, -length, direction))
             # Rounding of the loss itself must not stop the last, tiny steps.
-            return (trial > value - 1e-4 * length * slope + 10 * tiny * jnp.abs(value)) & (length > 1e-8)
+            return ~(trial <= value - 1e-4 * length * slope + rounding) & (length > 1e-8)
 
         length = jax.lax.while_loop(too_long, lambda length: length / 2, jnp.ones((), value.dtype))
         moved = step_along(point, -length, direction)
-        gradient = gradient_at(moved)
-        renewed = squared_norm(gradient)
-        better = renewed < size
-        point = jax.tree.map(lambda a, b: jnp.where(better, a, b), moved, point)
-        return point, gradient, jnp.where(better, renewed, size), better, count + 1
+        gradient_there = gradient_at(moved)
+        renewed = squared_norm(gradient_there)
+        descends = (slope > 0) & (length > 1e-8)  # neither holds where the Hessian is not positive definite
+        better, promising = renewed < size, slope > 100 * rounding
+        accepted = descends & (better | promising)
+        point, gradient = select(accepted, (moved, gradient_there), (point, gradient))
+        size = jnp.where(accepted, renewed, size)
+        return point, gradient, size, (size <= goal) | (descends & ~better & ~promising), ~descends, count + 1
 
-    state = (inner, start, squared_norm(start), jnp.asarray(True), jnp.zeros((), jnp.int32))
-    return jax.lax.while_loop(unfinished, iterate, state)[0]
+    size = squared_norm(start)
+    state = (inner, start, size, size <= goal, jnp.asarray(False), jnp.zeros((), jnp.int32))
+    point, *_, solved, _, _ = jax.lax.while_loop(unfinished, iterate, state)
+    return point, solved
 
 
 def true_hypergradient(
     problem: BilevelProblem, outer: Tree, inner: Tree, mean: Callable[[Callable[[Tree, Tree], Tree]], Tree], level: str
 ) -> tuple[Tree, Tree, jax.Array]:
-    """(grad h(x), y(x), h(x)), the inner problem solved from ``inner``.
+    """(grad h(x), y(x), h(x)), the inner problem solved from ``inner``; all NaN where that could not be done.
 
     ``mean(function)`` is that of ``function(train, val)`` over the clients that share y: with a local lower level, one.
     """
@@ -106,15 +117,21 @@ def true_hypergradient(
         tolerance = 10 * jnp.finfo(jax.tree.leaves(right)[0].dtype).eps  # about rounding
         return solve_by_products(jax.linearize(gradient, y)[1], right, min(2 * size, 1000), tolerance)[0]
 
-    solved = minimise(value, gradient, solve, inner)
+    solution, found = minimise(value, gradient, solve, inner)
     in_outer, in_inner, objective = mean(
         lambda train, val: (
-            *both_gradients(problem.outer_loss, outer, solved, val), problem.outer_loss(outer, solved, val)
+            *both_gradients(problem.outer_loss, outer, solution, val), problem.outer_loss(outer, solution, val)
         )
     )  # fmt: skip
-    adjoint = solve(solved, in_inner)
-    found = mean(lambda train, val: assemble(problem, (outer, solved), in_outer, adjoint, train))
-    return found, solved, objective
+    adjoint = solve(solution, in_inner)
+    # A small gradient is no minimum where the Hessian is not positive definite, or where Newton would still go far: there
+    # may be none.  And products may run out before the adjoint system is solved.
+    slope = gradient(solution)
+    left = squared_norm(subtract(jax.linearize(gradient, solution)[1](adjoint), in_inner))
+    found &= (dot(adjoint, in_inner) >= 0) & (left <= SOLVED**2 * squared_norm(in_inner))
+    found &= dot(solve(solution, slope), slope) <= SOLVED**2 * (1 + jnp.abs(value(solution)))
+    there = mean(lambda train, val: assemble(problem, (outer, solution), in_outer, adjoint, train))
+    return jax.tree.map(lambda leaf: jnp.where(found, leaf, jnp.nan), (there, solution, objective))  # type: ignore[no-any-return]
 
 
 def measure(algorithm: Algorithm, layout: Layout, fleet: Fleet, state: State, level: str) -> dict[str, jax.Array]:
@@ -129,6 +146,7 @@ def measure(algorithm: Algorithm, layout: Layout, fleet: Fleet, state: State, le
         )
 
     def average(tree: Tree) -> Tree:
+        tree = that_count(tree, weights) if layout.zeros else tree
         return jax.tree.map(lambda leaf: total(leaf, layout), weighted_mean(tree, weights))
 
     row: dict[str, jax.Array] = {
@@ -185,9 +203,8 @@ def _errors(
 
 
 def _inner_momentum_error(algorithm: Algorithm, view: View, data: LocalData) -> jax.Array:
-    gradient = inner_gradient(
-        algorithm.problem.inner_loss, view.momentum_outer, view.momentum_inner, data.whole("train")
-    )
+    outer = view.momentum_outer if view.inner_momentum_outer is None else view.inner_momentum_outer
+    gradient = inner_gradient(algorithm.problem.inner_loss, outer, view.momentum_inner, data.whole("train"))
     return squared_norm(subtract(view.inner_momentum, gradient))
 
 

@@ -29,6 +29,7 @@ class Layout:
     """``clients`` are real ones; ``places`` counts the ghosts that fill up the last device.  ``padded``: the parts whose
     sample axis holds padding that no mask marks.  ``groups``: the ``(positions, train rows, val rows)`` of clients that run
     together when such a part is read whole.  ``cohort``: how many clients a round samples; None for all.
+    ``proportional``: they are drawn in proportion to their weights.  ``zeros``: some weights are 0.
     """
 
     clients: int
@@ -36,6 +37,8 @@ class Layout:
     padded: tuple[str, ...] = ()
     chunk: int | None = None
     cohort: int | None = None
+    proportional: bool = False
+    zeros: bool = False
     dropout: bool = False
     groups: tuple[tuple[tuple[int, ...], int, int], ...] | None = None
     mesh: Any = None
@@ -47,7 +50,9 @@ class Layout:
 
     @property
     def masks(self) -> bool:
-        return self.dropout or self.places != self.clients or (self.cohort is not None and not self.gathers_cohort)
+        """Whether a round may compute clients whose replies do not count."""
+        sampled = self.cohort is not None and (self.proportional or not self.gathers_cohort)
+        return self.dropout or self.zeros or sampled or self.places != self.clients
 
 
 @partial(

@@ -108,6 +108,11 @@ def agree(mark: str) -> str:
     return hashlib.sha256(np.ascontiguousarray(marks).tobytes()).hexdigest()
 
 
+def of_all_hosts(values: np.ndarray) -> np.ndarray:
+    """The numbers of all hosts' clients, one after the other."""
+    return values if jax.process_count() == 1 else np.asarray(multihost_utils.process_allgather(values, tiled=True))
+
+
 def first_says(answer: bool) -> bool:
     """The first process's answer on all of them: whether a file is there must not depend on when each one looks."""
     if jax.process_count() == 1:

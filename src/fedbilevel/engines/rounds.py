@@ -49,10 +49,12 @@ class State(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """Who takes part in a round: ``positions`` among the clients at hand (None: all), ``active`` whose reply arrives."""
+    """Who takes part in a round: ``positions`` among the clients at hand (None: all), ``active`` whose reply arrives,
+    ``weights`` with which replies count."""
 
     positions: jax.Array | None
     active: jax.Array
+    weights: jax.Array
     asked: jax.Array
 
 
@@ -73,16 +75,25 @@ def counters_at_zero(state: State) -> State:
 
 
 def choose(fleet: Fleet, layout: Layout, round_key: jax.Array) -> Cohort:
-    """Sample the cohort without replacement and let each member drop out with the given probability."""
+    """Sample the cohort and let each member drop out with the given probability."""
     sample_key, drop_key = jax.random.split(round_key)
-    positions = None
+    positions, weights = None, fleet.weights
     if layout.cohort is None:
         taking_part = fleet.ids < layout.clients
+    elif layout.proportional:
+        times = draw_in_proportion(sample_key, gathered(fleet.weights, layout)[: layout.clients], layout.cohort)
+        if layout.gathers_cohort:
+            # Those that were drawn, then some others to fill up, whose replies do not count.
+            positions = jnp.argsort(times == 0, stable=True)[: layout.cohort].astype(jnp.int32)
+            weights = times[positions]
+        else:
+            weights = jnp.zeros(layout.places, times.dtype).at[: layout.clients].set(times)[fleet.ids]
+        taking_part = weights > 0
     else:
         drawn = jax.random.permutation(sample_key, layout.clients)[: layout.cohort]
         if layout.gathers_cohort:
             positions = jnp.sort(drawn).astype(jnp.int32)
-            taking_part = jnp.ones(layout.cohort, bool)
+            taking_part, weights = jnp.ones(layout.cohort, bool), fleet.weights[positions]
         else:
             taking_part = jnp.zeros(layout.places, bool).at[drawn].set(True)[fleet.ids]
     active = taking_part
@@ -92,7 +103,23 @@ def choose(fleet: Fleet, layout: Layout, round_key: jax.Array) -> Cohort:
             ids
         )
         active = active & (chances >= fleet.dropout)
-    return Cohort(positions, active, jnp.sum(taking_part, dtype=jnp.int32))
+    return Cohort(positions, active, jnp.where(active, weights, 0), jnp.sum(taking_part, dtype=jnp.int32))
+
+
+def draw_in_proportion(key: jax.Array, weights: jax.Array, count: int) -> jax.Array:
+    """How often each client is drawn, ``count`` times in all: on average exactly in proportion to its weight, and so the
+    equal mean of the drawn replies is, on average, the weighted mean of all.
+
+    Systematic sampling: ``count`` points at equal distances on a line that the clients share, in random order.  Nobody is
+    drawn twice whose share is at most 1 / count.
+    """
+    order_key, start_key = jax.random.split(key)
+    order = jax.random.permutation(order_key, weights.shape[0])
+    ends = jnp.cumsum(weights[order])
+    points = (jax.random.uniform(start_key, dtype=ends.dtype) + jnp.arange(count, dtype=ends.dtype)) / count * ends[-1]
+    # Rounding must not carry the last point beyond the last client of positive weight.
+    places = jnp.searchsorted(ends, jnp.minimum(points, jnp.nextafter(ends[-1], 0)), side="right")
+    return jnp.zeros_like(weights).at[order[places]].add(1)
 
 
 def run_round(
@@ -167,15 +194,10 @@ def run_phase(
     replies, local, *beyond = map_clients(
         lambda data, item: phase.work(message, item[0], data, item[1]), fleet, (own, keys[0]), layout, cohort.positions
     )
-    weights = fleet.weights if cohort.positions is None else fleet.weights[cohort.positions]
-    weights = jnp.where(cohort.active, weights, 0)
-    mass = total(jnp.sum(weights), layout)
-    weights = weights / jnp.where(mass > 0, mass, 1)
+    mass = total(jnp.sum(cohort.weights), layout)
+    weights = cohort.weights / jnp.where(mass > 0, mass, 1)
     if layout.masks:
-        # What did not arrive must not count, not even as 0 * NaN.
-        replies = jax.tree.map(
-            lambda leaf: jnp.where(cohort.active.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0), replies
-        )
+        replies = that_count(replies, weights)
     if phase.aggregate is None:
         mean = jax.tree.map(lambda leaf: total(leaf, layout), weighted_mean(replies, weights))
     else:
@@ -195,6 +217,11 @@ def run_phase(
         spread = jax.vmap(lambda one: squared_norm(subtract(one, mean.outer)))(replies.outer)
         consensus = total(jnp.sum(weights.astype(spread.dtype) * spread), layout).astype(consensus.dtype)
     return state._replace(server=server, local=local, consensus=consensus), next(iter(beyond), None)
+
+
+def that_count(tree: Tree, weights: jax.Array) -> Tree:
+    """The clients' trees with zeros for clients of weight 0: what does not count must not count as 0 * NaN either."""
+    return jax.tree.map(lambda leaf: jnp.where(weights.reshape(-1, *[1] * (leaf.ndim - 1)) > 0, leaf, 0), tree)
 
 
 def total(value: Any, layout: Layout) -> Any:

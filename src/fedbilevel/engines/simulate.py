@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
@@ -15,11 +16,12 @@ import numpy as np
 
 from fedbilevel.calculus import all_finite
 from fedbilevel.engines.checkpoint import Checkpoint
-from fedbilevel.engines.diagnose import STEPS
+from fedbilevel.engines.diagnose import STEPS, level_for
 from fedbilevel.engines.fleet import CHUNK, Fleet, map_clients
 from fedbilevel.engines.result import Diverged, Interrupted, Progress, ProgressCallback, Result
 from fedbilevel.engines.rounds import PARTICIPATION, State, choose
 from fedbilevel.engines.simulation import Moment, Options, Simulation, named_numbers
+from fedbilevel.hypergradients.exact import dense_hessian
 from fedbilevel.plan import Algorithm, LocalStep, client_key, phases_of
 from fedbilevel.problem import ClientData, whole_number
 
@@ -35,6 +37,7 @@ def simulate(
     *,
     weights: Any = "uniform",
     participation: float | int | None = None,
+    sampling: str = "proportional",
     dropout: float = 0.0,
     record_every: int | None = 1,
     diagnostics: str = "auto",
@@ -47,8 +50,10 @@ def simulate(
     """Run ``rounds`` rounds of ``algorithm`` over all clients.
 
     ``weights``: "uniform" (the paper), "samples" (training rows), or one number per client.  ``participation``: a fraction
-    or a number of clients sampled without replacement each round.  ``dropout``: the chance that a client's reply is lost;
-    it then also keeps its earlier local state.  ``record_every``: a row of history every so many rounds; None records
+    or a number of clients sampled each round.  ``sampling``: "proportional" draws them in proportion to their weights and
+    averages equally, which on average is the weighted mean of all; "uniform" draws all alike and averages by weight, which
+    is not (weights 9 : 1, one of two clients a round: both count the same).  ``dropout``: the chance that a client's reply is
+    lost; it then also keeps its earlier local state.  ``record_every``: a row of history every so many rounds; None records
     nothing and costs nothing.  ``diagnostics``: "cheap" (objective, consensus, bytes, calls), "exact" or
     "conjugate_gradient" (also the true hypergradient and the errors of the theory), "auto" (exact where that is quick).
 
@@ -65,7 +70,7 @@ def simulate(
     >>> print(f"{result.outer:.3f}")
     2.000
     """
-    options = Options(weights, participation, dropout, record_every, diagnostics, client_chunk, devices)
+    options = Options(weights, participation, sampling, dropout, record_every, diagnostics, client_chunk, devices)
     simulation = Simulation(algorithm, data, options)
     return execute(simulation, algorithm.settings, rounds, seed, progress, checkpoint, checkpoint_every)
 
@@ -122,6 +127,17 @@ def execute(
             kept_in = f", saved in {saved.file}: the same call goes on from there"
         sentence = f"Stopped after round {moment.done} of {rounds}{kept_in}."
         raise Interrupted(sentence, simulation.result(settings, seed, moment)) from None
+    unsolved = [
+        row["round"] for row in moment.history if np.isnan(row.get("true_objective", 0)) > np.isnan(row["objective"])
+    ]
+    if unsolved:
+        warnings.warn(
+            f"At {len(unsolved)} of {len(moment.history)} recorded rounds, first {unsolved[0]}, a client's inner problem could "
+            "not be solved, so the columns that rest on it are NaN: it is not convex there, has no minimum, or is too badly "
+            "conditioned. Use diagnostics='cheap' to leave these columns out, or add a ridge to the inner loss.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     return simulation.result(settings, seed, moment)
 
 
@@ -162,12 +178,37 @@ def _blame(simulation: Simulation, settings: Any, seed: int, good: Moment, end: 
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if after(middle).finite else (low, middle)
-    client = _culprit(silent, settings, seed, after(low))
+    last = after(low)
+    client = _culprit(silent, settings, seed, last)
+    bent = _smallest_curvature(simulation, settings, last)
+    remedy = "Try smaller steps."
+    if bent is not None and not bent > 0:
+        remedy = (
+            f"The Hessian of an inner loss is not positive definite there (smallest eigenvalue {bent:.3g}): the inner problem "
+            "must be strongly convex in its variable, so add a ridge to the inner loss."
+        )
     numbers = ", ".join(f"{name}={float(value):g}" for name, value in named_numbers(settings).items())
     return (
-        f"The run diverged in round {good.done + low + 1}: {client} produced a NaN or infinity with {numbers}. "
-        f"Try smaller steps."
+        f"The run diverged in round {good.done + low + 1}: {client} produced a NaN or infinity with {numbers}. {remedy}"
     )
+
+
+def _smallest_curvature(simulation: Simulation, settings: Any, good: Moment) -> float | None:
+    """Of the clients' inner Hessians (or, with a global lower level, of their mean) where the run was last finite; None where
+    there is none, or where it is too large or too far away to look at."""
+    loop, data = simulation.loop, simulation.data
+    problem = loop.build(settings).problem
+    if problem is None or loop.layout.mesh is not None or level_for("auto", simulation.algorithm, data) != "exact":
+        return None
+    outer, inner = simulation.answer(settings, good.state)
+    hessians = []
+    for client in range(data.clients):
+        rows = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), data.only(client).train)
+        own = jax.tree.map(lambda leaf, client=client: leaf[client], inner)
+        hessians.append(dense_hessian(problem, (outer, own), rows))
+    if problem.lower_level == "global":
+        hessians = [jnp.tensordot(simulation.weights / simulation.weights.sum(), jnp.stack(hessians), axes=1)]
+    return min(float(jnp.linalg.eigvalsh(hessian)[0]) for hessian in hessians)
 
 
 def _culprit(simulation: Simulation, settings: Any, seed: int, good: Moment) -> str:

@@ -22,7 +22,7 @@ import pandas as pd
 from fedbilevel.calculus import Tree, all_finite
 from fedbilevel.engines.diagnose import STEPS, level_for, measure
 from fedbilevel.engines.fleet import CHUNK, Fleet, Layout, host_fleet, size_groups
-from fedbilevel.engines.hosts import client_mesh, place_fleet, place_state, seen_from_here, specs_like
+from fedbilevel.engines.hosts import client_mesh, of_all_hosts, place_fleet, place_state, seen_from_here, specs_like
 from fedbilevel.engines.result import Result
 from fedbilevel.engines.rounds import State, counters_at_zero, run_round, run_traced_round, start, traffic
 from fedbilevel.plan import Algorithm
@@ -40,6 +40,7 @@ class Options:
 
     weights: Any = "uniform"
     participation: float | int | None = None
+    sampling: str = "proportional"
     dropout: float = 0.0
     record_every: int | None = None
     diagnostics: str = "auto"
@@ -152,6 +153,9 @@ class Simulation:
             )
         whole_number("record_every", options.record_every, optional=True)
         whole_number("client_chunk", options.client_chunk, optional=True)
+        if options.sampling not in ("proportional", "uniform"):
+            raise ValueError(f"sampling must be 'proportional' or 'uniform', not {options.sampling!r}.")
+        data.check_finite()
         algorithm.check(data)
         self.algorithm, self.data, self.options = algorithm, data, options
         self.level = level
@@ -159,12 +163,15 @@ class Simulation:
             self.level = level_for(options.diagnostics, algorithm, data)
         self.weights = client_weights(options.weights, data)
         mesh, clients = client_mesh(options.devices, data.clients)
+        everybody = of_all_hosts(self.weights)
         layout = Layout(
             clients,
             clients if mesh is None else -(-clients // mesh.size) * mesh.size,
             padded=tuple(part for part in data.parts if not data.equal_sizes(part)),
             chunk=options.client_chunk,
             cohort=cohort_size(options.participation, clients),
+            proportional=options.sampling == "proportional" and bool((everybody != everybody[0]).any()),
+            zeros=bool((everybody == 0).any()),
             dropout=chance(options.dropout) > 0,
             mesh=mesh,
         )
@@ -190,6 +197,7 @@ class Simulation:
         """The same simulation on other clients; with arrays of the same shapes nothing is traced or compiled again."""
         if self.loop.layout.groups is not None or _shapes(data) != _shapes(self.data):
             return Simulation(self.algorithm, data, self.options)
+        data.check_finite()
         other = copy(self)
         other.data, other.weights = data, client_weights(self.options.weights, data)
         other.fleet = place_fleet(host_fleet(data, other.weights, self.options.dropout), self.loop.layout)

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import pandas as pd
 
+from fedbilevel.algorithms.arguments import Kind
 from fedbilevel.engines.fleet import CHUNK
 from fedbilevel.engines.result import Diverged, Progress, ProgressCallback, Result
 from fedbilevel.engines.simulate import execute
@@ -51,6 +52,7 @@ def sweep(
     *,
     weights: Any = "uniform",
     participation: float | int | None = None,
+    sampling: str = "proportional",
     dropout: float = 0.0,
     record_every: int | None = None,
     diagnostics: str = "auto",
@@ -93,9 +95,12 @@ def sweep(
             raise TypeError(f"{name} must be a list of values to try, such as [{choices}], not {choices!r}.")
         if not len(choices):
             raise ValueError(f"{name} needs at least one value.")
+        settle = getattr(type(algorithm.settings), "kinds", {}).get(name, Kind(positive)).settle
         for value in choices:
-            positive(name, value)
-    options = Options(weights, participation, dropout, record_every or rounds, diagnostics, client_chunk, devices)
+            settle(name, value)
+    options = Options(
+        weights, participation, sampling, dropout, record_every or rounds, diagnostics, client_chunk, devices
+    )
     simulation = Simulation(algorithm, data, options)
     plans = [dict(zip(values, map(float, choice), strict=True)) for choice in product(*values.values())]
     jobs = [(with_numbers(algorithm.settings, chosen), chosen, seed) for chosen in plans for seed in seed_list]
