@@ -18,8 +18,8 @@ Up per round and client: two outer-sized vectors, either way; down: two and the 
 
 Differences from the paper: exactly I local steps in every round; two vectors up instead of the printed three; the factors
 1 - c alpha^2 are kept within [0, 1]; where the problem has a projection, updates are projected.  A client that joins late
-starts its inner momentum from its first plain estimate.  One that missed a round compares nu, which is the server's, with
-the point it receives, and omega, which is its own, with the point where it was estimated.
+starts its inner momentum from its first plain estimate; one that missed a round compares nu, the server's, with the point it
+receives, and omega, its own, with the point where it was estimated.
 """
 
 from __future__ import annotations
@@ -88,7 +88,6 @@ class Walk(NamedTuple):
 
 TUNED = {"delta": 1.0, "u": 8.0, "sigma": 1.0, "c_inner": 4.0, "c_outer": 4.0, "inner_step": 1.0, "outer_step": 0.3}
 """Constants that refresh the momentum (c alpha_1^2 about 1): ``fb.fedbioacc(problem, ..., **fb.TUNED)``.
-
 With the paper's own (the defaults) c alpha_1^2 is below 0.01 and most of the first minibatch's error survives."""
 
 
@@ -132,15 +131,14 @@ def fedbioacc(
         time, before = walk.step + 1, alpha(walk.step, walk.outer)
         inner_kept = jnp.where(walk.started, share_kept(c_inner, before), 0)
         outer_kept = jnp.where(walk.step > 0, share_kept(c_outer, before), 0)
-        now, then = inner_gradients(problem, (points[0], (walk.own_outer, walk.previous_inner)), batches)
+        now, then = inner_gradients(problem, (points[0], (walk.own_outer, points[1][1])), batches)
         inner_momentum = corrected(now, then, walk.inner_momentum, inner_kept)
         (now, then), used = hypergradient(problem, points, batches)
         outer_momentum = corrected(now, then, walk.outer_momentum, outer_kept)
         outer = descend(walk.outer, outer_momentum, time)
         inner = along(walk.inner, inner_momentum, inner_step, time)
         calls = walk.calls.plus(used).plus(Calls(gradients=2))
-        started = jnp.ones_like(walk.started)
-        state = Walk(outer, inner, *points[0], walk.outer, outer_momentum, inner_momentum, time, started, calls)
+        state = Walk(outer, inner, *points[0], walk.outer, outer_momentum, inner_momentum, time, jnp.array(True), calls)
         return state, LocalStep(*points[0], outer_momentum, inner_momentum, outer)
 
     def loop(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local, LocalStep]:
@@ -154,8 +152,8 @@ def fedbioacc(
         start = Walk(*points, own_outer, momentum, local.momentum, done, local.step > 0, local.calls)
         walk, steps = sampler.walk(step, start, data, key, local_steps)
         reply = Reply(walk.previous_outer if paper else walk.outer, walk.outer_momentum)
-        kept = Local(walk.inner, *walk[2:4], walk.inner_momentum, walk.step, walk.calls)
-        return reply, kept, steps
+        last = walk.previous_outer, walk.previous_inner, walk.inner_momentum
+        return reply, Local(walk.inner, *last, walk.step, walk.calls), steps
 
     def absorb(server: Server, mean: Reply) -> Server:
         done = server.step + local_steps
@@ -174,9 +172,9 @@ def fedbioacc(
         return Message(server.previous if paper else server.outer, server.momentum, server.step)
 
     def view(server: Server, local: Local) -> View:
-        own_outer = local.previous_outer
-        at_outer = server.previous if paper else own_outer
-        omega_at = select(local.step == server.step, server.previous, own_outer) if paper else own_outer
-        return View(local.inner, server.momentum, local.momentum, at_outer, local.previous_inner, local.calls, omega_at)
+        nu_at = omega_at = local.previous_outer
+        if paper:
+            nu_at, omega_at = server.previous, select(local.step == server.step, server.previous, omega_at)
+        return View(local.inner, server.momentum, local.momentum, nu_at, local.previous_inner, local.calls, omega_at)
 
     return Algorithm(init, enroll, plan=(phase("local", send, loop, absorb),), view=view)

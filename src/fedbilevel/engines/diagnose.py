@@ -65,7 +65,7 @@ def minimise(
 
     def unfinished(state: tuple[Any, ...]) -> jax.Array:
         *_, solved, stuck, count = state
-        return (count < NEWTON_STEPS) & ~solved & ~stuck
+        return jnp.asarray((count < NEWTON_STEPS) & ~solved & ~stuck)
 
     def iterate(state: tuple[Any, ...]) -> tuple[Any, ...]:
         point, gradient, size, _, _, count = state

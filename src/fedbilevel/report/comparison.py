@@ -51,7 +51,7 @@ def compare(runs: Sequence[Run], measures: Sequence[str] | None = None) -> Compa
     short = [run.path.resolve().name for run in runs]
     names = short if len(set(short)) == len(short) else [str(run.path) for run in runs]
     if len(set(names)) < len(names):  # one folder, named twice
-        names = [f"{name} ({number})" for number, name in enumerate(names, 1)]
+        names = [f"{name} ({number})" for number, name in enumerate(short, 1)]
     gaps = [str(run.configuration.get("metric", "equal_opportunity")) for run in runs]
     readings = [reading_of(run) for run in runs]
     wanted = _wanted(readings, measures, gaps[0])

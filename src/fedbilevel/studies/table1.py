@@ -273,8 +273,9 @@ def run(
     design: Design, out: str | Path, report: Report | None = None, line: str = "", workers: int | None = None
 ) -> Run:
     """Run what ``out`` does not hold yet, and return all of it."""
-    # On a machine that has not built the kernels yet, a compiler can do so while this process reads the data.
-    threading.Thread(target=kernels.available, daemon=True).start()
+    # On a machine that has not built the kernels yet, a compiler can do so while this process reads the data.  No daemon: a
+    # process that ends with such a thread at work (as where the folder is refused) may crash.
+    threading.Thread(target=kernels.available).start()
     return conduct(design, out, report, line, workers)
 
 
