@@ -15,8 +15,7 @@ import pandas as pd
 import pytest
 
 from fedbilevel.fairness.saving import FittedModel
-from fedbilevel.jobs.fit.job import fitted_model
-from fedbilevel.jobs.predict import Predictions
+from fedbilevel.jobs.predict import Predictions, fitted_model
 from fedbilevel.runs import read
 from fedbilevel.tables.reading import open_table
 

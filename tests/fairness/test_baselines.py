@@ -12,7 +12,7 @@ from fedbilevel.fairness.fcfl import fcfl
 from fedbilevel.fairness.fedfb import fedfb
 from fedbilevel.fairness.fedminmax import fedminmax
 from fedbilevel.fairness.fedreg import fedreg
-from tests.fairness import references_baselines, references_client_weights
+from tests.fairness import references_baselines as naive
 from tests.fairness.references_baselines import (
     Logistic,
     Perceptron,
@@ -74,8 +74,7 @@ def test_fedminmax_equals_the_naive_loop(model, groups, batch_size, risks):
     options = {"step": 0.4, "group_step": 0.3, "ridge": 0.05, "risks": risks}
     server = run(fedminmax(model.package, model.first(), counts, batch_size=batch_size, **options), data).server
     rows = whole if batch_size is None else drawn(data, SEED, ROUNDS, 1, batch_size)
-    naive = references_baselines.fedminmax
-    wanted = naive(model, clients, model.flat(model.first()), rows, counts, rounds=ROUNDS, **options)
+    wanted = naive.fedminmax(model, clients, model.flat(model.first()), rows, counts, rounds=ROUNDS, **options)
     close((model.flat(server.model), server.group_weights, server.risks), wanted)
     if risks == "sent" and batch_size is not None:
         drawn_groups = [
@@ -90,8 +89,8 @@ def test_fedfb_equals_the_naive_loop():
     counts = totals(clients, 3, positive=True)
     options = {"step": 0.4, "group_step": 0.6, "local_steps": 2, "ridge": 0.05}
     server = run(fedfb(NETWORK.package, NETWORK.first(), counts, batch_size=6, **options), data).server
-    rows, naive = drawn(data, SEED, ROUNDS, 2, 6), references_client_weights.fedfb
-    wanted = naive(NETWORK, clients, NETWORK.flat(NETWORK.first()), rows, counts, rounds=ROUNDS, **options)
+    rows = drawn(data, SEED, ROUNDS, 2, 6)
+    wanted = naive.fedfb(NETWORK, clients, NETWORK.flat(NETWORK.first()), rows, counts, rounds=ROUNDS, **options)
     close((NETWORK.flat(server.model), server.group_weights, server.risks), wanted)
     assert wanted[1].min() == 0, "the projection must bind"
 
@@ -102,8 +101,8 @@ def test_fairfed_equals_the_naive_loop(model, groups):
     options = {"step": 0.4, "local_steps": 2, "beta": 0.4, "groups": groups, "ridge": 0.05}
     found = run(fairfed(model.package, model.first(), batch_size=6, **options), data)
     # The third exchange of a round draws minibatches, by its own ordinal.
-    rows, naive = drawn(data, SEED, ROUNDS, 2, 6, ordinal=2), references_client_weights.fairfed
-    *wanted, fell_back = naive(model, clients, model.flat(model.first()), rows, rounds=ROUNDS, **options)
+    rows = drawn(data, SEED, ROUNDS, 2, 6, ordinal=2)
+    *wanted, fell_back = naive.fairfed(model, clients, model.flat(model.first()), rows, rounds=ROUNDS, **options)
     close([model.flat(found.outer), found.local.correction], wanted)
     assert bool(fell_back) == (groups == 2), "with two groups client 1 can measure no gap"
 

@@ -48,18 +48,10 @@ def test_iterates_equal_the_naive_loop(model, groups, sizes):
         (0.05, 0, 0.01, (40.0, 40.0, 30.0)),
     ):
         options = {"step": 0.1, "epsilon": epsilon, "stage_one": stage_one, "delta": delta, "ridge": 0.02}
-        algorithm = fcfl(model.package, model.first(), groups=groups, temperature=4.0, **options)
+        options |= {"groups": groups, "temperature": 4.0}
+        algorithm = fcfl(model.package, model.first(), **options)
         found = fb.simulate(algorithm, data, ROUNDS, weights=np.array(weights), record_every=None)
-        wanted, notes = naive(
-            model,
-            clients,
-            model.flat(model.first()),
-            rounds=ROUNDS,
-            groups=groups,
-            temperature=4.0,
-            weights=weights,
-            **options,
-        )
+        wanted, notes = naive(model, clients, model.flat(model.first()), rounds=ROUNDS, weights=weights, **options)
         close(model.flat(found.outer), wanted)
         seen |= set(notes)
         assert int(found.server.round) == ROUNDS

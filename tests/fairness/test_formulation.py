@@ -21,7 +21,7 @@ from fedbilevel.fairness.formulation import (
     fair_problem,
     squared_gap,
 )
-from fedbilevel.fairness.models import MODELS, Model, probabilities, row_losses, soft_decisions
+from fedbilevel.fairness.models import Model, soft_decisions
 
 ROUNDING = 1e-12  # float64 sums in another order
 
@@ -206,24 +206,6 @@ def test_exact_hypergradient_matches_finite_differences_through_the_solved_inner
         assert found[axis] == pytest.approx(float(ends[0] - ends[1]) / (2 * tiny), abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("classes", [2, 4])
-def test_probabilities_equal_the_scores_and_the_loss_is_theirs(kind, classes):
-    model = Model(kind, 5, classes, hidden=3)
-    features = rows(13, d=5, dtype=np.float32)["features"]
-    params = jax.tree.map(
-        lambda leaf: leaf + 0.3 * jnp.cos(jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape),
-        model.start(jax.random.key(1)),
-    )
-    scores = model.scores(params, features)
-    found = probabilities(model, params, features)
-    full = jax.nn.softmax(jnp.stack([jnp.zeros_like(scores), scores], 1) if classes == 2 else scores, axis=1)
-    np.testing.assert_allclose(found, np.asarray(full), atol=1e-5)  # float32 scores
-    labels = np.arange(60) % classes
-    losses = row_losses(scores, jnp.asarray(labels, jnp.float32))
-    np.testing.assert_allclose(np.asarray(losses), -np.log(found[np.arange(60), labels]), atol=1e-4)
-
-
 @pytest.mark.parametrize("metric", METRICS)
 def test_marked_padding_changes_nothing(metric):
     data = rows(15, classes=3)
@@ -271,10 +253,3 @@ def test_a_function_of_ones_own_serves_as_metric():
 def test_bad_options_are_one_sentence(options, words):
     with pytest.raises((ValueError, TypeError), match=words):
         Formulation(**options)
-
-
-def test_bad_model_options():
-    with pytest.raises(ValueError, match="model must be one of"):
-        Model("forest", 3)
-    with pytest.raises(ValueError, match="classes must be at least 2"):
-        Model("mlp", 3, classes=1)

@@ -1,4 +1,4 @@
-"""Metrics against fairlearn, against counting by hand, and against bad input."""
+"""Metrics against fairlearn, against counting by hand, and against bad input; counts of clients add up to those of all rows."""
 
 import math
 import warnings
@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from sklearn.metrics import balanced_accuracy_score
 
 from fedbilevel.fairness import (
@@ -23,6 +24,9 @@ from fedbilevel.fairness import (
     equalized_odds_difference,
     group_table,
 )
+from fedbilevel.fairness.intervals import redrawn_counts
+from fedbilevel.fairness.metrics import CONVENTIONS, CRITERIA, Counts, wilson
+from fedbilevel.jobs.fit import group_rows, quality
 
 checked = settings(deadline=None, max_examples=60)
 FUNCTIONS = {
@@ -30,16 +34,15 @@ FUNCTIONS = {
     "equalized_odds": equalized_odds_difference,
     "demographic_parity": demographic_parity_difference,
 }
-METHODS = ("between_groups", "to_overall", "majority_vs_rest")
 ROUNDING = 1e-12  # sums of at most 80 weights in another order
 
-rows = st.tuples(st.integers(0, 1), st.integers(0, 1), st.sampled_from("abcd"), st.floats(0.1, 10))
+row = st.tuples(st.integers(0, 1), st.integers(0, 1), st.sampled_from("abcd"), st.floats(0.1, 10))
 
 
 @st.composite
 def samples(draw):
     """Labels, predictions, groups, weights or None, with both classes present; groups may lack one of them."""
-    drawn = draw(st.lists(rows, min_size=2, max_size=80))
+    drawn = draw(st.lists(row, min_size=2, max_size=80))
     drawn += [(0, draw(st.integers(0, 1)), "a", 1.0), (1, draw(st.integers(0, 1)), draw(st.sampled_from("ab")), 2.0)]
     y_true, y_pred, groups, weight = (np.array(column) for column in zip(*drawn, strict=True))
     return y_true, y_pred, groups, weight if draw(st.booleans()) else None
@@ -73,7 +76,7 @@ def fairlearn_difference(rate, label, y_true, y_pred, groups, weight, method):
     return math.nan if frame.by_group.size < min(2, len(set(groups))) else frame.difference(method=method)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CONVENTIONS)
 @checked
 @given(sample=samples(), criterion=st.sampled_from(sorted(FUNCTIONS)))
 def test_equal_to_fairlearn_over_the_groups_that_have_the_rate(method, sample, criterion):
@@ -142,7 +145,7 @@ def test_group_table_against_counting_by_hand(sample):
                 assert row[column] == pytest.approx(expected, abs=ROUNDING)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CONVENTIONS)
 @checked
 @given(sample=samples(), criterion=st.sampled_from(sorted(FUNCTIONS)), data=st.data())
 def test_a_whole_weight_equals_repeated_rows(method, sample, criterion, data):
@@ -172,34 +175,29 @@ def test_a_group_without_positives_is_left_out_and_reported():
     assert result.table.loc["c", "positives"] == 0
 
 
-def test_groups_without_negatives_are_left_out_of_equalized_odds():
-    y_true, y_pred = [1, 0, 1, 0, 1], [1, 1, 1, 0, 0]
-    result = disparity(y_true, y_pred, sensitive_features=list("aabbc"), criterion="equalized_odds")
-    assert result.left_out == {"false_positive_rate": ["c"]}
-    assert result.value == 1.0
-
-
-def test_a_group_without_weight_is_left_out_too():
-    options = {"sensitive_features": list("aabb"), "sample_weight": [1, 1, 0, 0], "criterion": "demographic_parity"}
-    result = disparity([1, 0, 1, 0], [1, 0, 1, 1], **options)
-    assert result.left_out == {"selection_rate": ["b"]}
-    assert math.isnan(result.value)
+@pytest.mark.parametrize(
+    ("y_true", "y_pred", "groups", "options", "left_out", "value"),
+    [
+        ([1, 0, 1, 0, 1], [1, 1, 1, 0, 0], "aabbc", {"criterion": "equalized_odds"}, {"false_positive_rate": ["c"]}, 1.0),
+        (
+            [1, 0, 1, 0], [1, 0, 1, 1], "aabb", {"criterion": "demographic_parity", "sample_weight": [1, 1, 0, 0]},
+            {"selection_rate": ["b"]}, math.nan,
+        ),
+    ],
+    ids=["without negatives", "without weight"],
+)  # fmt: skip
+def test_other_groups_that_are_left_out(y_true, y_pred, groups, options, left_out, value):
+    result = disparity(y_true, y_pred, sensitive_features=list(groups), **options)
+    assert result.left_out == left_out
+    np.testing.assert_equal(result.value, value)
 
 
 def test_one_comparable_group_of_several_has_no_gap_to_report():
     with pytest.warns(GroupLeftOut):
         assert math.isnan(equal_opportunity_difference([1, 0], [1, 1], sensitive_features=["a", "b"]))
     # A single group has no gap either, but nothing was left out: 0, as fairlearn says.
-    for method in METHODS:
+    for method in CONVENTIONS:
         assert equal_opportunity_difference([1, 1], [1, 0], sensitive_features=["a", "a"], method=method) == 0.0
-
-
-def test_majority_against_the_rest_pools_the_rest():
-    y_true = [1] * 7
-    y_pred = [1, 1, 0, 0, 1, 1, 1]
-    groups = ["w", "w", "w", "w", "x", "y", "y"]
-    value = equal_opportunity_difference(y_true, y_pred, sensitive_features=groups, method="majority_vs_rest")
-    assert value == 0.5
 
 
 @pytest.mark.parametrize("make", [list, np.array, pd.Series, pl.Series, lambda v: pd.Series(v, dtype="category")])
@@ -294,3 +292,103 @@ def test_bad_input_is_refused_in_one_sentence(function, change, message):
 def test_other_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+GROUPS = ("a", "b", "c")
+
+
+@pytest.fixture(params=range(3))
+def rows(request):
+    rng = np.random.default_rng(request.param)
+    groups, labels, decided = (rng.integers(0, high, 60) for high in (3, 2, 2))
+    if request.param == 2:
+        labels[groups == 1] = 0  # a group without positives has no true positive rate
+    return labels, decided, groups
+
+
+def counted(labels, decided, groups):
+    cells = np.zeros((3, 2, 2), int)
+    for place in zip(groups, labels, decided, strict=True):
+        cells[place] += 1
+    return Counts(cells)
+
+
+@pytest.mark.parametrize("metric", CRITERIA)
+@pytest.mark.parametrize("method", CONVENTIONS)
+def test_accuracy_and_gap(rows, metric, method):
+    labels, decided, groups = rows
+    counts = counted(*rows)
+    np.testing.assert_array_equal(Counts.of(*rows, 3).cells, counts.cells)
+    names = np.array(GROUPS)[groups]
+    wanted = disparity(labels, decided, sensitive_features=names, criterion=metric, method=method).value
+    assert float(counts.gap(metric, method)) == wanted
+    if method == "between_groups":
+        assert quality("train", counts, metric) == {"train_accuracy": (labels == decided).mean(), "train_gap": wanted}
+
+
+def test_the_lead_of_the_majority_has_a_sign():
+    labels, decided, groups = np.ones(5, int), np.array([0, 0, 1, 1, 0]), np.array([0, 0, 0, 1, 2])
+    assert Counts.of(labels, decided, groups, 3).lead("true_positive_rate") == pytest.approx(1 / 3 - 1 / 2)
+
+
+def test_rates_of_groups(rows):
+    labels, decided, groups = rows
+    found = group_rows("train", counted(*rows), GROUPS).set_index("group")
+    wanted = group_table(labels, decided, sensitive_features=np.array(GROUPS)[groups])
+    for column in wanted.columns.drop("negatives"):
+        np.testing.assert_array_equal(found[column], wanted[column], err_msg=column)
+    for rate in ("selection_rate", "true_positive_rate", "false_positive_rate", "accuracy"):
+        known = found.dropna(subset=rate)
+        assert known[rate].between(known[f"{rate}_low"], known[f"{rate}_high"]).all(), rate
+
+
+def test_a_group_without_rows_is_left_out():
+    counts = counted(np.array([0, 1]), np.array([1, 1]), np.array([0, 2]))
+    assert group_rows("train", counts, GROUPS)["group"].tolist() == ["a", "c"]
+    assert counts.present().cells.shape == (2, 2, 2)
+
+
+def test_counts_of_clients_add_up(rows):
+    weight = np.random.default_rng(3).random(60)
+    for options in ({}, {"weight": weight}):
+        parts = [
+            Counts.of(*(column[some] for column in rows), 3, **{name: value[some] for name, value in options.items()})
+            for some in (slice(20), slice(20, None))
+        ]
+        whole, added = Counts.of(*rows, 3, **options), parts[0] + parts[1]
+        np.testing.assert_array_equal(added.cells, whole.cells)
+        np.testing.assert_allclose(added.gap("equalized_odds"), whole.gap("equalized_odds"), rtol=1e-12)
+
+
+@pytest.mark.parametrize("method", CONVENTIONS)
+def test_further_axes_are_kept(rows, method):
+    several = [counted(*rows), counted(*(column[:30] for column in rows)), counted(*(column[:2] for column in rows))]
+    together = Counts.stack(several)
+    for answer in (
+        lambda counts: counts.gap("equal_opportunity", method),
+        lambda counts: counts.balanced_accuracy(),
+        lambda counts: counts.rates("accuracy"),
+        lambda counts: counts.overall("selection_rate"),
+    ):
+        np.testing.assert_array_equal(answer(together), np.stack([answer(counts) for counts in several]))
+
+
+def test_redrawn_counts_keep_the_cells_and_pair_the_models(rows):
+    labels, decided, groups = rows
+    ours, theirs = redrawn_counts(labels, [decided, ~decided.astype(bool)], groups, 3, resamples=50, seed=0)
+    sizes = counted(*rows).cells.sum(axis=-1)
+    assert (ours.cells.sum(axis=-1) == sizes).all()
+    np.testing.assert_array_equal(ours.cells, theirs.cells[..., ::-1])
+    assert len(np.unique(ours.overall("accuracy"))) > 5
+
+
+def test_wilson_against_scipy():
+    cases = ((0, 7), (3, 11), (400, 500), (7, 7))
+    for level in (0.9, 0.95):
+        low, high = wilson([hits / size for hits, size in cases], [size for _, size in cases], level)
+        exact = [stats.binomtest(*case).proportion_ci(level, "wilson") for case in cases]
+        np.testing.assert_allclose(np.transpose([low, high]), exact, rtol=0, atol=1e-12)
+    assert np.isnan(wilson(np.nan, 5)).all()
+    assert np.isnan(wilson(0.5, 0)).all()
+    low, high = wilson(1.0, 3)
+    np.testing.assert_allclose([low, high], [0.4385, 1.0], atol=1e-4)

@@ -15,11 +15,10 @@ from fedbilevel.fairness import equal_opportunity_difference
 from fedbilevel.fairness.fcfl import fcfl
 from fedbilevel.fairness.fedminmax import fedminmax
 from fedbilevel.fairness.formulation import Formulation, equalized_odds
+from fedbilevel.fairness.methods import COMPARES_GROUPS, METHODS, Recipe
 from fedbilevel.fairness.models import LinearScores, Model, probabilities
 from fedbilevel.fairness.program import FairProgram
-from fedbilevel.fairness.recipe import COMPARES_GROUPS, METHODS, Recipe
-from fedbilevel.fairness.rows import joined, padded, training_part
-from fedbilevel.fairness.trainer import Clients, Trainer, marks_padding
+from fedbilevel.fairness.trainer import Clients, Trainer, joined, marks_padding, padded, training_part
 from fedbilevel.fairness.trainer import fit as run
 from tests.references.compare import close, identical
 

@@ -10,23 +10,9 @@ import pytest
 
 from fedbilevel.fairness import FairFederatedClassifier
 from fedbilevel.fairness.saving import FORMAT
+from tests.fairness.conftest import table
 
 load = FairFederatedClassifier.load
-
-
-def table(n=120, seed=0):
-    rng = np.random.default_rng(seed)
-    frame = pd.DataFrame({"age": rng.normal(40, 10, n), "job": rng.choice(["cook", "judge", "none"], n)})
-    frame["job"] = frame["job"].astype("category")
-    y = np.where(frame["age"] + 5 * (frame["job"] == "judge") > 41, "yes", "no")
-    return frame, y, rng.choice(["a", "b"], n)
-
-
-@pytest.fixture(scope="module")
-def fitted():
-    X, y, groups = table()
-    clf = FairFederatedClassifier(steps=40, weight_steps=10, batch_size=16, random_state=0)
-    return clf.fit(X, y, sensitive_features=groups, clients=np.repeat([1, 2], 60))
 
 
 def test_comes_back_the_same(fitted, tmp_path):
@@ -41,7 +27,7 @@ def test_comes_back_the_same(fitted, tmp_path):
     pd.testing.assert_series_equal(back.group_weights_, fitted.group_weights_)
     pd.testing.assert_frame_equal(back.history_, fitted.history_, check_dtype=False)
     assert (back.groups_, back.clients_) == (fitted.groups_, fitted.clients_)
-    assert list(back.feature_names_in_) == ["age", "job"]
+    assert list(back.feature_names_in_) == ["age", "job", "old", "size"]
 
 
 def test_files_of_version_0_1_0_are_read(fitted, tmp_path):

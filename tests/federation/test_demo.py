@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("nvflare", reason="needs the federation extra: pip install 'fedbilevel[federation]'")
 
-from fedbilevel.jobs.fit.job import fitted_model
+from fedbilevel.jobs.predict import fitted_model
 from fedbilevel.runs import read
 from tests.federation.federation import wait_for
 

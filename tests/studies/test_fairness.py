@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbilevel.fairness.rows import client_rows
+from fedbilevel.fairness.trainer import client_rows
 from fedbilevel.runs import read
 from fedbilevel.studies import fairness
 from fedbilevel.studies.data import Rows, make_case, widened

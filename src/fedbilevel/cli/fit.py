@@ -28,7 +28,7 @@ from fedbilevel.cli.terminal import (
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedbilevel.jobs.fit.job import FitResult
+    from fedbilevel.jobs.fit import FitResult
     from fedbilevel.tables.schema import Schema
 
 GAPS = {
@@ -88,9 +88,9 @@ def fit(
         meaning = own.inferred(tables, target, sensitive, site, positive, keep_sensitive, otherwise=", or a --schema")
     else:
         meaning = _kept(schema, target, sensitive, site, positive, keep_sensitive)
-    from fedbilevel.jobs.fit.train import FitOptions
+    from fedbilevel.jobs import fit as job
 
-    options = FitOptions(
+    options = job.FitOptions(
         method=method, formulation=formulation, metric=metric, strength=_strength(strength), steps=steps,
         weight_steps=weight_steps, batch_size=batch_size, model=model, client_weights=client_weights,
         test_share=test_share, seed=seed, compare_with=None if compare_with == "none" else compare_with,
@@ -102,7 +102,6 @@ def fit(
         title = "Columns, as they are used (fedbilevel schema writes a file to change this)"
         show(screen, title, own.schema_frame(meaning))
     prepare_jax()
-    from fedbilevel.jobs.fit import job
 
     line = shlex.join(["fedbilevel", *sys.argv[1:]])
     try:

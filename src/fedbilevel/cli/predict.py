@@ -35,8 +35,7 @@ def predict(
     Columns prediction and probability (of the positive class), one row for every row of the table and in its order; read and
     written chunk by chunk, so files may be larger than memory.
     """
-    from fedbilevel.jobs.fit.job import fitted_model
-    from fedbilevel.jobs.predict import Predictions
+    from fedbilevel.jobs.predict import Predictions, fitted_model
 
     (table,) = opened([rows], delimiter, encoding)
     answer = Predictions(fitted_model(folder, model), table, keep or ())

@@ -8,8 +8,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedbilevel.fairness.bootstrap import bootstrap_difference, bootstrap_interval
-from fedbilevel.fairness.intervals import Interval, across_splits, comparison_table, paired_difference
+from fedbilevel.fairness.intervals import (
+    Interval,
+    across_splits,
+    bootstrap_difference,
+    bootstrap_interval,
+    comparison_table,
+    paired_difference,
+)
 from fedbilevel.fairness.metrics import (
     Disparity,
     GroupLeftOut,
@@ -26,14 +32,14 @@ from fedbilevel.fairness.metrics import (
 if TYPE_CHECKING:
     from fedbilevel.fairness.estimator import FairFederatedClassifier
     from fedbilevel.fairness.formulation import Formulation, fair_problem
+    from fedbilevel.fairness.methods import Recipe
     from fedbilevel.fairness.models import Model
-    from fedbilevel.fairness.recipe import Recipe
 
 _LATER = {
     "FairFederatedClassifier": "estimator",
     "Formulation": "formulation",
     "Model": "models",
-    "Recipe": "recipe",
+    "Recipe": "methods",
     "fair_problem": "formulation",
 }
 

@@ -2,6 +2,10 @@
 
 A batch is a dict ``{"features": [n, ...], "labels": [n] of 0 and 1, "groups": [n] of 0..K-1}``; a model is any tree of
 parameters with ``scores(params, features) -> [n]``, the logits of class 1.
+
+FCFL and FedMinMax read whole local sets in every round.  `group_losses` and `loss_and_gap` do so for a two-class logistic
+model on the fused kernel, where it `serves`.  Elsewhere automatic differentiation computes the same, for any scores; it is
+the oracle.
 """
 
 from __future__ import annotations
@@ -13,26 +17,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedbilevel import kernels
 from fedbilevel.algorithms.arguments import Kind, Start, function_of
 from fedbilevel.algorithms.fedavg import ModelLoss, fedavg
-from fedbilevel.calculus import Tree, dtype_of, squared_norm
+from fedbilevel.calculus import Tree, dtype_of
+from fedbilevel.fairness.models import LinearScores, Rates, largest_gap, penalty, row_losses
 from fedbilevel.plan import Algorithm
 from fedbilevel.problem import ClientData, shapes_of
+from fedbilevel.sampling import LocalData
 
 Scores = Annotated[Callable[[Tree, jax.Array], jax.Array], function_of("(params, features) -> [n]")]
 
 LEAVES = ("features", "labels", "groups")
-
-
-def row_losses(scores: jax.Array, labels: jax.Array) -> jax.Array:
-    """Logistic loss of every row."""
-    return jnp.logaddexp(scores, 0.0) - labels.astype(scores.dtype) * scores
-
-
-def penalty(params: Tree, ridge: Any) -> jax.Array:
-    """``ridge / 2 * |params|^2``, over all parameters."""
-    square = squared_norm(params)
-    return jnp.asarray(0.5 * ridge, square.dtype) * square
 
 
 def plain_loss(scores: Scores, ridge: Any) -> Callable[[Tree, Tree], jax.Array]:
@@ -78,6 +74,13 @@ class GroupLosses(NamedTuple):
 
     losses: jax.Array
     shares: jax.Array
+
+
+class Reply(NamedTuple):
+    """The client's model, and the losses of its groups where they are asked for."""
+
+    outer: Tree
+    groups: GroupLosses | None
 
 
 class GroupWeights(NamedTuple):
@@ -143,3 +146,38 @@ def check_rows(data: ClientData, groups: int, scores: Scores, first: Callable[[j
     shape = getattr(result, "shape", result)
     if shape != features.shape[:1]:
         raise ValueError(f"scores must return one number per row (shape {features.shape[:1]}), not {shape}.")
+
+
+def serves(scores: Any, params: Tree) -> bool:
+    """Whether the kernel serves this model: declared linear, two classes, and built on this machine."""
+    linear = isinstance(scores, LinearScores) and getattr(params, "ndim", None) == 1
+    return linear and params.dtype in (jnp.float32, jnp.float64) and kernels.available()
+
+
+def group_losses(params: jax.Array, data: LocalData, count: int) -> GroupLosses:
+    """By the kernel, over all rows of the client."""
+    losses, counts = kernels.group_losses(*_operands(params, data), params, count=count)
+    rows = data.train_size.astype(params.dtype)
+    return GroupLosses(losses / rows, counts / rows)
+
+
+def loss_and_gap(
+    params: jax.Array, data: LocalData, count: int, temperature: Any
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """By the kernel: mean loss and largest gap of the soft true-positive rates, then their gradients; no ridge."""
+    sharpness = jnp.asarray(temperature, params.dtype)
+    sums = kernels.group_sums(*_operands(params, data), params, sharpness, count=count)
+    rows = data.train_size.astype(params.dtype)
+    present = sums.positives > 0
+    positives = jnp.where(present, sums.positives, 1)
+    rates = sums.rates / positives
+    gap, slopes = jax.value_and_grad(lambda values: largest_gap(Rates(values, present)))(rates)
+    gap_gradient = (slopes / positives) @ sums.rate_gradients
+    return jnp.sum(sums.losses) / rows, gap, sums.loss_gradient / rows, gap_gradient
+
+
+def _operands(params: jax.Array, data: LocalData) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Features, labels and groups of all rows at hand, and where this client's lie among them."""
+    rows, start = data.flat("train", jnp.zeros((), jnp.int32))
+    labels, groups = rows["labels"].astype(params.dtype), rows["groups"].astype(jnp.int32)
+    return rows["features"], labels, groups, start, data.train_size.astype(jnp.int32)

@@ -18,14 +18,13 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from fedbilevel.datasets import partition
 from fedbilevel.fairness.formulation import Deviation, Formulation
+from fedbilevel.fairness.methods import COMPARES_GROUPS, Recipe
 from fedbilevel.fairness.models import Model, probabilities
 from fedbilevel.fairness.program import FairProgram, smoothness
-from fedbilevel.fairness.recipe import COMPARES_GROUPS, Recipe
-from fedbilevel.fairness.rows import padded
 from fedbilevel.fairness.saving import FittedModel, Scaling, named_weights, plain
-from fedbilevel.fairness.trainer import capacity_for, dealt, fit
+from fedbilevel.fairness.trainer import capacity_for, dealt, fit, padded
 from fedbilevel.problem import whole_number
-from fedbilevel.tables.columns import encode_groups, shown, to_frame
+from fedbilevel.tables.columns import check_lengths, encode_groups, shown, to_frame
 from fedbilevel.tables.encoder import Encoder
 
 WIDTH = 16
@@ -131,8 +130,8 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
             sample_weight: a weight of every row ("fedavg", "fedbio", "fedbioacc").
         """
         features, labels = self._learn(X, y)
-        codes = self._groups(sensitive_features, len(labels))
-        parts = self._clients(clients, len(labels))
+        codes = self._groups(sensitive_features, features)
+        parts = self._clients(clients, features)
         whole_number("history_rows", self.history_rows, least=0)
         extra = -features.shape[1] % WIDTH if self.history_rows == 0 and self.model == "logistic" else 0
         rows = {
@@ -264,7 +263,7 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
             X = to_frame(X).to_numpy()
         return self.encoder_.transform(validate_data(self, X, dtype=np.float64, reset=False))
 
-    def _groups(self, sensitive_features: Any, rows: int) -> np.ndarray:
+    def _groups(self, sensitive_features: Any, features: np.ndarray) -> np.ndarray:
         if sensitive_features is None:
             if self.method != "fedavg":
                 warnings.warn(
@@ -272,17 +271,17 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
                     stacklevel=3,
                 )
             self.groups_: list[Any] = ["all"]
-            return np.zeros(rows, np.int32)
+            return np.zeros(len(features), np.int32)
         codes, self.groups_ = encode_groups(sensitive_features)
-        _same_length("sensitive_features", len(codes), rows)
+        check_lengths(X=features, sensitive_features=codes)
         return codes
 
-    def _clients(self, clients: Any, rows: int) -> list[np.ndarray]:
+    def _clients(self, clients: Any, features: np.ndarray) -> list[np.ndarray]:
         if clients is None:
             self.clients_: list[Any] = ["all"]
-            return [np.arange(rows)]
+            return [np.arange(len(features))]
         codes, self.clients_ = encode_groups(clients, name="clients")
-        _same_length("clients", len(codes), rows)
+        check_lengths(X=features, clients=codes)
         parts = partition.by_column(codes)
         for name, part in zip(self.clients_, parts, strict=True):
             if len(part) < 2:
@@ -305,8 +304,3 @@ def _row_weights(sample_weight: Any, rows: int) -> dict[str, np.ndarray]:
     if not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() == 0:
         raise ValueError("sample_weight must be finite, not negative, and not all zero.")
     return {"weights": np.asarray(weights / weights.mean(), np.float32)}
-
-
-def _same_length(name: str, length: int, rows: int) -> None:
-    if length != rows:
-        raise ValueError(f"{name} has {length} rows but X has {rows}; they must describe the same rows.")

@@ -33,7 +33,7 @@ from fedbilevel.algorithms.arguments import AtLeastTwo, Batch, Count, NotNegativ
 from fedbilevel.algorithms.local import Local as Counted
 from fedbilevel.calculus import Calls, Tree, dtype_of, no_calls
 from fedbilevel.fairness.baseline import Scores, fair_averaging, plain_loss
-from fedbilevel.fairness.soft import Rates, group_totals, largest_gap
+from fedbilevel.fairness.models import Rates, group_totals, largest_gap
 from fedbilevel.plan import Algorithm, Phase, weighted_mean
 from fedbilevel.sampling import LocalData
 
@@ -109,11 +109,11 @@ def fairfed(
             group_totals(values, rows["groups"], groups) / size for values in (positive, positive * accepted)
         )
         right = jnp.sum(real & (labels == accepted), dtype=logits.dtype) / size
-        kept = local._replace(model=model, rates=_rates(positives, hits), accuracy=right)
+        kept = local._replace(model=model, rates=Rates.of(hits, positives), accuracy=right)
         return Counts(positives, hits, right), kept
 
     def learn(server: Server, mean: Counts) -> Server:
-        return server._replace(rates=_rates(mean.positives, mean.accepted), accuracy=mean.right)
+        return server._replace(rates=Rates.of(mean.accepted, mean.positives), accuracy=mean.right)
 
     def compare(message: tuple[Rates, jax.Array], local: Local, data: LocalData, key: jax.Array) -> tuple[Any, Local]:
         rates, accuracy = message
@@ -148,27 +148,20 @@ def fairfed(
         rates, zero, _ = unknown(model)
         return Local(model, rates, zero, zero, zero, no_calls())
 
-    def compared(server: Server) -> tuple[Rates, jax.Array]:
-        return server.rates, server.accuracy
-
-    def set_disagreement(server: Server, mean: jax.Array) -> Server:
-        return server._replace(disagreement=mean)
-
-    def set_model(server: Server, model: Tree) -> Server:
-        return server._replace(model=model)
-
-    return base._replace(
-        init=first,
-        enroll=enroll,
-        plan=(
-            Phase("rates", lambda server: server.model, measure, learn),
-            Phase("disagreement", compared, compare, set_disagreement, aggregate=plain_mean),
-            Phase("local", lambda server: server.disagreement, train, set_model, aggregate=combine),
-        ),
-        outer=lambda server: server.model,
+    rates = Phase("rates", lambda server: server.model, measure, learn)
+    disagreement = Phase(
+        "disagreement",
+        lambda server: (server.rates, server.accuracy),
+        compare,
+        lambda server, mean: server._replace(disagreement=mean),
+        aggregate=plain_mean,
     )
-
-
-def _rates(positives: jax.Array, hits: jax.Array) -> Rates:
-    present = positives > 0
-    return Rates(jnp.where(present, hits / jnp.where(present, positives, 1), 0), present)
+    local = Phase(
+        "local",
+        lambda server: server.disagreement,
+        train,
+        lambda server, model: server._replace(model=model),
+        aggregate=combine,
+    )
+    plan = (rates, disagreement, local)
+    return base._replace(init=first, enroll=enroll, plan=plan, outer=lambda server: server.model)

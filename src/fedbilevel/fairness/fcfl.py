@@ -33,10 +33,9 @@ import jax.numpy as jnp
 from fedbilevel.algorithms.arguments import AtLeastTwo, Kind, MaybeCount, NotNegative, Positive, Start, algorithm
 from fedbilevel.algorithms.local import Local
 from fedbilevel.calculus import Calls, Tree, counted, dtype_of, scale, select, squared_norm, step_along, zeros
-from fedbilevel.fairness import whole_set
-from fedbilevel.fairness.baseline import Scores, fair_averaging, penalty, plain_loss, row_losses
+from fedbilevel.fairness.baseline import Scores, fair_averaging, loss_and_gap, plain_loss, serves
 from fedbilevel.fairness.linear_program import balance, gram, maximise
-from fedbilevel.fairness.soft import largest_gap, soft_true_positive_rates
+from fedbilevel.fairness.models import largest_gap, penalty, row_losses, soft_true_positive_rates
 from fedbilevel.plan import Algorithm, Phase, weighted_mean
 from fedbilevel.problem import not_negative
 from fedbilevel.sampling import LocalData
@@ -119,21 +118,20 @@ def fcfl(
 
     def work(model: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
         local = counted(local, Calls(gradients=2))
-        if whole_set.applies(scores, model):
-            sums = whole_set.loss_and_gap(model, data, groups, temperature)
-            loss_gradient = step_along(sums.loss_gradient, ridge, model)
-            gradients = jnp.stack([loss_gradient, sums.gap_gradient])
-            return Reply(sums.loss + penalty(model, ridge), sums.gap, gradients), local
+        if serves(scores, model):
+            loss, gap, loss_gradient, gap_gradient = loss_and_gap(model, data, groups, temperature)
+            gradients = jnp.stack([step_along(loss_gradient, ridge, model), gap_gradient])
+            return Reply(loss + penalty(model, ridge), gap, gradients), local
         rows = data.whole("train")
 
-        def loss_and_gap(params: Tree) -> jax.Array:
+        def both(params: Tree) -> jax.Array:
             logits = scores(params, rows["features"])
             rates = soft_true_positive_rates(logits, rows["labels"], rows["groups"], groups, temperature)
             loss = jnp.mean(row_losses(logits, rows["labels"])) + penalty(params, ridge)
             return jnp.stack([loss, largest_gap(rates)])
 
         # One forward pass, and one backward pass that carries both gradients through the features together.
-        values, pull = jax.vjp(loss_and_gap, model)
+        values, pull = jax.vjp(both, model)
         (gradients,) = jax.vmap(pull)(jnp.eye(2, dtype=values.dtype))
         return Reply(values[0], values[1], gradients), local
 

@@ -26,7 +26,7 @@ Checked: iterates against a naive loop; that it narrows the gap between the grou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -37,19 +37,12 @@ from fedbilevel.algorithms.arguments import Batch, Count, NotNegative, Positive,
 from fedbilevel.algorithms.local import Local
 from fedbilevel.calculus import Calls, Tree, counted, step_along
 from fedbilevel.fairness import baseline
-from fedbilevel.fairness.baseline import GroupLosses, GroupWeights, Message, Scores, Server
-from fedbilevel.fairness.soft import group_totals
+from fedbilevel.fairness.baseline import GroupLosses, GroupWeights, Message, Reply, Scores, Server
+from fedbilevel.fairness.models import group_totals, penalty, row_losses
 from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.sampling import Batches, LocalData, Sampler
 
 PositiveCounts = Annotated[Sequence[int] | np.ndarray, baseline.counts_by_group("every group needs positive rows")]
-
-
-class Reply(NamedTuple):
-    """The model, and the losses of the positives of each group."""
-
-    outer: Tree
-    positives: GroupLosses
 
 
 @algorithm()
@@ -78,23 +71,24 @@ def fedfb(
 
     def work(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
         def weighted(params: Tree, batch: Tree) -> jax.Array:
-            losses = baseline.row_losses(scores(params, batch["features"]), batch["labels"])
+            losses = row_losses(scores(params, batch["features"]), batch["labels"])
             looked_up = message.row_weights.astype(losses.dtype)[batch["groups"]]
-            return jnp.mean(jnp.where(batch["labels"] > 0, looked_up, 1) * losses) + baseline.penalty(params, ridge)
+            return jnp.mean(jnp.where(batch["labels"] > 0, looked_up, 1) * losses) + penalty(params, ridge)
 
         def descend(model: Tree, batches: Batches) -> tuple[Tree, None]:
             return step_along(model, -step, jax.grad(weighted)(model, batches.inner())), None
 
         model, _ = Sampler(batch_size).walk(descend, message.model, data, key, local_steps)
         rows, real = data.whole_with_mask("train")
-        losses = baseline.row_losses(scores(message.model, rows["features"]), rows["labels"])
+        losses = row_losses(scores(message.model, rows["features"]), rows["labels"])
         positive = jnp.where(real, rows["labels"].astype(losses.dtype), 0)
         size = data.train_size.astype(losses.dtype)
         totals = (group_totals(values, rows["groups"], count) / size for values in (positive * losses, positive))
         return Reply(model, GroupLosses(*totals)), counted(local, Calls(gradients=local_steps))
 
     def absorb(server: Server, mean: Reply) -> Server:
-        risks = baseline.mean_losses(mean.positives, server.risks)
+        assert mean.groups is not None
+        risks = baseline.mean_losses(mean.groups, server.risks)
         gaps = risks[1:] - risks[0]
         size = jnp.sqrt(jnp.sum(gaps**2))
         along = gaps / jnp.where(size > 0, size, 1)

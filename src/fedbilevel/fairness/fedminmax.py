@@ -28,7 +28,7 @@ Differences from the paper: minibatches; the ridge term, which enters the client
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -38,20 +38,15 @@ from fedbilevel.algorithms.afl import onto_simplex
 from fedbilevel.algorithms.arguments import Batch, NotNegative, Positive, Start, algorithm, one_of
 from fedbilevel.algorithms.local import Local
 from fedbilevel.calculus import Calls, Tree, counted, step_along
-from fedbilevel.fairness import baseline, whole_set
-from fedbilevel.fairness.baseline import GroupLosses, GroupWeights, Message, Scores, Server
-from fedbilevel.fairness.soft import group_totals
+from fedbilevel.fairness import baseline
+from fedbilevel.fairness.baseline import GroupLosses, GroupWeights, Message, Reply, Scores, Server
+from fedbilevel.fairness.models import group_totals, penalty, row_losses
 from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.sampling import LocalData, Sampler
 
 GroupCounts = Annotated[
     Sequence[int] | np.ndarray, baseline.counts_by_group("every group needs rows; renumber the groups without it")
 ]
-
-
-class Reply(NamedTuple):
-    outer: Tree
-    groups: GroupLosses | None
 
 
 @algorithm()
@@ -85,19 +80,19 @@ def fedminmax(
         batch = Sampler(batch_size).once(data, key).inner()
 
         def weighted(params: Tree) -> tuple[jax.Array, jax.Array]:
-            losses = baseline.row_losses(scores(params, batch["features"]), batch["labels"])
+            losses = row_losses(scores(params, batch["features"]), batch["labels"])
             looked_up = message.row_weights.astype(losses.dtype)[batch["groups"]]
-            return jnp.mean(looked_up * losses) + baseline.penalty(params, ridge), losses
+            return jnp.mean(looked_up * losses) + penalty(params, ridge), losses
 
         gradient, losses = jax.grad(weighted, has_aux=True)(message.model)
         groups = by_group(losses, batch["groups"]) if risks == "sent" else None
         return Reply(step_along(message.model, -step, gradient), groups), counted(local, Calls(gradients=1))
 
     def evaluate(model: Tree, local: Tree, data: LocalData, key: jax.Array) -> tuple[GroupLosses, Tree]:
-        if whole_set.applies(scores, model):
-            return GroupLosses(*whole_set.group_losses(model, data, count)), local
+        if baseline.serves(scores, model):
+            return baseline.group_losses(model, data, count), local
         rows = data.whole("train")
-        return by_group(baseline.row_losses(scores(model, rows["features"]), rows["labels"]), rows["groups"]), local
+        return by_group(row_losses(scores(model, rows["features"]), rows["labels"]), rows["groups"]), local
 
     def ascend(server: Server, mean: GroupLosses) -> Server:
         means = baseline.mean_losses(mean, server.risks)

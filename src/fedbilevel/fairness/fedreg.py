@@ -21,8 +21,8 @@ import jax.numpy as jnp
 
 from fedbilevel.algorithms.arguments import AtLeastTwo, Batch, Count, NotNegative, Positive, Start, algorithm
 from fedbilevel.calculus import Tree
-from fedbilevel.fairness.baseline import Scores, fair_averaging, penalty, row_losses
-from fedbilevel.fairness.soft import largest_gap, soft_true_positive_rates
+from fedbilevel.fairness.baseline import Scores, fair_averaging
+from fedbilevel.fairness.models import largest_gap, penalty, row_losses, soft_true_positive_rates
 from fedbilevel.plan import Algorithm
 
 

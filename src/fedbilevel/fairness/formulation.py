@@ -14,7 +14,7 @@ Weights are positive and have mean one over the cells; x = 0 is the unweighted p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.calculus import Tree, squared_norm
-from fedbilevel.fairness.models import Model, row_losses, soft_decisions
-from fedbilevel.fairness.soft import group_totals
+from fedbilevel.calculus import Tree
+from fedbilevel.fairness.models import Model, group_totals, penalty, row_losses, soft_decisions
 from fedbilevel.linear import LinearInner
 from fedbilevel.problem import BilevelProblem, linear_problem, not_negative, positive, whole_number
 
@@ -70,37 +69,34 @@ def squared_gap(decisions: jax.Array, counting: jax.Array, groups: jax.Array, co
     return jnp.where(several, 2 * (between - jnp.sum(shares * (1 - shares) * noise)) / jnp.where(several, pairs, 1), 0)
 
 
-def _given_label(
-    decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int, pairs: list[tuple[int, int]]
+def _summed(
+    decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int, pairs: Sequence[tuple[int | None, int]]
 ) -> jax.Array:
-    """Sum over (label, column) of `squared_gap` of that column's rate among the rows with that label."""
-    parts = [
-        squared_gap(decisions[:, column], (labels == label).astype(decisions.dtype), groups, count)
-        for label, column in pairs
-    ]
+    """Sum over (label, column) of `squared_gap` of that column's rate among the rows with that label; None: among all."""
+
+    def among(label: int | None) -> jax.Array:
+        return (jnp.full(decisions.shape[:1], True) if label is None else labels == label).astype(decisions.dtype)
+
+    parts = [squared_gap(decisions[:, column], among(label), groups, count) for label, column in pairs]
     return jnp.sum(jnp.stack(parts))
 
 
 def equal_opportunity(decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
     """Two classes: the true-positive rates.  More: how often each class is recognised."""
     columns = decisions.shape[1]
-    pairs = [(1, 0)] if columns == 1 else [(label, label) for label in range(columns)]
-    return _given_label(decisions, labels, groups, count, pairs)
+    return _summed(decisions, labels, groups, count, [(1, 0)] if columns == 1 else [(c, c) for c in range(columns)])
 
 
 def equalized_odds(decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
     """Two classes: the true- and the false-positive rates.  More: every rate of deciding one class given another."""
     columns = decisions.shape[1]
-    labels_there = 2 if columns == 1 else columns
-    pairs = [(label, column) for label in range(labels_there) for column in range(columns)]
-    return _given_label(decisions, labels, groups, count, pairs)
+    pairs = [(label, column) for label in range(max(2, columns)) for column in range(columns)]
+    return _summed(decisions, labels, groups, count, pairs)
 
 
 def demographic_parity(decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
     """The rates of the decisions themselves, whatever the labels."""
-    everyone = jnp.ones(decisions.shape[0], decisions.dtype)
-    parts = [squared_gap(decisions[:, column], everyone, groups, count) for column in range(decisions.shape[1])]
-    return jnp.sum(jnp.stack(parts))
+    return _summed(decisions, labels, groups, count, [(None, column) for column in range(decisions.shape[1])])
 
 
 METRICS: dict[str, Deviation] = {
@@ -163,8 +159,7 @@ class WeightedInner:
         losses = row_losses(self.scores(inner, batch["features"]), batch["labels"])
         table = self.weights(outer).astype(losses.dtype)[batch["cells"]]
         weights = batch["weights"].astype(losses.dtype) if "weights" in batch else jnp.ones_like(losses)
-        square = squared_norm(inner)
-        return jnp.mean(weights * table * losses) + jnp.asarray(0.5 * self.ridge, square.dtype) * square
+        return jnp.mean(weights * table * losses) + penalty(inner, self.ridge)
 
 
 @dataclass(frozen=True)
@@ -231,12 +226,7 @@ class Formulation:
 
 
 def fair_problem(
-    formulation: Formulation,
-    model: Model,
-    groups: int,
-    *,
-    row_weights: bool = False,
-    kernel: str = "auto",
+    formulation: Formulation, model: Model, groups: int, *, row_weights: bool = False, kernel: str = "auto"
 ) -> BilevelProblem:
     """The bilevel problem; batches hold ``features``, ``labels``, ``groups`` and, for training, ``cells``.
 

@@ -1,4 +1,4 @@
-"""The algorithms behind the methods' names.
+"""The methods by name: how each is run (`Recipe`: every option, with the paper's default where it names one) and its algorithm.
 
 FedBiO and FedBiOAcc take two stages: the bilevel problem gives the weights of the groups or cells, then FedAvg trains one
 common model on rows weighted by them.  (The clients' own inner models of stage one never leave them and are not used.)  All
@@ -7,7 +7,7 @@ others train the model at once.  `fedbilevel.fairness.program` puts the stages t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -17,17 +17,170 @@ import numpy as np
 from fedbilevel.algorithms.fedavg import fedavg
 from fedbilevel.algorithms.fedbio import fedbio
 from fedbilevel.algorithms.fedbioacc import fedbioacc
-from fedbilevel.calculus import Tree, squared_norm
+from fedbilevel.calculus import Tree
 from fedbilevel.fairness.fairfed import fairfed
 from fedbilevel.fairness.fcfl import fcfl
 from fedbilevel.fairness.fedfb import fedfb
 from fedbilevel.fairness.fedminmax import fedminmax
 from fedbilevel.fairness.fedreg import fedreg
-from fedbilevel.fairness.models import Model, row_losses
-from fedbilevel.fairness.recipe import FCFL_STAGES, Recipe
+from fedbilevel.fairness.formulation import Formulation
+from fedbilevel.fairness.models import Model, penalty, row_losses
 from fedbilevel.hypergradients.neumann import neumann
 from fedbilevel.plan import Algorithm
-from fedbilevel.problem import BilevelProblem
+from fedbilevel.problem import BilevelProblem, positive, whole_number
+
+METHODS = ("fedavg", "fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", "fedbio", "fedbioacc")
+BILEVEL = ("fedbio", "fedbioacc")
+COMPARES_GROUPS = ("fedreg", "fedminmax", "fcfl", "fedfb", "fairfed")
+"""Methods of one level that are defined by two or more groups, for two classes."""
+SINGLE_STEP = ("fedminmax", "fcfl")
+"""They communicate after every step, so their local steps are 1 whatever is asked for."""
+
+STEPS = 2000
+CELLS_STEPS = 1000
+OUTER_BATCH = 512
+WHOLE_UP_TO = 4096
+"""Validation rows an outer step of "cells" reads: all, up to this many, else `OUTER_BATCH` of them."""
+SMOOTH = 2.5
+"""Step sizes are meant for losses at most this smooth (Adult, encoded: 2.4); for steeper ones they are divided."""
+FCFL_STAGES = (800, 220)
+"""Rounds of FCFL's two stages in its paper."""
+FEDBIO_CELLS = {"inner_step": 0.16, "outer_step": 0.05}
+FEDBIOACC_CELLS = {
+    "delta": 1.0, "u": 100.0, "sigma": 1.0, "c_inner": 4.0, "c_outer": 4.0, "inner_step": 1.25, "outer_step": 0.5,
+}  # fmt: skip
+"""Constants for the "cells" formulation, chosen without test rows (docs/fairness.md).  What matters is that the inner models
+are trained about as far as the model of stage two when the weights settle, because the gap shrinks as a model is trained:
+weights that suit models trained further leave a gap in stage two.  Over 1,000 steps the inner steps add up to 160 (in stage
+two: 2,000 times 0.1; a client's own model needs less).  u = 100 keeps alpha_t from falling early; c alpha_1^2 = 0.19."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a method is run.  ``None`` stands for the method's own default.
+
+    ``steps``: of the model's training, 2,000 (FCFL: 1,020 rounds, as published).  ``weight_steps``: of stage one, likewise
+    2,000 for the paper's formulation and 1,000 for "cells".  ``local_steps``: I, 5; always 1 for
+    FedMinMax and FCFL.  ``step``: learning rate of the model.  ``inner_step``, ``outer_step``: of stage one (FedBiO: 0.1 and
+    0.1, FedBiOAcc: 1 and 1 times alpha_t, as in the paper; "cells": see `FEDBIO_CELLS` and `FEDBIOACC_CELLS`).  ``terms`` and
+    ``series_step``: of the Neumann series.  ``outer_batch_size``: validation rows a step reads; by default the batch
+    size ("paper"; at most all), or all of them up to `WHOLE_UP_TO` and `OUTER_BATCH` beyond ("cells": rates of small groups
+    cannot be told from a few rows); "batch" is as many as an inner step draws, "whole" is all.
+    ``penalty``: FedReg's.  ``group_step``, ``risks``: FedMinMax's.  ``epsilon``: FCFL's.  ``alpha``: FedFB's step of the
+    groups' shares.  ``beta``: FairFed's, of the clients' weights.  ``client_weights``: "uniform" as in the paper, or "samples"
+    (FedMinMax, FedFB and FairFed are defined by the latter).
+    ``train_on``: "all" rows of a client, or "train" to leave its validation rows out of the model's training.
+    """
+
+    method: str = "fedbioacc"
+    formulation: Formulation = field(default_factory=Formulation)
+    steps: int | None = None
+    weight_steps: int | None = None
+    local_steps: int = 5
+    batch_size: int | None = 128
+    outer_batch_size: int | str | None = None
+    step: float = 0.1
+    inner_step: float | None = None
+    outer_step: float | None = None
+    terms: int = 5
+    series_step: float = 0.5
+    penalty: float = 0.1
+    group_step: float = 0.1
+    risks: str = "averaged"
+    epsilon: float = 0.05
+    alpha: float = 0.02
+    beta: float = 0.1
+    client_weights: str = "uniform"
+    train_on: str = "all"
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, not {self.method!r}.")
+        if not isinstance(self.formulation, Formulation):
+            raise TypeError(f"formulation must be a Formulation, not {type(self.formulation).__name__}.")
+        for name in ("steps", "weight_steps", "batch_size"):
+            whole_number(name, getattr(self, name), optional=True)
+        whole_number("local_steps", self.local_steps)
+        for name in ("step", "series_step", "inner_step", "outer_step"):
+            if getattr(self, name) is not None:
+                positive(name, getattr(self, name))
+        if self.train_on not in ("all", "train"):
+            raise ValueError(f"train_on must be 'all' or 'train', not {self.train_on!r}.")
+        if self.client_weights not in ("uniform", "samples"):
+            raise ValueError(f"client_weights must be 'uniform' or 'samples', not {self.client_weights!r}.")
+
+    def asked(self, groups: int, strength: float | None, share: float | None = None) -> Recipe:
+        """For so many groups, with what people call the strength, and trained on all rows wherever some are set `apart`."""
+        chosen = replace(self, train_on="all" if self.apart(groups, share) else "train")
+        if strength is None:
+            return chosen
+        return replace(chosen, formulation=replace(self.formulation, strength=strength), penalty=strength)
+
+    def apart(self, groups: int, share: float | None = None) -> bool:
+        """Whether validation rows are taken out of the training rows: where a ``share`` is asked for, and for the paper's
+        group-balanced sets.  Else both levels read the same rows, and methods of one level know no others."""
+        balanced = self.formulation.kind == "paper" and groups > 1
+        return self.method in BILEVEL and (share is not None or balanced)
+
+    def settled(self, smallest: int, val_smallest: int, val_largest: int, curvature: float) -> Recipe:
+        """Batches that every client can draw, from how many rows clients have; and smaller steps, also of stage one, where
+        the features make the loss steeper (``curvature``, see `fedbilevel.fairness.program.smoothness`) than usual."""
+        steeper = max(1.0, curvature / SMOOTH)
+        batch = None if self.batch_size is None else min(self.batch_size, smallest)
+        chosen = replace(self, batch_size=batch, step=self.step / steeper)
+        chosen = replace(chosen, outer_batch_size=chosen._outer_batch(val_smallest, val_largest))
+        if steeper == 1 or self.method not in BILEVEL:
+            return chosen
+        usual = self.constants()["inner_step"] if self.inner_step is None else self.inner_step
+        return replace(chosen, inner_step=usual / steeper, series_step=self.series_step / steeper)
+
+    def _outer_batch(self, smallest: int, largest: int) -> int | str:
+        """Validation rows an outer step reads, from those of the smallest and of the largest client."""
+        if self.outer_batch_size not in (None, "batch"):
+            return self.outer_batch_size
+        if self.batch_size is None:
+            return "whole"
+        if self.outer_batch_size == "batch":
+            return self.batch_size
+        if self.formulation.kind == "paper":
+            return min(self.batch_size, smallest)
+        return "whole" if largest <= WHOLE_UP_TO else min(OUTER_BATCH, smallest)
+
+    def constants(self) -> dict[str, float]:
+        """FedBiO's or FedBiOAcc's constants, before ``inner_step`` and ``outer_step`` replace them."""
+        cells = self.formulation.kind == "cells"
+        if self.method == "fedbio":
+            return FEDBIO_CELLS if cells else {"inner_step": 0.1, "outer_step": 0.1}
+        return FEDBIOACC_CELLS if cells else {"inner_step": 1.0, "outer_step": 1.0}
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the model's training."""
+        if self.method == "fcfl":
+            return sum(FCFL_STAGES) if self.steps is None else self.steps
+        steps = STEPS if self.steps is None else self.steps
+        return -(-steps // self._between)
+
+    @property
+    def weight_rounds(self) -> int:
+        """Rounds of stage one."""
+        default = STEPS if self.formulation.kind == "paper" else CELLS_STEPS
+        return -(-(default if self.weight_steps is None else self.weight_steps) // self.local_steps)
+
+    @property
+    def total(self) -> tuple[int, int]:
+        """Rounds and steps of all stages."""
+        before = self.weight_rounds if self.method in BILEVEL else 0
+        return before + self.rounds, before * self.local_steps + self.rounds * self._between
+
+    @property
+    def _between(self) -> int:
+        """Steps of the model's training between two rounds."""
+        return 1 if self.method in SINGLE_STEP else self.local_steps
+
+    def record_every(self, rows: int) -> int:
+        """How often to record the longer stage for about so many rows of history."""
+        return max(1, max(self.rounds, self.weight_rounds) // rows)
 
 
 @dataclass(frozen=True)
@@ -39,8 +192,7 @@ class RowWeightedLoss:
 
     def __call__(self, params: Tree, batch: Any) -> jax.Array:
         losses = row_losses(self.scores(params, batch["features"]), batch["labels"])
-        square = squared_norm(params)
-        return jnp.mean(batch["weights"] * losses) + jnp.asarray(0.5 * self.ridge, square.dtype) * square
+        return jnp.mean(batch["weights"] * losses) + penalty(params, self.ridge)
 
 
 def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray) -> tuple[Algorithm, str]:

@@ -1,20 +1,28 @@
-"""Inner models: logistic regression for two and more classes, and a small network.
+"""Inner models, logistic regression for two and more classes and a small network, with their losses, decisions and soft rates.
 
 A model is two functions: ``start(key) -> params`` and ``scores(params, features) -> [n]`` (two classes: logits of class 1) or
 ``[n, classes]``.  They are small frozen records, equal when their fields are: a program compiled for one serves its equals.
 The last feature column is the constant 1, so there is no separate intercept.
+
+Rates by group are smooth functions of the scores, which a gradient can lower.  With z the scores (logits of class 1) and T the
+temperature, the soft true-positive rate of group a is
+
+    r_a = mean of sigmoid(T z_i) over the rows i of group a with label 1.
+
+T = 1 averages the predicted probabilities; large T approaches the rate of the decisions z > 0.  A group without such rows has
+no rate: it is marked absent and left out of every gap, never counted as 0.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.calculus import Tree
+from fedbilevel.calculus import Tree, squared_norm
 from fedbilevel.problem import whole_number
 
 MODELS = ("logistic", "mlp")
@@ -108,6 +116,12 @@ def row_losses(scores: jax.Array, labels: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(scores, axis=1) - chosen
 
 
+def penalty(params: Tree, ridge: Any) -> jax.Array:
+    """``ridge / 2 * |params|^2``, over all parameters."""
+    square = squared_norm(params)
+    return jnp.asarray(0.5 * ridge, square.dtype) * square
+
+
 def soft_decisions(scores: jax.Array, temperature: Any = 1.0) -> jax.Array:
     """``[n, classes - 1]`` (two classes: of class 1) or ``[n, classes]``: probabilities, sharpened by the temperature T.
 
@@ -130,3 +144,47 @@ def probabilities(model: Model, params: Tree, features: Any) -> np.ndarray:
         scores = np.concatenate([np.zeros_like(scores), scores], axis=1)
     raised = np.exp(scores - scores.max(axis=1, keepdims=True))
     return np.asarray(raised / raised.sum(axis=1, keepdims=True))
+
+
+class Rates(NamedTuple):
+    """``values[a]`` is the rate of group a where ``present[a]``, else 0 and meaningless."""
+
+    values: jax.Array
+    present: jax.Array
+
+    @classmethod
+    def of(cls, hits: jax.Array, rows: jax.Array) -> Rates:
+        present = rows > 0
+        return cls(hits / jnp.where(present, rows, 1), present)
+
+
+def group_totals(values: jax.Array, groups: jax.Array, count: int) -> jax.Array:
+    """Sum of ``values`` over the rows of each of ``count`` groups.
+
+    One comparison per row and group instead of a scatter: groups are few, and a scatter runs row by row on a CPU.
+    """
+    members = groups[None, :] == jnp.arange(count, dtype=groups.dtype)[:, None]
+    return jnp.sum(jnp.where(members, values[None, :], 0), axis=1)
+
+
+def soft_true_positive_rates(
+    scores: jax.Array, labels: jax.Array, groups: jax.Array, count: int, temperature: Any = 1.0
+) -> Rates:
+    """The rates that equal opportunity compares."""
+    positive = labels.astype(scores.dtype)
+    accepted = jax.nn.sigmoid(jnp.asarray(temperature, scores.dtype) * scores)
+    return Rates.of(group_totals(positive * accepted, groups, count), group_totals(positive, groups, count))
+
+
+def largest_gap(rates: Rates) -> jax.Array:
+    """Largest difference between two present groups; 0 with fewer than two.
+
+    Where several groups share the largest (or smallest) rate, the derivative is spread evenly over them, so that it is 0
+    when all rates are equal.
+    """
+    values, present = rates
+    highest = jnp.max(jnp.where(present, values, -jnp.inf))
+    lowest = jnp.min(jnp.where(present, values, jnp.inf))
+    # Chosen before subtracting: the branch not taken must not hand inf - inf to the derivative.
+    some = jnp.any(present)
+    return jnp.where(some, highest, 0) - jnp.where(some, lowest, 0)

@@ -20,17 +20,16 @@ import numpy as np
 from fedbilevel.calculus import Tree
 from fedbilevel.datasets import partition
 from fedbilevel.engines.stages import Numbers, Refused, Source, Stage
-from fedbilevel.fairness.counts import Counts
+from fedbilevel.fairness.baseline import LEAVES
 from fedbilevel.fairness.formulation import Formulation, fair_problem
-from fedbilevel.fairness.methods import bilevel_algorithm, single_level
+from fedbilevel.fairness.methods import BILEVEL, COMPARES_GROUPS, Recipe, bilevel_algorithm, single_level
+from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.models import Model, probabilities
-from fedbilevel.fairness.recipe import BILEVEL, COMPARES_GROUPS, Recipe
 from fedbilevel.problem import whole_number
 from fedbilevel.tables.columns import shown
 from fedbilevel.tables.encoder import Encoder, Parsed, Statistics, combine, parse, site_statistics
 from fedbilevel.tables.schema import Schema
 
-LEAVES = ("features", "labels", "groups")
 COUNTED = {"fedminmax": "rows", "fedfb": "positive rows"}
 """Methods whose server must know how many rows every group has, and which rows."""
 VALIDATION_SHARE = 0.2

@@ -18,9 +18,10 @@ from fedbilevel.calculus import Tree
 from fedbilevel.engines.simulate import execute
 from fedbilevel.engines.simulation import Options, Simulation, with_numbers
 from fedbilevel.engines.stages import Numbers, Stage
-from fedbilevel.fairness.program import LEAVES, FairProgram, Rows
-from fedbilevel.fairness.recipe import Recipe
-from fedbilevel.fairness.rows import client_rows, marked, training_part
+from fedbilevel.fairness.baseline import LEAVES
+from fedbilevel.fairness.formulation import REAL
+from fedbilevel.fairness.methods import Recipe
+from fedbilevel.fairness.program import FairProgram, Rows
 from fedbilevel.problem import ClientData
 
 Tell = Callable[[int, int], None]
@@ -58,8 +59,42 @@ class Clients(NamedTuple):
     def of_stage(self, program: FairProgram, stage: Stage, agreed: Numbers, answers: Sequence[Tree]) -> ClientData:
         data = self.bilevel if stage.name == "weights" else self.model
         if stage.name == "weights" and marks_padding(program.settled(agreed)):
-            data = marked(data)
+            data = data.with_mask(REAL, "val")
         return replace(data, train=program.training_rows(len(answers), data.train, answers))
+
+
+def client_rows(data: ClientData, part: str, client: int) -> Tree:
+    """One client's real rows."""
+    size = int(getattr(data, f"{part}_sizes")[client])
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[client, :size], getattr(data, part))
+
+
+def joined(data: ClientData) -> list[Tree]:
+    """Per client its training rows followed by its validation rows (where it has any)."""
+    each = [[client_rows(data, part, client) for part in data.parts] for client in range(data.clients)]
+    return [{name: np.concatenate([rows[name] for rows in parts]) for name in parts[-1]} for parts in each]
+
+
+def training_part(data: ClientData, which: str, capacity: int | None = None) -> ClientData:
+    """The rows a single-level method trains on: "all" of a client's, or those in "train"."""
+    kept = data if which == "all" else replace(data, val=None, val_sizes=None)
+    return padded(ClientData.from_clients(joined(kept)), capacity)
+
+
+def padded(data: ClientData, capacity: int | None, val_capacity: int | None = None) -> ClientData:
+    """The same clients with the sample axis lengthened to ``capacity`` rows; None leaves it."""
+
+    def longer(leaf: Any, capacity: int) -> np.ndarray:
+        array = np.asarray(leaf)
+        missing = capacity - array.shape[1]
+        if missing < 0:
+            raise ValueError(f"capacity={capacity} is below the {array.shape[1]} rows of the largest client.")
+        return np.pad(array, [(0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)])
+
+    def lengthened(tree: Tree, capacity: int | None) -> Tree:
+        return tree if capacity is None else jax.tree.map(lambda leaf: longer(leaf, capacity), tree)
+
+    return replace(data, train=lengthened(data.train, capacity), val=lengthened(data.val, val_capacity))
 
 
 def dealt(program: FairProgram, leaves: dict[str, np.ndarray], parts: Sequence[np.ndarray]) -> ClientData:

@@ -13,17 +13,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedbilevel.fairness.counts import Counts
+from fedbilevel.fairness.methods import BILEVEL
+from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.program import fair_program
-from fedbilevel.fairness.recipe import BILEVEL
 from fedbilevel.fairness.saving import FittedModel
 from fedbilevel.federation.protocol.program import answer_trees
 from fedbilevel.federation.protocol.record import Progress, read_answers
 from fedbilevel.federation.protocol.settings import JobSettings
-from fedbilevel.jobs.fit.data import Part, encoded
-from fedbilevel.jobs.fit.job import SCHEMA_FILE, save
-from fedbilevel.jobs.fit.measure import counted, group_rows, intervals, measures, quality
-from fedbilevel.jobs.fit.train import HISTORY_ROWS, FitOptions
+from fedbilevel.jobs.fit import HISTORY_ROWS, SCHEMA_FILE, FitOptions, group_rows, measures, quality, save
+from fedbilevel.jobs.sites import Part, encoded
 from fedbilevel.report.page import write_report
 from fedbilevel.runs import Run, RunFolder
 from fedbilevel.tables.encoder import parse
@@ -194,11 +192,9 @@ def _save(folder: RunFolder, done: Outcome, fit: FitOptions, test: Table | None)
         row |= quality("train", counts, fit.metric)
         tables.append(group_rows("train", counts, schema.groups))
     if test is not None:
-        rows = held_out(model, test)
-        probability, count = model.probability_of(rows.features), len(schema.groups)
-        row |= measures("test", rows, probability, count, fit.metric)
-        row |= intervals(rows, probability > 0.5, count, fit.metric, fit.seed)
-        tables.append(group_rows("test", counted(rows, probability > 0.5, count), schema.groups))
+        measured, groups = measures("test", held_out(model, test), model, fit)
+        row |= measured
+        tables.append(groups)
     save(folder, fit, model, len(done.settings.sites), row, tables, done.table("history"))
 
 

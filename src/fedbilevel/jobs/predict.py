@@ -1,19 +1,40 @@
-"""Predictions for a table of any length, chunk by chunk."""
+"""The model of a run folder, and its predictions for a table of any length, chunk by chunk."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from fedbilevel.fairness.saving import FittedModel
+from fedbilevel.runs import model_file, read
 from fedbilevel.tables.columns import MISSING_CODE, UNKNOWN_CODE
 from fedbilevel.tables.encoder import Parsed, parse
 from fedbilevel.tables.reading import CHUNK_ROWS, Table
 
 OWN = ("prediction", "probability")
+
+
+def file_name(label: str) -> str:
+    """A model's file, without suffix: "FedBiOAcc, cells" is fedbioacc-cells."""
+    return label.lower().replace(", ", "-")
+
+
+def fitted_model(folder: Path, name: str | None = None) -> FittedModel:
+    """The model of a run folder made by fit or federate: the fitted one, or the one named (as in the folder's tables)."""
+    kept = read(folder)
+    if kept.command not in ("fit", "federate"):
+        raise ValueError(f"{folder} is a run of {kept.command!r}, which has no model for tables; name a folder of fit.")
+    if kept.status != "complete":
+        raise ValueError(f"{folder} is not finished: run `fedbilevel fit` again with the same options, and it goes on.")
+    labels = kept.rows["method"].tolist()
+    wanted = labels[-1] if name is None else name
+    if wanted not in labels:
+        raise ValueError(f"{folder} has no model {wanted!r}; it has {', '.join(map(repr, labels))}.")
+    return FittedModel.read(model_file(kept, file_name(wanted)))
 
 
 class Predictions:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pandas as pd
 
-from fedbilevel.fairness.counts import wilson
 from fedbilevel.fairness.intervals import Interval
+from fedbilevel.fairness.metrics import wilson
 from fedbilevel.report.charts import Chart, Choice, Line, Mark, Panel, Sketch, with_bounds
 from fedbilevel.report.reading import Block, Metric, Reading, metrics
 from fedbilevel.report.scales import Axis, shown, signed

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from fedbilevel.datasets import Dataset, load_adult, load_credit, partition
-from fedbilevel.fairness.counts import Counts
+from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.trainer import Clients
 from fedbilevel.problem import ClientData

@@ -26,8 +26,8 @@ import pandas as pd
 from fedbilevel import storage
 from fedbilevel.fairness.formulation import Formulation
 from fedbilevel.fairness.intervals import across_splits, comparison_table, paired_difference
+from fedbilevel.fairness.methods import BILEVEL, SINGLE_STEP, Recipe
 from fedbilevel.fairness.program import FairProgram
-from fedbilevel.fairness.recipe import BILEVEL, SINGLE_STEP, Recipe
 from fedbilevel.fairness.trainer import Trainer
 from fedbilevel.problem import whole_number
 from fedbilevel.runs import Run, RunFolder

@@ -19,13 +19,11 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel import kernels
-from fedbilevel.fairness.counts import CRITERIA, Counts
-from fedbilevel.fairness.counts import METHODS as CONVENTIONS
 from fedbilevel.fairness.formulation import Formulation
-from fedbilevel.fairness.metrics import auc
+from fedbilevel.fairness.methods import Recipe
+from fedbilevel.fairness.metrics import CONVENTIONS, CRITERIA, Counts, auc
 from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.program import FairProgram
-from fedbilevel.fairness.recipe import Recipe
 from fedbilevel.fairness.saving import FittedModel, Scaling, named_weights
 from fedbilevel.fairness.trainer import Fitted, Stop, Trainer
 from fedbilevel.problem import whole_number

@@ -41,7 +41,7 @@ def check(
     prepare_jax()
     from fedbilevel.federation.operator.rehearsal import rehearse
     from fedbilevel.jobs.federate import job
-    from fedbilevel.jobs.fit.train import FitOptions
+    from fedbilevel.jobs.fit import FitOptions
     from fedbilevel.tables.reading import open_table
     from fedbilevel.tables.schema import Schema
 

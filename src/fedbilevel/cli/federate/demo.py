@@ -17,7 +17,7 @@ from fedbilevel.cli.terminal import AsJson, Quiet, check_folder, prepare_jax
 
 if TYPE_CHECKING:
     from fedbilevel.jobs.federate import FederateResult
-    from fedbilevel.jobs.fit.train import FitOptions
+    from fedbilevel.jobs.fit import FitOptions
 
 
 def demo(
@@ -44,7 +44,7 @@ def demo(
     check_folder(out)
     talks = not (quiet or as_json)
     prepare_jax()
-    from fedbilevel.jobs.fit.train import FitOptions
+    from fedbilevel.jobs.fit import FitOptions
 
     fit = FitOptions(
         method=method, steps=steps, weight_steps=weight_steps, local_steps=local_steps, seed=seed, compare_with=None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedbilevel.federation.nvflare.sessions import Kits
     from fedbilevel.federation.protocol.settings import JobSettings
     from fedbilevel.jobs.federate import FederateResult
-    from fedbilevel.jobs.fit.train import FitOptions
+    from fedbilevel.jobs.fit import FitOptions
     from fedbilevel.tables.schema import Schema
 
 
@@ -74,7 +74,7 @@ def submit(
     check_folder(folder)
     prepare_jax()
     from fedbilevel.jobs.federate import job
-    from fedbilevel.jobs.fit.train import FitOptions
+    from fedbilevel.jobs.fit import FitOptions
 
     fit = FitOptions(
         method=method, formulation=formulation, metric=metric, strength=strength, steps=steps, weight_steps=weight_steps,

@@ -6,12 +6,14 @@ import hashlib
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbilevel.datasets import partition
+from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.program import smoothness
 from fedbilevel.tables.columns import texts
 from fedbilevel.tables.encoder import Encoder, Parsed, combine, parse, site_statistics, stack
@@ -20,7 +22,7 @@ from fedbilevel.tables.schema import Schema
 
 FEWEST_ROWS = 4
 MOST_SITES = 1000
-Rows = NDArray[np.int64]
+Decided = NDArray[np.bool_]
 Tell = Callable[[str, int, int], None]
 
 
@@ -44,6 +46,12 @@ class Part(NamedTuple):
     features: NDArray[np.float32]
     labels: NDArray[np.int32]
     groups: NDArray[np.int32]
+
+    def take(self, rows: NDArray[np.int64] | Decided) -> Part:
+        return Part(self.features[rows], self.labels[rows], self.groups[rows])
+
+    def counted(self, decided: Decided, groups: int) -> Counts:
+        return Counts.of(self.labels, decided, self.groups, groups)
 
 
 class Prepared(NamedTuple):
@@ -108,21 +116,24 @@ def prepare(sites: Sequence[Site], schema: Schema, *, test_share: float, seed: i
 
     The split of a site depends on its own rows, its name and the seed, so a site can make it by itself.
     """
-    divided = [_divided(site, test_share, seed) for site in sites]
-    train = [site.rows.take(rows) for site, (rows, _) in zip(sites, divided, strict=True)]
-    test = [site.rows.take(rows) for site, (_, rows) in zip(sites, divided, strict=True)]
+    train: list[Parsed] = []
+    test: list[Parsed] = []
+    for site in sites:
+        own_seed = zlib.crc32(f"{seed}/{site.name}".encode())
+        try:
+            divided = partition.train_test_split(site.cells, test_share=test_share, seed=own_seed)
+        except ValueError as error:
+            raise ValueError(f"The site {site.name!r}: {error}") from None
+        for parts, rows in zip((train, test), divided, strict=True):
+            parts.append(site.rows.take(rows))
     encoder = Encoder.from_statistics(schema, combine(site_statistics(schema, rows) for rows in train))
-    parts = [encoded(encoder, rows) for rows in train]
-    steepest = max(smoothness(part.features) for part in parts)
-    _check_classes(schema, parts)
-    return Prepared(encoder, [site.name for site in sites], parts, [encoded(encoder, rows) for rows in test], steepest)
-
-
-def _divided(site: Site, test_share: float, seed: int) -> tuple[Rows, Rows]:
-    try:
-        return partition.train_test_split(site.cells, test_share=test_share, seed=_site_seed(seed, site.name))
-    except ValueError as error:
-        raise ValueError(f"The site {site.name!r}: {error}") from None
+    learned, held_out = ([encoded(encoder, rows) for rows in parts] for parts in (train, test))
+    steepest = max(smoothness(part.features) for part in learned)
+    labels = np.concatenate([part.labels for part in learned])
+    if labels.min() == labels.max():
+        only = schema.positive if labels[0] else schema.negative
+        raise ValueError(f"The training rows are all {only!r}: there is nothing to learn; take more rows.")
+    return Prepared(encoder, [site.name for site in sites], learned, held_out, steepest)
 
 
 def encoded(encoder: Encoder, rows: Parsed) -> Part:
@@ -135,11 +146,12 @@ def joined(parts: Sequence[Part]) -> Part:
 
 def digests(tables: Sequence[Table]) -> list[str]:
     """SHA-256 of every file, so that a run that goes on is sure to go on with the same rows."""
-    hashes = []
-    for table in tables:
-        with table.path.open("rb") as file:
-            hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
-    return hashes
+
+    def digest(path: Path) -> str:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    return [digest(table.path) for table in tables]
 
 
 def _site(name: str, rows: Parsed) -> Site:
@@ -160,15 +172,3 @@ def _dealt(site: Site, clients: int, seed: int) -> list[Site]:
 def _names(tables: Sequence[Table]) -> list[str]:
     short = [table.path.stem for table in tables]
     return short if len(set(short)) == len(short) else [str(table.path) for table in tables]
-
-
-def _site_seed(seed: int, name: str) -> int:
-    return zlib.crc32(f"{seed}/{name}".encode())
-
-
-def _check_classes(schema: Schema, parts: Sequence[Part]) -> None:
-    positives = sum(int(part.labels.sum()) for part in parts)
-    rows = sum(len(part.labels) for part in parts)
-    if positives in (0, rows):
-        only = schema.positive if positives else schema.negative
-        raise ValueError(f"The training rows are all {only!r}: there is nothing to learn; take more rows.")

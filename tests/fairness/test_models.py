@@ -1,10 +1,19 @@
-"""Soft rates against loops, their derivative against finite differences, and what happens to absent groups."""
+"""Models, and soft rates: against loops, their derivative against finite differences, and with absent groups."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbilevel.fairness.soft import group_totals, largest_gap, soft_true_positive_rates
+from fedbilevel.fairness.models import (
+    MODELS,
+    Model,
+    group_totals,
+    largest_gap,
+    probabilities,
+    row_losses,
+    soft_true_positive_rates,
+)
 from tests.fairness.references_baselines import sigmoid, soft_gap
 
 ROUNDING = 1e-12
@@ -91,3 +100,29 @@ def test_single_precision_stays():
     scores, labels, numbers = rows(2)
     values, _ = soft_true_positive_rates(scores.astype(np.float32), labels.astype(np.float32), numbers, 2, 10.0)
     assert values.dtype == np.float32
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("classes", [2, 4])
+def test_probabilities_equal_the_scores_and_the_loss_is_theirs(kind, classes):
+    model = Model(kind, 5, classes, hidden=3)
+    rng = np.random.default_rng(13)
+    features = np.concatenate([rng.normal(size=(60, 4)), np.ones((60, 1))], axis=1).astype(np.float32)
+    params = jax.tree.map(
+        lambda leaf: leaf + 0.3 * jnp.cos(jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape),
+        model.start(jax.random.key(1)),
+    )
+    scores = model.scores(params, features)
+    found = probabilities(model, params, features)
+    full = jax.nn.softmax(jnp.stack([jnp.zeros_like(scores), scores], 1) if classes == 2 else scores, axis=1)
+    np.testing.assert_allclose(found, np.asarray(full), atol=1e-5)  # float32 scores
+    labels = np.arange(60) % classes
+    losses = row_losses(scores, jnp.asarray(labels, jnp.float32))
+    np.testing.assert_allclose(np.asarray(losses), -np.log(found[np.arange(60), labels]), atol=1e-4)
+
+
+def test_bad_model_options():
+    with pytest.raises(ValueError, match="model must be one of"):
+        Model("forest", 3)
+    with pytest.raises(ValueError, match="classes must be at least 2"):
+        Model("mlp", 3, classes=1)

@@ -1,0 +1,451 @@
+"""A fair classifier from tables of one's own: files in, a run folder with model, tables and page out.
+
+``strength="auto"`` chooses how much fairness to ask for by cross-validation on the training rows alone.  The rule: every site's
+training rows are dealt into three folds (proportions of groups and classes kept).  Each strength, and FedAvg, is trained on two
+folds and decides about the third; so every row is decided about once by a model that has not seen it.  Of the strengths that
+lose at most half a point of accuracy against FedAvg on these decisions, the one with the smallest gap is taken; if all lose
+more, the most accurate.  No test row is looked at.
+
+Test rows give intervals, too.  Of redrawn rows only the counts matter, so they are drawn themselves (`redrawn_counts`).  Rates
+of single groups get Wilson's interval: a redrawn rate of 3 in 3 would be 1 every time, which says nothing of how few three are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fedbilevel import storage
+from fedbilevel.fairness import trainer
+from fedbilevel.fairness.formulation import Formulation
+from fedbilevel.fairness.intervals import percentile, redrawn_counts
+from fedbilevel.fairness.methods import BILEVEL, METHODS, Recipe
+from fedbilevel.fairness.metrics import Counts, Floats, auc
+from fedbilevel.fairness.models import Model, probabilities
+from fedbilevel.fairness.program import FairProgram
+from fedbilevel.fairness.saving import FittedModel, named_weights
+from fedbilevel.jobs.predict import file_name
+from fedbilevel.jobs.sites import Decided, Part, Prepared, Site, Tell, digests, joined, prepare, read_sites
+from fedbilevel.report import page
+from fedbilevel.runs import Run, RunFolder, model_file, read
+from fedbilevel.tables.reading import Table
+from fedbilevel.tables.schema import Schema
+
+SCHEMA_FILE = "schema.toml"
+SEARCH_FILE = "strengths.csv"
+RESAMPLES = 2000
+LEVEL = 0.95
+FOLDS = 3
+LARGEST_LOSS = 0.005
+NAMES = {
+    "fedavg": "FedAvg", "fedreg": "FedReg", "fedminmax": "FedMinMax", "fcfl": "FCFL", "fedfb": "FedFB",
+    "fairfed": "FairFed", "fedbio": "FedBiO", "fedbioacc": "FedBiOAcc",
+}  # fmt: skip
+HISTORY_ROWS = 20
+STRENGTHS = {"cells": (0.5, 2.0, 5.0, 10.0), "fedreg": (0.03, 0.1, 0.3, 1.0)}
+"""What ``strength="auto"`` chooses from."""
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How to fit; what is None takes the method's default.  See `Recipe` and `FairFederatedClassifier` for the meaning."""
+
+    method: str = "fedbioacc"
+    formulation: str = "cells"
+    metric: str = "equal_opportunity"
+    strength: float | str | None = None
+    steps: int | None = None
+    weight_steps: int | None = None
+    local_steps: int = 5
+    batch_size: int = 128
+    step: float = 0.1
+    ridge: float = 1e-3
+    model: str = "logistic"
+    hidden: int = 16
+    client_weights: str = "uniform"
+    test_share: float = 0.3
+    seed: int = 0
+    compare_with: str | None = "fedavg"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.test_share < 1:
+            raise ValueError(f"--test-share must lie between 0 and 1, not {self.test_share}.")
+        if self.compare_with is not None and self.compare_with not in METHODS:
+            raise ValueError(f"--compare-with must be one of {', '.join(METHODS)} or none, not {self.compare_with!r}.")
+        if self.strength is not None and self.knob is None:
+            which = f"{self.method} with the paper's formulation" if self.method in BILEVEL else self.method
+            raise ValueError(
+                f"--strength means nothing to {which}; it is for fedbio and fedbioacc with cells, and fedreg."
+            )
+        if isinstance(self.strength, str) and self.strength != "auto":
+            raise ValueError(f"--strength must be a number or auto, not {self.strength!r}.")
+        self.recipe(groups=2)
+
+    @property
+    def knob(self) -> str | None:
+        """Whose strengths there are to choose from: "cells", "fedreg", or None."""
+        if self.method in BILEVEL:
+            return "cells" if self.formulation == "cells" else None
+        return "fedreg" if self.method == "fedreg" else None
+
+    @property
+    def label(self) -> str:
+        """What the method is called in tables."""
+        name = NAMES.get(self.method, self.method)
+        return f"{name}, {self.formulation}" if self.method in BILEVEL else name
+
+    def baseline(self) -> FitOptions | None:
+        """The same for the method to compare with; None where there is none, or it is this one."""
+        if self.compare_with in (None, self.method):
+            return None
+        return replace(self, method=str(self.compare_with), strength=None, compare_with=None)
+
+    def recipe(self, groups: int) -> Recipe:
+        """The same as a method's options."""
+        recipe = Recipe(
+            self.method,
+            Formulation(self.formulation, self.metric, ridge=self.ridge),
+            self.steps,
+            self.weight_steps,
+            self.local_steps,
+            self.batch_size,
+            step=self.step,
+            client_weights=self.client_weights,
+        )
+        return recipe.asked(groups, None if isinstance(self.strength, str) else self.strength)
+
+    def program(self, features: int, groups: int, curvature: float, names: Sequence[str] | None = None) -> FairProgram:
+        """For rows of so many ``features``; ``names``: of the groups."""
+        model = Model(self.model, features, 2, self.hidden)
+        return FairProgram(self.recipe(groups), model, groups, curvature=curvature, names=names)
+
+    def configuration(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class FitResult:
+    """``run``: the folder's tables; ``sites``: rows of every site by part; ``notes``: what people should know."""
+
+    run: Run
+    sites: pd.DataFrame
+    notes: list[str]
+    page: Path
+
+
+def run(
+    tables: Sequence[Table],
+    schema: Schema,
+    out: Path,
+    options: FitOptions | None = None,
+    *,
+    clients: int | None = None,
+    line: str = "",
+    tell: Tell | None = None,
+) -> FitResult:
+    """Read, split, train, measure and write.
+
+    Args:
+        tables: one a site; or one with a site column; or one to be dealt to ``clients``.
+        schema: what the columns mean.
+        out: the run folder; the same call goes on where it was stopped.
+        options: how to fit.
+        clients: deal the rows of the only table to so many.
+        line: the command that reproduces the run, for the folder.
+        tell: hears about progress, (what, done, total).
+    """
+    chosen = options or FitOptions()
+    say = tell or (lambda what, done, total: None)
+    paths = [str(table.path) for table in tables]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ValueError(f"{path} is named twice: every site needs a file of its own.")
+    configuration = {
+        "target": schema.target,
+        "sensitive": list(schema.sensitive),
+        "positive": schema.positive,
+        "files": paths,
+        "sha256": digests(tables),
+        "schema_sha256": hashlib.sha256(schema.text().encode()).hexdigest(),
+        "clients": clients,
+        "convention": "between_groups",
+        **chosen.configuration(),
+    }
+    sites = read_sites(tables, schema, clients=clients, seed=chosen.seed, tell=say)
+    prepared = prepare(sites, schema, test_share=chosen.test_share, seed=chosen.seed)
+    with RunFolder.open(out, command="fit", configuration=configuration, line=line) as folder:
+        if not folder.complete:
+            _fill(folder, prepared, schema, chosen, say)
+        finished = folder.finish(order=[entry.label for entry in _entries(chosen)])
+    return FitResult(finished, site_table(prepared), notes(sites, schema), page.write(out))
+
+
+def _entries(options: FitOptions) -> list[FitOptions]:
+    baseline = options.baseline()
+    return [options] if baseline is None else [baseline, options]
+
+
+def _fill(folder: RunFolder, prepared: Prepared, schema: Schema, options: FitOptions, say: Tell) -> None:
+    schema.write(folder.path / SCHEMA_FILE)
+    for entry in _entries(options):
+        if folder.done(entry.label):
+            continue
+        chosen = _with_strength(folder, entry, prepared, say)
+        program = chosen.program(len(schema.feature_names), len(schema.groups), prepared.smooth, schema.groups)
+        fitted = train(chosen, program, prepared.train, tell=partial(say, entry.label))
+        model = FittedModel.of_schema(prepared.encoder, program.model, fitted.params, fitted.weights, entry.label)
+        row: dict[str, Any] = {"split_seed": chosen.seed}
+        tables = []
+        test = joined(prepared.test)
+        for part, rows in (("train", joined(prepared.train)), ("test", test)):
+            measured, groups = measures(part, rows, model, chosen)
+            row |= measured
+            tables.append(groups)
+        baseline = entry.baseline()
+        if baseline is not None:
+            other = FittedModel.read(model_file(read(folder.path), file_name(baseline.label)))
+            decided, theirs = (each.probability_of(test.features) > 0.5 for each in (model, other))
+            row |= differences(test, decided, theirs, len(schema.groups), chosen.metric, chosen.seed)
+        row |= _costs(program, fitted)
+        history = fitted.history.rename(columns={"hessian_vector_calls": "hvp_calls"})
+        save(folder, chosen, model, len(prepared.names), row, tables, history)
+        folder.log(f"{entry.label}: trained in {fitted.seconds:.1f} s")
+
+
+def _costs(program: FairProgram, fitted: trainer.Fitted) -> dict[str, Any]:
+    """Totals over the stages: bytes run through in the history, calls are counted within a stage."""
+    last = fitted.history.groupby("stage", sort=False).last()
+    rounds, steps = program.recipe.total
+    calls = {"gradient_calls": "gradient_calls", "hvp_calls": "hessian_vector_calls", "cross_calls": "cross_calls"}
+    return {
+        "rounds": rounds,
+        "steps": steps,
+        **{name: int(last[name].max()) for name in ("bytes_up", "bytes_down")},
+        **{name: int(last[column].sum()) for name, column in calls.items()},
+        "seconds": fitted.seconds,
+    }
+
+
+def train(
+    options: FitOptions,
+    program: FairProgram,
+    parts: Sequence[Part],
+    *,
+    record: bool = True,
+    tell: trainer.Tell | None = None,
+) -> trainer.Fitted:
+    """Run ``program`` on the sites' training rows; ``tell`` hears how far it is."""
+    rows = joined(parts)
+    leaves = {"features": rows.features, "labels": rows.labels.astype(np.float32), "groups": rows.groups}
+    sizes = [len(part.labels) for part in parts]
+    ends = np.cumsum([0, *sizes])
+    return trainer.fit(
+        program,
+        trainer.dealt(program, leaves, [np.arange(first, last) for first, last in pairwise(ends)]),
+        seed=options.seed,
+        record_every=program.recipe.record_every(HISTORY_ROWS) if record else None,
+        capacity=None if program.recipe.method == "fcfl" else trainer.capacity_for(max(sizes)),
+        tell=tell,
+    )
+
+
+def _with_strength(folder: RunFolder, options: FitOptions, prepared: Prepared, say: Tell) -> FitOptions:
+    if options.strength != "auto":
+        return options
+    strength, search = choose_strength(options, prepared, partial(say, "choosing the strength"))
+    target = folder.path / SEARCH_FILE
+    try:
+        storage.write(target, search.to_csv(index=False))
+    except OSError as error:
+        raise ValueError(f"{target} cannot be written: {error.strerror or error}.") from error
+    folder.log(f"strength {strength:g} chosen by cross-validation; see {SEARCH_FILE}")
+    return replace(options, strength=strength)
+
+
+def choose_strength(options: FitOptions, prepared: Prepared, tell: trainer.Tell) -> tuple[float, pd.DataFrame]:
+    """The strength, and a table of what was compared: strength (0 stands for FedAvg), accuracy, gap, chosen."""
+    if options.knob is None:
+        raise ValueError(f"{options.label} has no strength to choose.")
+    groups = len(prepared.encoder.schema.groups)
+    folds = [_folds(part, options.seed + number) for number, part in enumerate(prepared.train)]
+    sites = list(zip(prepared.train, folds, strict=True))
+    candidates = [replace(options, method="fedavg", strength=None, compare_with=None)]
+    candidates += [replace(options, strength=value, compare_with=None) for value in STRENGTHS[options.knob]]
+    measured = []
+    for number, candidate in enumerate(candidates):
+        decided, held_out = [], []
+        for fold in range(FOLDS):
+            out = joined([part.take(owner == fold) for part, owner in sites])
+            program = candidate.program(out.features.shape[1], groups, prepared.smooth)
+            kept = [_without(part, owner, fold) for part, owner in sites]
+            params = train(candidate, program, kept, record=False).params
+            decided.append(probabilities(program.model, params, out.features)[:, 1] > 0.5)
+            held_out.append(out)
+            tell(number * FOLDS + fold + 1, len(candidates) * FOLDS)
+        counts = joined(held_out).counted(np.concatenate(decided), groups).present()
+        strength = 0.0 if number == 0 else float(candidate.strength or 0)
+        measured.append({"strength": strength, **_values(counts, options.metric)})
+    table = pd.DataFrame(measured).astype(float)
+    best = _choice(table)
+    return float(table["strength"][best]), table.assign(chosen=np.arange(len(table)) == best)
+
+
+def _choice(table: pd.DataFrame) -> int:
+    """The row of the chosen strength; row 0 is FedAvg, which is what others are held against and is not chosen."""
+    loss = table["accuracy"][0] - table["accuracy"].to_numpy()
+    gaps = table["gap"].fillna(np.inf).to_numpy()
+    allowed = np.flatnonzero(loss <= LARGEST_LOSS)
+    allowed = allowed[allowed > 0]
+    if len(allowed):
+        return int(allowed[np.argmin(gaps[allowed])])
+    return int(1 + np.argmin(loss[1:]))
+
+
+def _folds(part: Part, seed: int) -> NDArray[np.int64]:
+    """Which fold every row is in: each cell (group, label) shuffled and dealt round, going on where the last cell stopped."""
+    generator = np.random.default_rng([seed, FOLDS])
+    cells = 2 * part.groups.astype(np.int64) + part.labels
+    order = generator.permutation(len(cells))
+    order = order[np.argsort(cells[order], kind="stable")]
+    owner = np.empty(len(cells), np.int64)
+    owner[order] = np.arange(len(cells)) % FOLDS
+    return owner
+
+
+def _without(part: Part, owner: NDArray[np.int64], fold: int) -> Part:
+    """Training rows of a fold, cut to a common length (a row or two): equal shapes share one compiled program."""
+    rows = np.flatnonzero(owner != fold)
+    sizes = np.bincount(owner, minlength=FOLDS)
+    return part.take(rows[: int(sizes.sum() - sizes.max())])
+
+
+def measures(part: str, rows: Part, model: FittedModel, options: FitOptions) -> tuple[dict[str, float], pd.DataFrame]:
+    """What the model makes of ``rows``: accuracy and gap, under the names of the run folder's columns and for test rows with
+    bootstrap intervals; and the rates of every group."""
+    names, probability = model.schema.groups, model.probability_of(rows.features)
+    decided = probability > 0.5
+    counts = rows.counted(decided, len(names))
+    row = quality(part, counts.present(), options.metric)
+    if part == "test":
+        both = 0 < rows.labels.sum() < len(rows.labels)
+        row["test_balanced_accuracy"] = float(counts.balanced_accuracy())
+        row["test_auc"] = auc(rows.labels, probability) if both else float("nan")
+        row |= intervals(rows, decided, len(names), options.metric, options.seed)
+    return row, group_rows(part, counts, names)
+
+
+def quality(part: str, counts: Counts, metric: str) -> dict[str, float]:
+    """Accuracy, and the disparity between groups; NaN where it is undefined (no positives at all)."""
+    return {f"{part}_accuracy": float(counts.overall("accuracy")), f"{part}_gap": float(counts.gap(metric))}
+
+
+def group_rows(part: str, counts: Counts, names: Sequence[str]) -> pd.DataFrame:
+    """Rates of every group that has rows, each with the ends of Wilson's interval."""
+    table = counts.table(names, LEVEL).drop(columns="negatives")
+    return table[table["count"] > 0].reset_index().assign(part=part)
+
+
+def intervals(rows: Part, decided: Decided, groups: int, metric: str, seed: int = 0) -> dict[str, float]:
+    """Bootstrap intervals of the test accuracy and the test gap."""
+    (drawn,) = _redrawn(rows, [decided], groups, metric, seed)
+    return _ends("test_accuracy", drawn["accuracy"]) | _ends("test_gap", drawn["gap"])
+
+
+def differences(
+    rows: Part, decided: Decided, baseline: Decided, groups: int, metric: str, seed: int = 0
+) -> dict[str, float]:
+    """Accuracy and gap minus those of another model on the same rows, with bootstrap intervals of the difference."""
+    ours, theirs = _redrawn(rows, [decided, baseline], groups, metric, seed)
+    observed, other = (_values(rows.counted(decisions, groups), metric) for decisions in (decided, baseline))
+    out: dict[str, float] = {}
+    for name in ours:
+        out[f"{name}_difference"] = float(observed[name] - other[name])
+        out |= _ends(f"{name}_difference", ours[name] - theirs[name])
+    return out
+
+
+def _redrawn(rows: Part, decisions: list[Decided], groups: int, metric: str, seed: int) -> list[dict[str, Floats]]:
+    drawn = redrawn_counts(rows.labels, decisions, rows.groups, groups, resamples=RESAMPLES, seed=seed)
+    return [_values(counts, metric) for counts in drawn]
+
+
+def _values(counts: Counts, metric: str) -> dict[str, Floats]:
+    return {"accuracy": counts.overall("accuracy"), "gap": counts.gap(metric)}
+
+
+def _ends(name: str, values: Floats) -> dict[str, float]:
+    """Both ends of the interval; NaN where the metric is undefined, which within cells it is always or never."""
+    low, high = np.nan, np.nan
+    if not np.isnan(values).any():
+        _, low, high, *_ = percentile(np.nan, values, LEVEL, size=len(values))
+    return {f"{name}_low": float(low), f"{name}_high": float(high)}
+
+
+def save(
+    folder: RunFolder,
+    options: FitOptions,
+    model: FittedModel,
+    sites: int,
+    row: dict[str, Any],
+    groups: list[pd.DataFrame],
+    history: pd.DataFrame,
+) -> None:
+    """One fit as a part of a run folder, on one machine or over real sites; ``row``: what was measured."""
+    schema = model.schema
+    key: dict[str, Any] = {
+        "dataset": f"{schema.target} by {' & '.join(schema.sensitive)}",
+        "split": f"{sites} site{'s' if sites > 1 else ''}",
+        "method": options.label,
+        "seed": options.seed,
+    }
+    row = {**key, "setting": "" if options.strength is None else f"strength={float(options.strength):g}", **row}
+    weights = None
+    if model.weights is not None:
+        weights = named_weights(model.weights, model.groups, model.classes).reset_index().assign(**key)
+        row["weights"] = json.dumps([round(float(value), 6) for value in model.weights])
+    folder.save(
+        options.label,
+        rows=pd.DataFrame([row]),
+        groups=pd.concat(groups, ignore_index=True).assign(**key) if groups else None,
+        weights=weights,
+        history=history.assign(**key),
+        models={file_name(options.label): model.write},
+    )
+
+
+def site_table(prepared: Prepared) -> pd.DataFrame:
+    """Rows of every site: how many to train on, to test with, and the share of positives."""
+    rows = [
+        {
+            "site": name,
+            "training_rows": len(train.labels),
+            "test_rows": len(test.labels),
+            "positive_share": float(np.concatenate([train.labels, test.labels]).mean()),
+        }
+        for name, train, test in zip(prepared.names, prepared.train, prepared.test, strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+def notes(sites: Sequence[Site], schema: Schema) -> list[str]:
+    """What was done to rows, in sentences."""
+    sentences = []
+    without_label = sum(site.left_out[0] for site in sites)
+    without_group = sum(site.left_out[1] for site in sites)
+    if without_label:
+        sentences.append(f"{without_label:,} row(s) without a value of {schema.target!r} were left out.")
+    if without_group:
+        sentences.append(f"{without_group:,} row(s) without a value of {', '.join(schema.sensitive)} were left out.")
+    if len(sites) == 1:
+        sentences.append("All rows are at one site; --site, --clients or one file a site makes several.")
+    return sentences

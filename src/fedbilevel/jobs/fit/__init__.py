@@ -1,1 +1,0 @@
-"""Fitting a fair classifier on tables of one's own."""
