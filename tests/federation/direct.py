@@ -4,8 +4,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from fedbilevel.federation.protocol.attendance import Reply
-from fedbilevel.federation.protocol.coordinator import Coordinator
+from fedbilevel.federation.protocol.coordinator import Coordinator, Reply
 from fedbilevel.federation.protocol.payload import to_arrays
 from fedbilevel.federation.protocol.policy import Policy, Source
 from fedbilevel.federation.protocol.program import make_program

@@ -8,10 +8,9 @@ import pytest
 
 from fedbilevel.fairness.program import fair_program
 from fedbilevel.fairness.trainer import fit
-from fedbilevel.federation.protocol.errors import RunFailed
 from fedbilevel.federation.protocol.policy import TELL, Source
 from fedbilevel.federation.protocol.record import Progress, read_answers
-from fedbilevel.federation.protocol.settings import JobSettings
+from fedbilevel.federation.protocol.settings import JobSettings, RunFailed
 from fedbilevel.problem import ClientData
 from fedbilevel.tables.encoder import combine, site_statistics
 from fedbilevel.tables.schema import Column, Schema

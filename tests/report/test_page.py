@@ -13,14 +13,11 @@ import pytest
 
 from fedbilevel.report.comparison import compare
 from fedbilevel.report.figures import figures
-from fedbilevel.report.latex import escaped
-from fedbilevel.report.latex import table as latex_table
-from fedbilevel.report.page import page, write, write_report
+from fedbilevel.report.page import escaped, latex_table, page, write, write_report
 from fedbilevel.report.paper import picture
-from fedbilevel.report.reading import reading_of
+from fedbilevel.report.reading import estimates, reading_of
 from fedbilevel.report.scales import short
 from fedbilevel.report.studies import charts as charts_of
-from fedbilevel.report.summary import estimates
 from fedbilevel.report.svg import glyph_places
 from fedbilevel.runs import RunFolder, read
 from tests.report.folders import METHODS, bench, fairness, fit, rates, table1

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedbilevel.cli import options
 from fedbilevel.cli.studies import conducted, prepare
-from fedbilevel.cli.terminal import AsJson, Quiet, console
+from fedbilevel.cli.terminal import console
 
 if TYPE_CHECKING:
-    from fedbilevel.report.reading import Metric, Reading
-    from fedbilevel.report.summary import Estimate, Estimates
+    from fedbilevel.report.reading import Estimate, Estimates, Metric, Reading
     from fedbilevel.runs import Run
     from fedbilevel.studies.table1 import Verified
 
@@ -46,15 +46,13 @@ def table1(
         bool, typer.Option("--grid", help="Choose learning rates from .001, .01, .1, 1 on rows set aside.")
     ] = False,
     encoding: Annotated[str, typer.Option(help="clean, or paper (its preprocessing, slips included).")] = "clean",
-    metric: Annotated[
-        str, typer.Option(help="equal_opportunity, equalized_odds or demographic_parity.")
-    ] = "equal_opportunity",
+    metric: options.Metric = "equal_opportunity",
     convention: Annotated[
         str, typer.Option(help="How groups are compared: between_groups, to_overall or majority_vs_rest.")
     ] = "between_groups",
     out: Annotated[Path, typer.Option(help="Run folder; the same command goes on where it was stopped.")] = OUT,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
     verify: Annotated[
         Path | None, typer.Option(help="Compute one random run of this folder again and compare; nothing else.")
     ] = None,
@@ -105,8 +103,7 @@ def _verified(again: Verified, folder: Path, as_json: bool, quiet: bool) -> None
 
 def _told(run: Run) -> tuple[Reading, list[Metric], Estimates]:
     """The run, the columns of the table, and its numbers."""
-    from fedbilevel.report.reading import reading_of
-    from fedbilevel.report.summary import estimates
+    from fedbilevel.report.reading import estimates, reading_of
 
     told = reading_of(run)
     columns = [metric for metric in told.main if metric.column in ("test_accuracy", "train_gap", "test_gap")]
