@@ -59,6 +59,20 @@ def array_sites(folder, settings, names=SITES, double=True, **policy):
     return {name: site(folder, name, settings, Source(arrays_file=folder / f"{name}.npz"), **policy) for name in names}
 
 
+def fair_array_sites(folder, settings, rng, sizes, features, **policy):
+    """(sites with rows, labels and groups in arrays, these arrays by site)."""
+    sites, secret = {}, {}
+    for name, size in zip(SITES, sizes, strict=True):
+        secret[name] = {
+            "features": rng.normal(size=(size, features)).astype(np.float32),
+            "labels": rng.integers(2, size=size).astype(np.float32),
+            "groups": rng.integers(2, size=size).astype(np.int32),
+        }
+        np.savez(folder / f"{name}.npz", **secret[name])
+        sites[name] = site(folder, name, settings, Source(arrays_file=folder / f"{name}.npz"), **policy)
+    return sites, secret
+
+
 def settings_for(name, rounds=4, run="run", min_sites=None, record_every=None, weights="uniform", **options):
     arguments = {"algorithm": name, "rounds": rounds, "options": options, "weights": weights}
     return JobSettings(

@@ -57,13 +57,17 @@ _USUAL_HEADS = {"dataset": "Dataset", "split": "Distribution", "method": "Method
 
 
 class Metric(NamedTuple):
-    """A column of the rows: ``better`` is "higher" or "lower", ``format`` one of `scales.shown`."""
+    """A column of the rows: ``better`` is "higher" or "lower", ``format`` one of `scales.shown`.
+
+    ``place``: where a page shows it: "main", "more" or "cost".
+    """
 
     column: str
     label: str
     short: str
     better: str
     format: str
+    place: str = ""
 
 
 class Block(NamedTuple):
@@ -74,50 +78,28 @@ class Block(NamedTuple):
     title: str
 
 
-def metrics(gap: str = METRIC) -> dict[str, Metric]:
-    """Every column that can be compared between series."""
+@cache
+def _asset(name: str) -> list[dict[str, str]]:
+    text = resources.files("fedbilevel.report").joinpath("assets", name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+def metrics(gap: str = METRIC, *, costs: bool = False) -> dict[str, Metric]:
+    """Every column that can be compared between series, with ``costs`` also what a run sent and computed."""
     long, short = GAPS.get(gap, (f"gap ({gap})", "Gap"))
-    known = [
-        Metric("test_accuracy", "test accuracy", "Test accuracy", "higher", "rate"),
-        Metric("score", "score", "Score", "higher", "number"),
-        Metric("solved", "score, inner problem solved", "Score, solved", "higher", "number"),
-        Metric("train_gap", f"train {long}", f"Train {short}", "lower", "rate"),
-        Metric("test_gap", f"test {long}", f"Test {short}", "lower", "rate"),
-        Metric("objective", "objective", "Objective", "lower", "number"),
-        Metric("mean_square", "mean squared hypergradient", "Mean square", "lower", "number"),
-        Metric("bound", "bound of the theorem", "Bound", "lower", "number"),
-        Metric("train_accuracy", "train accuracy", "Train accuracy", "higher", "rate"),
-        Metric("test_balanced_accuracy", "test balanced accuracy", "Test balanced acc.", "higher", "rate"),
-        Metric("test_auc", "test area under the curve", "Test AUC", "higher", "rate"),
-        Metric("validation_accuracy", "validation accuracy", "Validation accuracy", "higher", "rate"),
-        Metric("validation_gap", f"validation {long}", f"Validation {short}", "lower", "rate"),
-    ]
-    return {metric.column: metric for metric in known}
-
-
-COSTS = {
-    metric.column: metric
-    for metric in (
-        Metric("rounds", "rounds", "Rounds", "lower", "count"),
-        Metric("bytes", "bytes up and down", "Bytes", "lower", "bytes"),
-        Metric("bytes_up", "bytes up", "Up", "lower", "bytes"),
-        Metric("bytes_down", "bytes down", "Down", "lower", "bytes"),
-        Metric("gradient_calls", "gradients", "Gradients", "lower", "count"),
-        Metric("hvp_calls", "Hessian-vector products", "Hessian-vector", "lower", "count"),
-        Metric("cross_calls", "cross products", "Cross products", "lower", "count"),
-        Metric("seconds", "seconds", "Seconds", "lower", "seconds"),
-    )
-}
-MAIN = ("test_accuracy", "score", "solved", "train_gap", "test_gap", "objective", "mean_square", "bound")
+    known = [Metric(**row) for row in _asset("columns.csv") if costs or row["place"] != "cost"]
+    return {
+        metric.column: metric._replace(label=metric.label.format(gap=long), short=metric.short.format(gap=short))
+        for metric in known
+    }
 
 
 @cache
 def published() -> dict[tuple[str, str, str, str], tuple[float, float]]:
     """Table 1 of the paper as printed: (dataset, split, method, column) -> (mean, standard deviation) of ten runs."""
-    text = resources.files("fedbilevel.report").joinpath("assets", "published.csv").read_text()
     return {
         (row["dataset"], row["split"], row["method"], column): (float(row[column]), float(row[f"{column}_sd"]))
-        for row in csv.DictReader(text.splitlines()) for column in row if f"{column}_sd" in row
+        for row in _asset("published.csv") for column in row if f"{column}_sd" in row
     }  # fmt: skip
 
 
@@ -166,19 +148,23 @@ class Reading:
     def styles(self) -> list[Style]:
         return styles(self.names)
 
+    def shown_at(self, place: str) -> list[Metric]:
+        known = metrics(self.gap, costs=True).values()
+        return [metric for metric in known if metric.place == place and self.holds(metric.column)]
+
     @cached_property
     def main(self) -> list[Metric]:
-        told = [metric for column, metric in metrics(self.gap).items() if column in MAIN and self.holds(column)]
         # A benchmark's score is the accuracy where a task has one.
-        return [metric for metric in told if metric.column != "test_accuracy" or not self.holds("score")]
+        scored = self.holds("score")
+        return [metric for metric in self.shown_at("main") if metric.column != "test_accuracy" or not scored]
 
     @cached_property
     def more(self) -> list[Metric]:
-        return [metric for column, metric in metrics(self.gap).items() if column not in MAIN and self.holds(column)]
+        return self.shown_at("more")
 
     @cached_property
     def costs(self) -> list[Metric]:
-        return [metric for column, metric in COSTS.items() if self.holds(column)]
+        return self.shown_at("cost")
 
     @cached_property
     def fixed_split(self) -> bool:
