@@ -16,6 +16,7 @@ from rich.text import Text
 from fedbilevel.cli import options
 from fedbilevel.cli.studies import conducted, prepare
 from fedbilevel.cli.terminal import console
+from fedbilevel.report.scales import short
 
 if TYPE_CHECKING:
     from fedbilevel.report.reading import Estimate, Estimates, Metric, Reading
@@ -140,20 +141,15 @@ def print_table(paper: Console, run: Run) -> None:
             paper.print()
 
 
-def _number(value: float) -> str:
-    text = f"{value:.4f}"
-    return text[1:] if text.startswith("0") else text
-
-
 def _cell(cell: Estimate | None) -> Text:
     if cell is None:
         return Text("")
-    spread = "" if cell.sd != cell.sd else f"±{_number(cell.sd)}"
-    return Text(f"{_number(cell.mean)}{spread}{MARKS[cell.verdict]}", style="bold" if cell.verdict == "best" else "")
+    spread = "" if cell.sd != cell.sd else f"±{short(cell.sd, 4)}"
+    return Text(f"{short(cell.mean, 4)}{spread}{MARKS[cell.verdict]}", style="bold" if cell.verdict == "best" else "")
 
 
 def _printed(figure: tuple[float, float] | None) -> Text:
-    return Text("" if figure is None else f"{_number(figure[0])}±{_number(figure[1])}", style="dim")
+    return Text("" if figure is None else f"{short(figure[0], 4)}±{short(figure[1], 4)}", style="dim")
 
 
 def notes(run: Run) -> list[str]:
