@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pandas as pd
 
+from fedbilevel.federation.protocol.compiled import local_data
 from fedbilevel.federation.protocol.coordinator import Coordinator, Reply
 from fedbilevel.federation.protocol.payload import to_arrays
 from fedbilevel.federation.protocol.policy import Policy, Source
@@ -11,6 +12,7 @@ from fedbilevel.federation.protocol.program import make_program
 from fedbilevel.federation.protocol.record import Record, read_status
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.federation.protocol.site import Site
+from fedbilevel.plan import client_key
 from tests.federation import programs
 
 SITES = ("site-1", "site-2", "site-3")
@@ -112,3 +114,27 @@ class Runs:
     @property
     def status(self):
         return read_status(self.home)
+
+
+def written_out(algorithm, data, rounds, seed, lost=()):
+    """A run of a one-phase algorithm written out.
+
+    ``lost``: the (round, client) whose reply does not count, with which the client keeps its earlier state.
+    """
+    (phase,) = algorithm.plan
+    work = jax.jit(phase.work)
+    key = jax.random.key(seed)
+    count = data.clients
+    own = [jax.tree.map(lambda leaf, c=c: leaf[c], (data.train, data.val)) for c in range(count)]
+    server, local = algorithm.init(key), [algorithm.enroll(key) for _ in range(count)]
+    for number in range(rounds):
+        message = phase.send(server)
+        replies = []
+        for client in range(count):
+            if (number, client) not in lost:
+                reply, local[client] = work(
+                    message, local[client], local_data(*own[client], client), client_key(key, number, 0, client)
+                )
+                replies.append(reply)
+        server = phase.absorb(server, jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *replies))
+    return np.asarray(algorithm.outer(server))
