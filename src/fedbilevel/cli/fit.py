@@ -11,7 +11,17 @@ import typer
 
 from fedbilevel.cli import options
 from fedbilevel.cli.own_data import encoding_notes, inferred, opened, schema_frame
-from fedbilevel.cli.terminal import check_folder, console, prepare_jax, progress_lines, records, show, tell, typed
+from fedbilevel.cli.terminal import (
+    Shown,
+    check_folder,
+    console,
+    prepare_jax,
+    progress_lines,
+    records,
+    show,
+    tell,
+    typed,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,7 +101,7 @@ def fit(
     frames = {"rows": run.rows, "groups": run.groups, "weights": run.weights, "sites": result.sites}
     told = {name: records(frame) for name, frame in frames.items()}
     where = f"Model, tables and page are in {folder}; open {result.page}"
-    shown = [*_tables(result, metric), *result.notes, *encoding_notes(tables), where]
+    shown: Shown = [*_tables(result, metric), *result.notes, *encoding_notes(tables), where]
     tell(as_json, quiet, {"folder": str(folder), "page": str(result.page), **told, "notes": result.notes}, shown)
 
 
