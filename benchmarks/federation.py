@@ -68,10 +68,9 @@ def round_times(folder: Path, stage: int) -> list[float]:
 
 def collect(repeats: int, say: Any) -> dict[str, Any]:
     from fedbilevel.federation.nvflare.job import write_job
-    from fedbilevel.federation.nvflare.sessions import run_folder, session, wait_for_sites
     from fedbilevel.federation.operator import processes
-    from fedbilevel.federation.operator.provision import establish
-    from fedbilevel.federation.operator.roster import Roster
+    from fedbilevel.federation.operator.kits import Roster, establish
+    from fedbilevel.federation.operator.sessions import run_folder, session, wait_for_sites
     from fedbilevel.federation.protocol.policy import FILE
     from fedbilevel.federation.protocol.record import read_status
     from fedbilevel.federation.protocol.settings import JobSettings

@@ -86,26 +86,41 @@ def call():
 
 @pytest.fixture(scope="session")
 def process():
-    """``fedbilevel ARGUMENTS`` as a process of its own."""
+    """What ``fedbilevel ARGUMENTS`` answers as a process of its own."""
 
     def run(*arguments, **environment):
-        return subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-m", "fedbilevel.cli", *map(str, arguments)],
             capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "COLUMNS": "100", **environment},
         )  # fmt: skip
+        return Said(done.returncode, done.stdout, done.stderr)
 
     return run
 
 
 @pytest.fixture
-def real(process):
-    """What ``fedbilevel ARGUMENTS`` answers as a process of its own."""
+def imported(process):
+    """(what a process of ``fedbilevel ARGUMENTS`` prints, the modules it imports)."""
 
-    def said(*arguments, **environment):
-        done = process(*arguments, **environment)
-        return Said(done.returncode, done.stdout, done.stderr)
+    def run(*arguments):
+        said = process(*arguments, PYTHONPROFILEIMPORTTIME="1")
+        assert said.code == 0
+        return said.out, {line.rsplit("|", 1)[-1].strip() for line in said.err.splitlines()}
 
-    return said
+    return run
+
+
+@pytest.fixture
+def refused():
+    """Check that a command ended with exit code 2 and one sentence with these words, and said nothing else."""
+
+    def check(said, words):
+        assert (said.code, said.out) == (2, ""), said
+        assert said.err.startswith("fedbilevel: ")
+        assert words in said.err
+        assert said.err.count("\n") == 1, said.err
+
+    return check
 
 
 @pytest.fixture

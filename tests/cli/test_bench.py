@@ -7,16 +7,14 @@ import pytest
 SMALL = ["--tasks", "quadratic", "--algorithms", "fedbio-global", "--seeds", "2", "--budget", "1", "--rounds", "8"]
 
 
-def test_help_has_an_example_and_names_every_choice_without_jax(process):
+def test_help_has_an_example_and_names_every_choice_without_jax(imported):
     from fedbilevel.studies.bench import ENTRIES, TASKS
 
-    done = process("bench", "--help", PYTHONPROFILEIMPORTTIME="1")
-    assert done.returncode == 0
-    assert "fedbilevel bench --tasks" in done.stdout
-    text = "".join(done.stdout.split())  # lines may be broken behind a hyphen
+    said, modules = imported("bench", "--help")
+    assert "fedbilevel bench --tasks" in said
+    text = "".join(said.split())  # lines may be broken behind a hyphen
     assert not {name for name in (*TASKS, *ENTRIES) if f"{name}," not in text and f"{name};" not in text}
-    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
-    assert not {"jax", "pandas", "sklearn", "matplotlib"} & imported
+    assert not {"jax", "pandas", "sklearn", "matplotlib"} & modules
 
 
 @pytest.mark.parametrize(
@@ -28,29 +26,25 @@ def test_help_has_an_example_and_names_every_choice_without_jax(process):
         (("--tasks", "cleaning", "--data", "nowhere"), "nowhere is not a folder"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(process, arguments, sentence, tmp_path):
-    done = process("bench", *arguments, "--out", str(tmp_path / "run"))
-    assert done.returncode == 2
-    assert done.stderr.startswith("fedbilevel: ")
-    assert sentence in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_bad_input_is_one_sentence_and_exit_code_2(process, refused, arguments, sentence, tmp_path):
+    refused(process("bench", *arguments, "--out", tmp_path / "run"), sentence)
     assert not (tmp_path / "run" / "run.toml").exists()
 
 
 def test_a_small_bench_its_folder_its_page_and_the_same_again(process, tmp_path):
     out = tmp_path / "run"
     done = process("bench", *SMALL, "--out", str(out), XDG_CACHE_HOME=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "Ranking by bytes" in done.stdout
-    assert "FedBiO, global" in done.stdout
-    assert "1/1, done" in done.stderr
+    assert done.code == 0, done.err
+    assert "Ranking by bytes" in done.out
+    assert "FedBiO, global" in done.out
+    assert "1/1, done" in done.err
     again = process("bench", *SMALL, "--out", str(out), "--json")
-    told = json.loads(again.stdout)
+    told = json.loads(again.out)
     assert {row["method"] for row in told["scores"]} == {"FedBiO, global"}
     assert told["configuration"]["budget"] == 1
     assert told["folder"] == str(out)
     page = process("report", str(out))
-    assert page.returncode == 0, page.stderr
+    assert page.code == 0, page.err
     html = (out / "page.html").read_text()
     assert "Ranking by bytes to a target" in html
     assert "FedBiO, global" in html

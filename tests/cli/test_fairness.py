@@ -14,7 +14,7 @@ GAP = 0.125
 
 
 def test_help_has_an_example(process):
-    assert "fedbilevel fairness --out" in process("fairness", "--help").stdout
+    assert "fedbilevel fairness --out" in process("fairness", "--help").out
 
 
 @pytest.mark.parametrize(
@@ -26,9 +26,9 @@ def test_help_has_an_example(process):
 )
 def test_bad_options_are_one_sentence(process, arguments, words):
     done = process("fairness", *arguments)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.code == 2
+    assert words in done.err
+    assert "Traceback" not in done.err
 
 
 def test_only_what_is_missing_in_the_folder_is_run(process, tmp_path):
@@ -45,13 +45,13 @@ def test_only_what_is_missing_in_the_folder_is_run(process, tmp_path):
                 rows.append(row)
             folder.save(slice.key, rows=standard(pd.DataFrame(rows)), others={ROWS: pd.DataFrame(rows)})
     done = process("fairness", "--quick", "--out", out)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     for words in (
         "German Credit by status, non-I.I.D. clients", "FedBiOAcc, cells", "With 2 splits the intervals say little",
         "not a measurement",
     ):  # fmt: skip
-        assert words in done.stdout
-    assert "4/4, done" in done.stderr
+        assert words in done.out
+    assert "4/4, done" in done.err
     kept = pd.read_csv(out / "fairness-rows.csv")
     assert len(kept) == 2 * 2 * 10
     measured = kept[kept["test_gap"] != GAP]
@@ -63,10 +63,8 @@ def test_only_what_is_missing_in_the_folder_is_run(process, tmp_path):
     assert settings["splits_measured"]["credit-status"]["iid"]["FedMinMax group_step=0.1"] == 2
     assert settings["options"]["FedMinMax"]["risks"] == "sent"
     refused = process("fairness", "--out", out)
-    assert refused.returncode == 2
-    assert "was begun with quick = True, and now quick is False: name another folder" in " ".join(
-        refused.stderr.split()
-    )
-    assert process("report", out, "--quiet").returncode == 0
+    assert refused.code == 2
+    assert "was begun with quick = True, and now quick is False: name another folder" in " ".join(refused.err.split())
+    assert process("report", out, "--quiet").code == 0
     assert "FedBiOAcc, cells" in (out / "page.html").read_text()
-    assert "run (2)" in process("compare", out, out).stdout
+    assert "run (2)" in process("compare", out, out).out

@@ -14,10 +14,8 @@ pytest.importorskip("nvflare", reason="needs the federation extra: pip install '
 import yaml
 from cryptography import x509
 
-from fedbilevel.cli.federate import parts
 from fedbilevel.federation.operator.demo import policy_text
-from fedbilevel.federation.operator.provision import BEFORE, CLASSES, establish, settle
-from fedbilevel.federation.operator.roster import Roster
+from fedbilevel.federation.operator.kits import BEFORE, CLASSES, Roster, establish, settle
 from fedbilevel.tables.reading import open_table
 from fedbilevel.tables.schema import Schema, infer
 
@@ -27,8 +25,8 @@ ROWS = 240
 @pytest.fixture
 def run(monkeypatch, call):
     """The command line in this process: (exit code, standard output, standard error)."""
-    for name in ("check", "submit", "demo"):  # what it changes holds for the whole process
-        monkeypatch.setattr(sys.modules[f"fedbilevel.cli.federate.{name}"], "prepare_jax", lambda: None)
+    for name in ("federate", "submit"):  # what it changes holds for the whole process
+        monkeypatch.setattr(sys.modules[f"fedbilevel.cli.{name}"], "prepare_jax", lambda: None)
     level = logging.getLogger().level
     yield lambda *words: call("federate", *words)
     logging.disable(logging.NOTSET)
@@ -80,20 +78,6 @@ def done(run):
         code, told, complaint = run(*words)
         assert code == 0, complaint
         return told
-
-    return check
-
-
-@pytest.fixture
-def refused(run):
-    """Exit code 2 and one sentence with these words; nothing else is said."""
-
-    def check(words, sentence):
-        code, _, told = run(*words)
-        assert code == 2
-        assert told.startswith("fedbilevel: ")
-        assert sentence in told
-        assert told.count("\n") == 1, told
 
     return check
 
@@ -210,14 +194,14 @@ def test_renewing_the_authority_renews_everybody(done, federation):
         assert root(kit) != old
 
 
-def test_init_spares_a_folder_of_others(refused, tmp_path):
+def test_init_spares_a_folder_of_others(run, refused, tmp_path):
     (tmp_path / "thesis.tex").write_text("kept")
-    refused(("init", "--site", "north", "--out", tmp_path), "holds other files and no federation")
+    refused(run("init", "--site", "north", "--out", tmp_path), "holds other files and no federation")
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_the_extra_is_named_where_it_is_missing(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(parts, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys.modules["fedbilevel.cli.federate"], "find_spec", lambda name: None)
     for words in (["init", "--site", "a"], ["demo"], ["status"], ["submit"], ["start", tmp_path]):
         code, _, told = run(*words)
         assert (code, told) == (2, "fedbilevel: This command needs NVFlare: pip install 'fedbilevel[federation]'.\n")
@@ -274,12 +258,12 @@ OFFER = '[data]\ntable = "TABLE"\ncolumns = ["age", "colour", "sex", "outcome"]\
     ],
     ids=["empty", "no table", "barred", "absent", "untold", "few", "toml", "section"],
 )
-def test_a_check_refuses(refused, north, table, schema, policy, sentence):
+def test_a_check_refuses(run, refused, north, table, schema, policy, sentence):
     (north / "local/fedbilevel.toml").write_text(policy.replace("TABLE", str(table)))
-    refused(("site", "check", north, "--schema", schema, "--method", "fedavg"), sentence)
+    refused(run("site", "check", north, "--schema", schema, "--method", "fedavg"), sentence)
 
 
-def test_a_check_reads_the_kit_first(refused, federation, schema, tmp_path):
+def test_a_check_reads_the_kit_first(run, refused, federation, schema, tmp_path):
     kits = federation / "kits"
     shutil.copy(kits / "south/startup/client.crt", kits / "north/startup/rootCA.pem")
     for kit, sentence in (
@@ -287,8 +271,8 @@ def test_a_check_reads_the_kit_first(refused, federation, schema, tmp_path):
         (kits / "fl.example.org", "the kit of a server, and a site's is needed"),
         (kits / "north", "was not issued by the authority beside it"),
     ):
-        refused(("site", "check", kit, "--schema", schema), sentence)
-    refused(("site", "check", kits / "south"), "--schema is missing")
+        refused(run("site", "check", kit, "--schema", schema), sentence)
+    refused(run("site", "check", kits / "south"), "--schema is missing")
 
 
 @pytest.mark.parametrize(
@@ -321,10 +305,10 @@ def test_a_check_reads_the_kit_first(refused, federation, schema, tmp_path):
         ("status NONE", "is no kit"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_sentence(refused, home, schema, tmp_path, words, sentence):
+def test_bad_input_is_one_sentence(run, refused, home, schema, tmp_path, words, sentence):
     places = {"KITS": home / "kits", "FED": home, "SCHEMA": schema, "NONE": tmp_path / "NONE", "NEW": tmp_path / "new"}
     words = [re.sub(r"^[A-Z]+", lambda match: str(places.get(match[0], match[0])), word) for word in words.split()]
-    refused(words + (["--out", tmp_path / "out"] if words[0] == "submit" else []), sentence)
+    refused(run(*words, *(["--out", tmp_path / "out"] if words[0] == "submit" else [])), sentence)
     assert not (tmp_path / "new/kits").exists()
 
 

@@ -18,8 +18,8 @@ def folders(tmp_path_factory):
     return home
 
 
-def test_report_writes_page_table_and_figures(real, folders, tmp_path):
-    said = real("report", folders / "one", "--figures", "--json", "--out", tmp_path / "out")
+def test_report_writes_page_table_and_figures(process, folders, tmp_path):
+    said = process("report", folders / "one", "--figures", "--json", "--out", tmp_path / "out")
     assert said.code == 0, said.err
     told = json.loads(said.out)
     assert told["page"] == str(tmp_path / "out" / "page.html")
@@ -32,17 +32,15 @@ def test_report_writes_page_table_and_figures(real, folders, tmp_path):
     assert not (folders / "one" / "page.html").exists()
 
 
-def test_report_into_the_run_folder_without_jax(real, tmp_path):
+def test_report_into_the_run_folder_without_jax(imported, tmp_path):
     fit(tmp_path / "run")
-    said = real("report", tmp_path / "run", PYTHONPROFILEIMPORTTIME="1")
-    assert said.code == 0
-    assert said.out == f"Page: {tmp_path}/run/page.html\nLaTeX table: {tmp_path}/run/table.tex\n"
-    imported = {line.rsplit("|", 1)[-1].strip() for line in said.err.splitlines()}
-    assert not {"jax", "matplotlib", "sklearn"} & imported
+    said, modules = imported("report", tmp_path / "run")
+    assert said == f"Page: {tmp_path}/run/page.html\nLaTeX table: {tmp_path}/run/table.tex\n"
+    assert not {"jax", "matplotlib", "sklearn"} & modules
 
 
-def test_compare_on_the_terminal_as_json_and_as_a_page(real, folders, tmp_path):
-    said = real("compare", folders / "one", folders / "two", "--out", tmp_path / "both.html")
+def test_compare_on_the_terminal_as_json_and_as_a_page(process, folders, tmp_path):
+    said = process("compare", folders / "one", folders / "two", "--out", tmp_path / "both.html")
     assert said.code == 0, said.err
     assert "two minus one" in said.out
     assert "Options that differ" in said.out
@@ -50,7 +48,7 @@ def test_compare_on_the_terminal_as_json_and_as_a_page(real, folders, tmp_path):
     html = (tmp_path / "both.html").read_text()
     assert "Runs side by side" in html
     assert "two minus one" in html
-    said = real("compare", folders / "one", folders / "two", "--measure", "test_gap", "--json")
+    said = process("compare", folders / "one", folders / "two", "--measure", "test_gap", "--json")
     told = json.loads(said.out)
     assert [one["name"] for one in told["runs"]] == ["one", "two"]
     assert len(told["cells"]) == 4
@@ -60,7 +58,7 @@ def test_compare_on_the_terminal_as_json_and_as_a_page(real, folders, tmp_path):
     ]
 
 
-def test_bad_input_exits_with_2_and_a_sentence(real, folders, tmp_path):
+def test_bad_input_exits_with_2_and_a_sentence(process, folders, tmp_path):
     refused = [
         (["report", tmp_path], f"{tmp_path} is not a run folder: it has no run.toml."),
         (["compare", folders / "one"], "compare needs two run folders at least."),
@@ -70,4 +68,4 @@ def test_bad_input_exits_with_2_and_a_sentence(real, folders, tmp_path):
          f"Cannot write {tmp_path / 'none' / 'x.html'} (No such file or directory)."),
     ]  # fmt: skip
     for arguments, sentence in refused:
-        assert real(*arguments) == (2, "", f"fedbilevel: {sentence}\n")
+        assert process(*arguments) == (2, "", f"fedbilevel: {sentence}\n")

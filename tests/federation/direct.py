@@ -4,14 +4,15 @@ import jax
 import numpy as np
 import pandas as pd
 
-from fedbilevel.federation.protocol.attendance import Reply
-from fedbilevel.federation.protocol.coordinator import Coordinator
+from fedbilevel.federation.protocol.compiled import local_data
+from fedbilevel.federation.protocol.coordinator import Coordinator, Reply
 from fedbilevel.federation.protocol.payload import to_arrays
 from fedbilevel.federation.protocol.policy import Policy, Source
 from fedbilevel.federation.protocol.program import make_program
 from fedbilevel.federation.protocol.record import Record, read_status
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.federation.protocol.site import Site
+from fedbilevel.plan import client_key
 from tests.federation import programs
 
 SITES = ("site-1", "site-2", "site-3")
@@ -60,6 +61,20 @@ def array_sites(folder, settings, names=SITES, double=True, **policy):
     return {name: site(folder, name, settings, Source(arrays_file=folder / f"{name}.npz"), **policy) for name in names}
 
 
+def fair_array_sites(folder, settings, rng, sizes, features, **policy):
+    """(sites with rows, labels and groups in arrays, these arrays by site)."""
+    sites, secret = {}, {}
+    for name, size in zip(SITES, sizes, strict=True):
+        secret[name] = {
+            "features": rng.normal(size=(size, features)).astype(np.float32),
+            "labels": rng.integers(2, size=size).astype(np.float32),
+            "groups": rng.integers(2, size=size).astype(np.int32),
+        }
+        np.savez(folder / f"{name}.npz", **secret[name])
+        sites[name] = site(folder, name, settings, Source(arrays_file=folder / f"{name}.npz"), **policy)
+    return sites, secret
+
+
 def settings_for(name, rounds=4, run="run", min_sites=None, record_every=None, weights="uniform", **options):
     arguments = {"algorithm": name, "rounds": rounds, "options": options, "weights": weights}
     return JobSettings(
@@ -99,3 +114,27 @@ class Runs:
     @property
     def status(self):
         return read_status(self.home)
+
+
+def written_out(algorithm, data, rounds, seed, lost=()):
+    """A run of a one-phase algorithm written out.
+
+    ``lost``: the (round, client) whose reply does not count, with which the client keeps its earlier state.
+    """
+    (phase,) = algorithm.plan
+    work = jax.jit(phase.work)
+    key = jax.random.key(seed)
+    count = data.clients
+    own = [jax.tree.map(lambda leaf, c=c: leaf[c], (data.train, data.val)) for c in range(count)]
+    server, local = algorithm.init(key), [algorithm.enroll(key) for _ in range(count)]
+    for number in range(rounds):
+        message = phase.send(server)
+        replies = []
+        for client in range(count):
+            if (number, client) not in lost:
+                reply, local[client] = work(
+                    message, local[client], local_data(*own[client], client), client_key(key, number, 0, client)
+                )
+                replies.append(reply)
+        server = phase.absorb(server, jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *replies))
+    return np.asarray(algorithm.outer(server))

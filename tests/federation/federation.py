@@ -14,8 +14,7 @@ import fedbilevel
 from fedbilevel.federation.nvflare.job import RUNS
 from fedbilevel.federation.operator import processes
 from fedbilevel.federation.operator.demo import free_ports
-from fedbilevel.federation.operator.provision import establish
-from fedbilevel.federation.operator.roster import Roster
+from fedbilevel.federation.operator.kits import Roster, establish
 from fedbilevel.federation.protocol.policy import FILE
 from fedbilevel.federation.protocol.record import read_status
 from tests.federation import programs

@@ -11,10 +11,9 @@ import threading
 from pathlib import Path
 
 from fedbilevel import storage
-from fedbilevel.federation.nvflare.sessions import Kits, stop_run, wait_for_sites
-from fedbilevel.federation.operator.supervisor import Supervisor
-from fedbilevel.federation.protocol.errors import RunFailed, Stopped
-from fedbilevel.federation.protocol.settings import JobSettings
+from fedbilevel.federation.operator.kits import Kits
+from fedbilevel.federation.operator.sessions import Supervisor, stop_run, wait_for_sites
+from fedbilevel.federation.protocol.settings import JobSettings, RunFailed, Stopped
 
 
 def carry_out(order):

@@ -8,14 +8,13 @@ import pytest
 
 from fedbilevel.fairness.program import fair_program
 from fedbilevel.fairness.trainer import fit
-from fedbilevel.federation.protocol.errors import RunFailed
 from fedbilevel.federation.protocol.policy import TELL, Source
 from fedbilevel.federation.protocol.record import Progress, read_answers
-from fedbilevel.federation.protocol.settings import JobSettings
+from fedbilevel.federation.protocol.settings import JobSettings, RunFailed
 from fedbilevel.problem import ClientData
 from fedbilevel.tables.encoder import combine, site_statistics
 from fedbilevel.tables.schema import Column, Schema
-from tests.federation.direct import SITES, Direct, coordinate, site
+from tests.federation.direct import SITES, Direct, coordinate, fair_array_sites, site
 
 pytestmark = pytest.mark.usefixtures("shared_compilation")
 
@@ -113,16 +112,7 @@ def test_a_table_per_site(tmp_path, method, recipe):
 
 def test_arrays_per_site(tmp_path):
     settings = settings_for("fedavg", schema=False, steps=4)
-    rng = np.random.default_rng(2)
-    sites = {}
-    for name, size in zip(SITES, SIZES, strict=True):
-        arrays = {
-            "features": rng.normal(size=(size, 5)).astype(np.float32),
-            "labels": rng.integers(2, size=size).astype(np.float32),
-            "groups": rng.integers(2, size=size).astype(np.int32),
-        }
-        np.savez(tmp_path / f"{name}.npz", **arrays)
-        sites[name] = site(tmp_path, name, settings, Source(arrays_file=tmp_path / f"{name}.npz"), tell=TELL)
+    sites, _ = fair_array_sites(tmp_path, settings, np.random.default_rng(2), SIZES, 5, tell=TELL)
     agrees(tmp_path, settings, sites)
 
 

@@ -7,11 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
-from fedbilevel.federation.protocol.errors import RunFailed, TooFewSites
 from fedbilevel.federation.protocol.record import Record, read_answers
+from fedbilevel.federation.protocol.settings import RunFailed, TooFewSites
 from tests.federation import programs
-from tests.federation.direct import SITES, Direct, Runs, array_sites
-from tests.federation.reference import written_out
+from tests.federation.direct import SITES, Direct, Runs, array_sites, written_out
 
 ROUNDS = 4
 

@@ -14,8 +14,8 @@ pytest.importorskip("nvflare", reason="needs the federation extra: pip install '
 from fedbilevel.federation.protocol.record import read_answers
 from fedbilevel.federation.protocol.settings import JobSettings
 from tests.federation import programs
+from tests.federation.direct import written_out
 from tests.federation.federation import SITES
-from tests.federation.reference import written_out
 
 pytestmark = pytest.mark.federation
 

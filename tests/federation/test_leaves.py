@@ -8,7 +8,7 @@ from fedbilevel.federation.protocol.policy import Source
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.federation.protocol.vault import read_arrays
 from tests.federation import programs
-from tests.federation.direct import SITES, Direct, Runs, array_sites, coordinate, settings_for, site
+from tests.federation.direct import SITES, Direct, Runs, array_sites, coordinate, fair_array_sites, settings_for, site
 
 pytestmark = pytest.mark.usefixtures("shared_compilation")
 
@@ -74,16 +74,7 @@ def test_labels_and_rows_of_a_table_stay(tmp_path):
         "validation": 0.2,
     }
     settings = JobSettings("fair", "fair", SITES, arguments, double=True)
-    sites, secret = {}, {}
-    for name, rows in zip(SITES, (61, 67, 71), strict=True):
-        secret[name] = {
-            "features": rng.normal(size=(rows, 6)).astype(np.float32),
-            "labels": rng.integers(2, size=rows).astype(np.float32),
-            "groups": rng.integers(2, size=rows).astype(np.int32),
-        }
-        np.savez(tmp_path / f"{name}.npz", **secret[name])
-        source = Source(arrays_file=tmp_path / f"{name}.npz")
-        sites[name] = site(tmp_path, name, settings, source, tell=("rows", "smoothness"))
+    sites, secret = fair_array_sites(tmp_path, settings, rng, (61, 67, 71), 6, tell=("rows", "smoothness"))
     channel = Direct(sites)
     coordinate(tmp_path, settings, channel)
     allowed = {(4,), (6,), (2,), (1,)}  # x and nu over four cells; the model; two counts of rows; one curvature
@@ -112,11 +103,8 @@ def test_a_request_of_another_run_is_refused(tmp_path):
         ("prepare", {"digest": "x"}, "another run"),
         ("shell", ours, "no task"),
         ("work", work, "not prepared"),
-        (
-            "work",
-            ours,
-            "KeyError at the site",
-        ),  # whatever a request lacks, the site answers with a sentence and stays up
+        # Whatever a request lacks, the site answers with a sentence and stays up.
+        ("work", ours, "KeyError at the site"),
     ):
         assert sentence in asked.answer(task, request)["refused"]
 

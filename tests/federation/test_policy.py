@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from fedbilevel.federation.nvflare.job import write_job
-from fedbilevel.federation.protocol.policy import FILE, Policy, read_policy
+from fedbilevel.federation.protocol.policy import FILE, Policy, Privacy, read_policy
 from fedbilevel.federation.protocol.settings import JobSettings
 
 GOOD = """
@@ -34,12 +34,7 @@ def test_a_whole_file(tmp_path):
     assert policy.source.columns == ("age", "sex")
     assert (policy.tell, policy.functions) == (("rows",), ("lab.programs:one",))
     assert (policy.minimum_rows, policy.minimum_batch) == (20, 8)
-    assert (policy.privacy.clip, policy.privacy.noise, policy.privacy.epsilon, policy.privacy.delta) == (
-        1.5,
-        0.8,
-        3,
-        1e-6,
-    )
+    assert policy.privacy == Privacy(1.5, 0.8, 3, 1e-6)
     assert str(policy.folder) == "/srv/state"
 
 

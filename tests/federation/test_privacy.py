@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.protocol import privacy
-from fedbilevel.federation.protocol.errors import Refused, RunFailed
 from fedbilevel.federation.protocol.policy import Privacy
 from fedbilevel.federation.protocol.privacy import Account, Guard, clip_and_blur, read_account, references
+from fedbilevel.federation.protocol.settings import RunFailed
 from fedbilevel.federation.protocol.vault import Label
 from tests.federation.direct import Runs
 

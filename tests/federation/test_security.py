@@ -14,8 +14,7 @@ import pytest
 
 pytest.importorskip("nvflare", reason="needs the federation extra: pip install 'fedbilevel[federation]'")
 
-from fedbilevel.federation.operator.provision import establish
-from fedbilevel.federation.operator.roster import Roster
+from fedbilevel.federation.operator.kits import Roster, establish
 from fedbilevel.federation.protocol.policy import FILE
 from fedbilevel.federation.protocol.record import read_status
 from fedbilevel.federation.protocol.settings import JobSettings

@@ -9,11 +9,10 @@ import pytest
 pytest.importorskip("nvflare", reason="needs the federation extra: pip install 'fedbilevel[federation]'")
 
 from fedbilevel import storage
-from fedbilevel.federation.nvflare import sessions
-from fedbilevel.federation.nvflare.sessions import STOP, WATCH, Kits, NoServer, Seen, end_jobs, look, stop_run
-from fedbilevel.federation.operator.supervisor import Supervisor
-from fedbilevel.federation.protocol.errors import RunFailed, Stopped
-from fedbilevel.federation.protocol.settings import JobSettings
+from fedbilevel.federation.operator import sessions
+from fedbilevel.federation.operator.kits import Kits
+from fedbilevel.federation.operator.sessions import STOP, WATCH, NoServer, Seen, Supervisor, end_jobs, look, stop_run
+from fedbilevel.federation.protocol.settings import JobSettings, RunFailed, Stopped
 
 SITES = ("site-1", "site-2", "site-3")
 SETTINGS = JobSettings("run", "fair", SITES, min_sites=2)

@@ -87,6 +87,10 @@ def call(browser, script, *arguments):
     return browser.execute_script(script, *arguments)
 
 
+def click(browser, selector):
+    call(browser, "document.querySelector(arguments[0]).click()", selector)
+
+
 @pytest.mark.parametrize("name", ["table1", "fit", "bench", "rates", "fairness"])
 def test_no_errors_and_no_requests(show, name):
     browser = show(name)
@@ -134,15 +138,11 @@ def test_axes_say_what_they_show(show):
         ("costs", "bytes up and down a run", ""),
     ]
     assert all(one[3] >= 3 for one in labels)
-    choose(browser, "convergence", "bytes")
+    click(browser, "[data-chart=convergence] input[value=bytes]")
     label = call(
         browser, "return document.querySelector('[data-chart=convergence] .panel:not([hidden]) .label.x').textContent"
     )
     assert label == "bytes, up and down, all clients"
-
-
-def choose(browser, chart, value):
-    call(browser, f"document.querySelector('[data-chart={chart}] input[value={value}]').click()")
 
 
 STATE = """
@@ -183,35 +183,35 @@ def test_filter_acts_on_table_and_figures(show):
     rows = "#results > .scroll .results tbody tr[data-series]"
     assert (count(rows), count("#plane .panel")) == (20, 4)
     before = call(browser, "return document.querySelector('#plane .ticks.x').textContent")
-    call(browser, "document.querySelector('.filters input[value=credit]').click()")
+    click(browser, ".filters input[value=credit]")
     assert (count(rows), count("#plane .panel"), count("#costs tr[data-series]")) == (10, 2, 10)
-    call(browser, "document.querySelector('.filters input[data-filter-series=\"2\"]').click()")
+    click(browser, '.filters input[data-filter-series="2"]')
     assert count(rows) == 8
     assert count("#plane .panel:first-child .mark") == 4
     after = call(browser, "return document.querySelector('#plane .ticks.x').textContent")
     assert after != before  # the axes follow: FedMinMax was far out
     assert call(browser, "return document.getElementById('said').textContent") == "Showing 2 of 4 cases, 4 of 5 series."
     # A legend acts on its own figure only.
-    call(browser, "document.querySelector('#plane [data-legend=\"0\"]').click()")
+    click(browser, '#plane [data-legend="0"]')
     assert count("#plane .panel:first-child .mark") == 3
     assert count("#rates .panel:first-child .mark") == 5 * 4
-    call(browser, "document.querySelector('#plane [data-layer=paper]').click()")
+    click(browser, "#plane [data-layer=paper]")
     assert count("#plane .panel:first-child .mark") > 3
-    call(browser, "document.querySelector('.filters [type=reset]').click()")
+    click(browser, ".filters [type=reset]")
     browser.execute_async_script("setTimeout(arguments[0], 50)")
     assert (count(rows), count("#plane .panel")) == (20, 4)
     for value in ("adult", "credit"):
-        call(browser, f"document.querySelector('.filters input[value={value}]').click()")
+        click(browser, f".filters input[value={value}]")
     assert count("#plane .empty") == 1
 
 
 def test_a_filter_zooms_and_ticks_stay_true(show):
     """Where marks and ticks stand after a filter, and what the marks' tips say, are the same numbers."""
     browser = show()
-    call(browser, "document.querySelector('.filters input[data-filter-series=\"2\"]').click()")
+    click(browser, '.filters input[data-filter-series="2"]')
     for layer in ("", "seeds", "paper"):
         if layer:
-            call(browser, f"document.querySelector('#plane [data-layer={layer}]').click()")
+            click(browser, f"#plane [data-layer={layer}]")
         panels = call(
             browser,
             """return [...document.querySelectorAll('#plane .panel:not([hidden])')].map(panel => {
@@ -268,8 +268,8 @@ CONTRAST = """
 def test_contrast_of_all_text(show, scheme):
     browser = show("table1", scheme=scheme)
     call(browser, "document.querySelectorAll('details').forEach(one => { one.open = true })")
-    call(browser, "document.querySelector('.filters input').click()")
-    call(browser, "document.querySelector('#plane [data-legend]').click()")
+    click(browser, ".filters input")
+    click(browser, "#plane [data-legend]")
     seen, bad = call(browser, CONTRAST)
     assert seen > 500
     assert bad == []
@@ -350,7 +350,7 @@ def test_hover_tells_the_value(show):
 def test_figures_can_be_saved(show):
     browser = show("bench")
     for kind in ("svg", "png"):
-        call(browser, f"document.querySelector('[data-chart=convergence] [data-save={kind}]').click()")
+        click(browser, f"[data-chart=convergence] [data-save={kind}]")
     done = """const [folder, then] = arguments; setTimeout(then, 300)"""
     for _ in range(40):
         browser.execute_async_script(done, "")

@@ -13,14 +13,11 @@ import pytest
 
 from fedbilevel.report.comparison import compare
 from fedbilevel.report.figures import figures
-from fedbilevel.report.latex import escaped
-from fedbilevel.report.latex import table as latex_table
-from fedbilevel.report.page import page, write, write_report
+from fedbilevel.report.page import escaped, latex_table, page, write, write_report
 from fedbilevel.report.paper import picture
-from fedbilevel.report.reading import reading_of
+from fedbilevel.report.reading import estimates, reading_of
 from fedbilevel.report.scales import short
 from fedbilevel.report.studies import charts as charts_of
-from fedbilevel.report.summary import estimates
 from fedbilevel.report.svg import glyph_places
 from fedbilevel.runs import RunFolder, read
 from tests.report.folders import METHODS, bench, fairness, fit, rates, table1
@@ -54,6 +51,19 @@ class Tree(HTMLParser):
 
     def all(self, tag, **wanted):
         return [have for name, have in self.elements if name == tag and wanted.items() <= have.items()]
+
+
+def sections(html):
+    return [have["id"] for have in Tree(html).all("section")]
+
+
+def panel_of(chart, variant, block=0):
+    return next(panel for panel in chart.panels if (panel.variant, panel.block) == (variant, block))
+
+
+def part_of(frame, **keys):
+    """The rows of a table with these values in these columns."""
+    return frame[(frame[list(keys)] == pd.Series(keys)).all(axis=1)]
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +101,8 @@ def test_only_our_script_may_run(html):
 
 def test_sections_headings_and_labels(html):
     tree = Tree(html)
-    sections = [have["id"] for have in tree.all("section")]
     wanted = ["results", "plane", "differences", "rates", "weights", "convergence", "costs", "run", "reproduce"]
-    assert sections == wanted
+    assert sections(html) == wanted
     identities = [have["id"] for _, have in tree.elements if "id" in have]
     assert len(identities) == len(set(identities))
     for have in tree.all("a"):
@@ -119,41 +128,33 @@ def test_numbers_are_those_of_the_rows(html, run):
 
 def test_figures_hold_the_numbers_of_the_tables(run, charts):
     point = charts["plane"].panels[0].marks[0]
-    own = run.rows[(run.rows["dataset"] == "adult") & (run.rows["split"] == "iid") & (run.rows["method"] == "FedAvg")]
+    own = part_of(run.rows, dataset="adult", split="iid", method="FedAvg")
     assert (point.x, point.y) == pytest.approx((own["test_gap"].mean(), own["test_accuracy"].mean()))
     assert sum(mark.layer == "seeds" for mark in charts["plane"].panels[0].marks) == 3 * len(METHODS)
     assert sum(mark.layer == "paper" for mark in charts["plane"].panels[0].marks) == 6
-    tested = run.groups[(run.groups["part"] == "test") & (run.groups["dataset"] == "adult")]
-    black = tested[(tested["split"] == "iid") & (tested["method"] == "FCFL") & (tested["group"] == "Black")]
-    panel = next(
-        panel for panel in charts["rates"].panels if panel.variant == "false_positive_rate" and panel.block == 0
-    )
-    mark = next(
-        mark
-        for mark in panel.marks
-        if mark.series == 3 and mark.y == panel.groups.index("Black (900 rows, 180 positive)")
-    )
+    black = part_of(run.groups, part="test", dataset="adult", split="iid", method="FCFL", group="Black")
+    panel = panel_of(charts["rates"], "false_positive_rate")
+    place = panel.groups.index("Black (900 rows, 180 positive)")
+    mark = next(mark for mark in panel.marks if (mark.series, mark.y) == (3, place))
     assert mark.x == pytest.approx(black["false_positive_rate"].mean())
-    learned = run.weights[(run.weights["dataset"] == "credit") & (run.weights["split"] == "noniid")]
-    learned = learned[(learned["method"] == "FedBiO, cells") & (learned["group"] == "A92") & (learned["label"] == "1")]
-    panel = next(panel for panel in charts["weights"].panels if panel.variant == "cell" and panel.block == 3)
+    keys = {"dataset": "credit", "split": "noniid", "method": "FedBiO, cells"}
+    learned = part_of(run.weights, **keys, group="A92", label="1")
+    panel = panel_of(charts["weights"], "cell", 3)
     mark = next(mark for mark in panel.marks if mark.series == 6 and panel.groups[int(mark.y)] == "A92, label 1")
     assert mark.x == pytest.approx(learned["weight"].mean())
 
 
 def test_rounds_and_bytes_go_through_all_stages(run, charts):
     chart = charts["convergence"]
-    rounds = next(panel for panel in chart.panels if panel.variant == "objective/round" and panel.block == 0)
+    rounds = panel_of(chart, "objective/round")
     first, second = (line for line in rounds.lines if line.series == 4)
     assert (first.name, second.name) == ("weights", "model")
     assert (first.x[-1], second.x[0], second.x[-1]) == (400, 420, 800)
-    sent = next(panel for panel in chart.panels if panel.variant == "objective/bytes" and panel.block == 0)
-    own = run.history[(run.history["method"] == "FedBiO") & (run.history["dataset"] == "adult")]
-    assert (
-        next(line for line in sent.lines if line.series == 4 and line.name == "model").x[-1]
-        == 2 * own["bytes_up"].max()
-    )
-    alone = next(panel for panel in chart.panels if panel.variant == "test_accuracy/round" and panel.block == 0)
+    sent = panel_of(chart, "objective/bytes")
+    own = part_of(run.history, method="FedBiO", dataset="adult")
+    model = next(line for line in sent.lines if (line.series, line.name) == (4, "model"))
+    assert model.x[-1] == 2 * own["bytes_up"].max()
+    alone = panel_of(chart, "test_accuracy/round")
     assert {line.name for line in alone.lines} == {""}  # only models have an accuracy
 
 
@@ -199,16 +200,14 @@ def test_a_fit_with_a_baseline_shows_its_own_differences(tmp_path):
 
 def test_a_benchmark(tmp_path):
     html = page(bench(tmp_path / "run"))
-    sections = [have["id"] for have in Tree(html).all("section")]
-    assert sections == ["results", "plane", "differences", "convergence", "costs", "run", "reproduce"]
+    assert sections(html) == ["results", "plane", "differences", "convergence", "costs", "run", "reproduce"]
     assert "Score against bytes" in html
 
 
 def test_the_theorems(tmp_path):
     run = rates(tmp_path / "run")
     html = page(run)
-    sections = [have["id"] for have in Tree(html).all("section")]
-    assert sections == ["results", "slopes", "bounds", "communication", "clients", "tables", "run", "reproduce"]
+    assert sections(html) == ["results", "slopes", "bounds", "communication", "clients", "tables", "run", "reproduce"]
     drawn = {path.name for path in write_report(run, drawn=True)}
     assert {"slopes.svg", "bounds.png", "communication.svg", "clients.png"} <= drawn
     both = compare([run, rates(tmp_path / "again")])
@@ -226,7 +225,7 @@ def test_the_theorems(tmp_path):
 def test_settings_of_methods(tmp_path):
     run = fairness(tmp_path / "run")
     html = page(run)
-    assert [have["id"] for have in Tree(html).all("section")][:4] == ["results", "plane", "front", "differences"]
+    assert sections(html)[:4] == ["results", "plane", "front", "differences"]
     (panel,) = next(chart for chart in charts_of(reading_of(run)) if chart.key == "front").panels
     assert (len(panel.marks), len(panel.lines), panel.baseline) == (5, 2, 0.03)
     assert panel.note == "not shown:\nFedReg, s=2: 0.760, gap 0.060"
@@ -242,7 +241,7 @@ def test_rows_alone_are_enough(tmp_path):
         assert "not finished" in page(read(tmp_path / "run"))
         folder.finish()
     html = page(read(tmp_path / "run"))
-    assert [have["id"] for have in Tree(html).all("section")] == ["results", "run", "reproduce"]
+    assert sections(html) == ["results", "run", "reproduce"]
     assert "not finished" not in html
 
 
@@ -263,7 +262,7 @@ def test_the_table_for_papers(run):
     text = latex_table(read := reading_of(run), estimates(read, read.main))
     body = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert {line.count("&") - line.count(r"\&") for line in body[1:]} == {1 + 6}
-    own = run.rows[(run.rows["dataset"] == "credit") & (run.rows["method"] == "FCFL") & (run.rows["split"] == "noniid")]
+    own = part_of(run.rows, dataset="credit", method="FCFL", split="noniid")
     mean, sd = short(own["test_gap"].mean(), 4), short(own["test_gap"].std(), 4)
     assert rf"{mean}\,$\pm$\,{sd}" in next(line for line in body[15:] if "FCFL" in line)
     assert text.count("in the paper") == 2 * 6

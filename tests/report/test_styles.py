@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fedbilevel.report.styles import DARK, DASHES, LIGHT, MARKERS, SERIES, styles
+from fedbilevel.report.charts import DARK, DASHES, LIGHT, MARKERS, SERIES, styles
 
 # Machado, Oliveira & Fernandes (2009), full severity, for linear RGB.
 SIGHT = {

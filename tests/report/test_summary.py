@@ -6,10 +6,7 @@ import pytest
 from scipy import stats
 
 from fedbilevel.report.comparison import as_table, compare, difference
-from fedbilevel.report.published import printed
-from fedbilevel.report.published import table1 as published
-from fedbilevel.report.reading import reading_of
-from fedbilevel.report.summary import bands, estimates, spread, verdicts
+from fedbilevel.report.reading import bands, estimates, printed, published, reading_of, spread, verdicts
 from fedbilevel.runs import RunFolder
 from tests.report.folders import METHODS, bench, fit, table1
 

@@ -1,7 +1,7 @@
 """The command line: the only place that prints.
 
 Importing this package must stay cheap (``--help`` answers in a fraction of a second), so JAX and everything that imports it
-are loaded inside the commands: one file a command, listed here.
+are loaded inside the commands, which are listed here.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from typing import Annotated
 import typer
 
 from fedbilevel._version import __version__
-from fedbilevel.cli.bench import bench
-from fedbilevel.cli.compare import compare
-from fedbilevel.cli.fairness import fairness
-from fedbilevel.cli.federate import app as federate
+from fedbilevel.cli.federate import check, init, start, status, stop
 from fedbilevel.cli.fit import fit
+from fedbilevel.cli.own_data import schema
 from fedbilevel.cli.predict import predict
-from fedbilevel.cli.rates import rates
-from fedbilevel.cli.report import report
-from fedbilevel.cli.schema import schema
+from fedbilevel.cli.report import compare, report
+from fedbilevel.cli.studies import bench, fairness, rates
+from fedbilevel.cli.submit import demo, submit
 from fedbilevel.cli.table1 import table1
 
 app = typer.Typer(
@@ -31,6 +29,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+about = "The same fit over real sites: certificates, restarts, nothing lost."
+federate = typer.Typer(name="federate", help=about, no_args_is_help=True, rich_markup_mode=None)
+site = typer.Typer(name="site", help="What a site can do for itself.", no_args_is_help=True, rich_markup_mode=None)
+site.callback()(lambda: None)  # a group of commands even while it has one
 
 
 def _print_version(wanted: bool) -> None:
@@ -40,7 +42,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def about(
+def before(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_print_version)
     ] = False,
@@ -48,18 +50,26 @@ def about(
     """Options that stand before the command."""
 
 
-for _command, _example in (
-    (table1, "table1 --splits many --out runs/many"),
-    (rates, "rates --out runs/rates"),
-    (bench, "bench --tasks cleaning --out runs/bench"),
-    (fairness, "fairness --out runs/fairness --cases adult-sex --splits 20"),
-    (schema, "schema site1.csv site2.csv --target income --sensitive sex --out schema.toml"),
-    (fit, "fit site1.csv site2.csv --target income --sensitive sex --out runs/income"),
-    (predict, "predict runs/income rows.csv > predictions.csv"),
-    (report, "report runs/table1 --figures"),
-    (compare, "compare runs/table1 runs/table1-grid"),
+for _group, _command, _example in (
+    (app, table1, "table1 --splits many --out runs/many"),
+    (app, rates, "rates --out runs/rates"),
+    (app, bench, "bench --tasks cleaning --out runs/bench"),
+    (app, fairness, "fairness --out runs/fairness --cases adult-sex --splits 20"),
+    (app, schema, "schema site1.csv site2.csv --target income --sensitive sex --out schema.toml"),
+    (app, fit, "fit site1.csv site2.csv --target income --sensitive sex --out runs/income"),
+    (app, predict, "predict runs/income rows.csv > predictions.csv"),
+    (app, report, "report runs/table1 --figures"),
+    (app, compare, "compare runs/table1 runs/table1-grid"),
+    (federate, init, "federate init --site north --site south --server fl.example.org"),
+    (site, check, "federate site check kits/north --schema schema.toml"),
+    (federate, start, "federate start kits/north"),
+    (federate, submit, "federate submit --kits federation --schema schema.toml --out runs/income"),
+    (federate, status, "federate status --kits federation"),
+    (federate, stop, "federate stop kits/north"),
+    (federate, demo, "federate demo --out runs/demo"),
 ):
-    app.command(epilog=f"Example:  fedbilevel {_example}")(_command)
+    _group.command(epilog=f"Example:  fedbilevel {_example}")(_command)
+federate.add_typer(site)
 app.add_typer(federate)
 
 

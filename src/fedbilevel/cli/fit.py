@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import re
-import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedbilevel.cli import own_data as own
+from fedbilevel.cli import options
+from fedbilevel.cli.own_data import encoding_notes, inferred, opened, schema_frame
 from fedbilevel.cli.terminal import (
-    AsJson,
-    Quiet,
-    answer,
+    Shown,
     check_folder,
     console,
     prepare_jax,
     progress_lines,
     records,
-    say,
     show,
-)  # fmt: skip
+    tell,
+    typed,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,90 +37,71 @@ GAPS = {
 
 
 def fit(
-    files: own.Files,
-    target: own.Target = None,
-    sensitive: own.Sensitive = None,
-    site: own.SiteColumn = None,
+    files: options.Files,
+    target: options.Target = None,
+    sensitive: options.Sensitive = None,
+    site: options.SiteColumn = None,
     clients: Annotated[int | None, typer.Option(help="Deal the rows of one file to so many clients.", min=1)] = None,
-    schema: Annotated[Path | None, typer.Option(help="What the columns mean, from the command schema.")] = None,
-    positive: own.Positive = None,
-    keep_sensitive: own.KeepSensitive = False,
-    method: Annotated[
-        str,
-        typer.Option(help="fedbioacc, fedbio, fedavg (no fairness), fedreg, fedminmax, fcfl, fedfb or fairfed."),
-    ] = "fedbioacc",
-    formulation: Annotated[str, typer.Option(help="cells (ours) or paper; for fedbioacc and fedbio.")] = "cells",
-    metric: Annotated[
-        str, typer.Option(help="equal_opportunity, equalized_odds or demographic_parity.")
-    ] = "equal_opportunity",
+    schema: options.SchemaFile = None,
+    positive: options.Positive = None,
+    keep_sensitive: options.KeepSensitive = False,
+    method: options.Method = "fedbioacc",
+    formulation: options.Formulation = "cells",
+    metric: options.Metric = "equal_opportunity",
     strength: Annotated[
         str | None, typer.Option(help="How much fairness counts: a number, or auto to cross-validate on training rows.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps; the method's own if not given.", min=1)] = None,
-    weight_steps: Annotated[
-        int | None, typer.Option(help="Steps of the bilevel stage; the method's own if not given.", min=1)
-    ] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows of a step.", min=1)] = 128,
-    model: Annotated[str, typer.Option(help="logistic, or mlp (one hidden layer).")] = "logistic",
-    client_weights: Annotated[
-        str, typer.Option(help="Sites count alike (uniform) or by their rows (samples).")
-    ] = "uniform",
+    steps: options.Steps = None,
+    weight_steps: options.WeightSteps = None,
+    batch_size: options.BatchSize = 128,
+    model: options.Model = "logistic",
+    client_weights: options.ClientWeights = "uniform",
     test_share: Annotated[float, typer.Option(help="Share of every site's rows kept for testing.")] = 0.3,
     compare_with: Annotated[
         str, typer.Option(help="Train this method too, to compare with; none for none.")
     ] = "fedavg",
-    seed: Annotated[int, typer.Option(help="Where all randomness starts.", min=0)] = 0,
+    seed: options.Seed = 0,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/fit-TARGET if not given.")] = None,
-    delimiter: own.Delimiter = None,
-    encoding: own.Encoding = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """A classifier that is fair to groups, from tables of one's own.
 
     One file a site; or one file with --site; or one file dealt to --clients.  Writes the run folder with model, tables and
     page; the same command goes on where it was stopped.
     """
-    tables = own.opened(files, delimiter, encoding)
+    tables = opened(files, delimiter, encoding)
     if schema is None:
-        meaning = own.inferred(tables, target, sensitive, site, positive, keep_sensitive, otherwise=", or a --schema")
+        meaning = inferred(tables, target, sensitive, site, positive, keep_sensitive, otherwise=", or a --schema")
     else:
         meaning = _kept(schema, target, sensitive, site, positive, keep_sensitive)
     from fedbilevel.jobs import fit as job
 
-    options = job.FitOptions(
+    chosen = job.FitOptions(
         method=method, formulation=formulation, metric=metric, strength=_strength(strength), steps=steps,
         weight_steps=weight_steps, batch_size=batch_size, model=model, client_weights=client_weights,
         test_share=test_share, seed=seed, compare_with=None if compare_with == "none" else compare_with,
     )  # fmt: skip
     folder = out or Path("runs") / f"fit-{re.sub(r'[^A-Za-z0-9]+', '-', meaning.target).strip('-') or 'table'}"
     check_folder(folder)
-    screen, talks = console(), not (quiet or as_json)
-    if talks:
+    if not (quiet or as_json):
         title = "Columns, as they are used (fedbilevel schema writes a file to change this)"
-        show(screen, title, own.schema_frame(meaning))
+        show(console(), title, schema_frame(meaning))
     prepare_jax()
 
-    line = shlex.join(["fedbilevel", *sys.argv[1:]])
     try:
-        with progress_lines(quiet) as tell:
-            result = job.run(tables, meaning, folder, options, clients=clients, line=line, tell=tell)
+        with progress_lines(quiet) as progress:
+            result = job.run(tables, meaning, folder, chosen, clients=clients, line=typed(), tell=progress)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"Stopped; the same command goes on with what is in {folder}.") from None
-    if as_json:
-        frames = {
-            "rows": result.run.rows,
-            "groups": result.run.groups,
-            "weights": result.run.weights,
-            "sites": result.sites,
-        }
-        told = {name: records(frame) for name, frame in frames.items()}
-        answer({"folder": str(folder), "page": str(result.page), **told, "notes": result.notes})
-    elif talks:
-        for title, frame in _tables(result, metric):
-            show(screen, title, frame)
-        where = f"Model, tables and page are in {folder}; open {result.page}"
-        say(screen, *result.notes, *own.encoding_notes(tables), where)
+    run = result.run
+    frames = {"rows": run.rows, "groups": run.groups, "weights": run.weights, "sites": result.sites}
+    told = {name: records(frame) for name, frame in frames.items()}
+    where = f"Model, tables and page are in {folder}; open {result.page}"
+    shown: Shown = [*_tables(result, metric), *result.notes, *encoding_notes(tables), where]
+    tell(as_json, quiet, {"folder": str(folder), "page": str(result.page), **told, "notes": result.notes}, shown)
 
 
 def _kept(file: Path, target: str | None, sensitive: list[str] | None, site: str | None, positive: str | None,

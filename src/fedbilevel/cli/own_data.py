@@ -1,34 +1,22 @@
-"""What the commands for tables of one's own share: options, opening files, showing a schema."""
+"""``fedbilevel schema``, and what it shares with the other commands for tables of one's own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from fedbilevel.cli import options
+from fedbilevel.cli.terminal import tell
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from fedbilevel.tables.reading import Table
     from fedbilevel.tables.schema import Schema
-
-Files = Annotated[
-    list[Path], typer.Argument(metavar="FILES", help="Tables, CSV or Parquet: one a site, or one for all.")
-]
-Target = Annotated[str | None, typer.Option(help="The column to predict.")]
-Sensitive = Annotated[
-    list[str] | None,
-    typer.Option(help="The column that makes the groups; name several to join them ('Black & Female')."),
-]
-SiteColumn = Annotated[str | None, typer.Option("--site", help="The column that says which site a row belongs to.")]
-Positive = Annotated[str | None, typer.Option(help="The class that counts as 1; all others count as 0.")]
-KeepSensitive = Annotated[bool, typer.Option(help="Use the sensitive columns as features too.")]
-Delimiter = Annotated[
-    str | None, typer.Option(help="Character between the fields of CSV files; recognised if not given.")
-]
-Encoding = Annotated[str | None, typer.Option(help="utf-8, latin-1 or windows-1252; recognised if not given.")]
 
 
 def opened(files: Sequence[Path], delimiter: str | None, encoding: str | None) -> list[Table]:
@@ -83,3 +71,31 @@ def schema_frame(schema: Schema) -> pd.DataFrame:
 def shortened(values: Sequence[str], limit: int = 3) -> str:
     some = ", ".join(value if len(value) <= 20 else value[:19] + "…" for value in values[:limit])
     return some + (f" and {len(values) - limit} more" if len(values) > limit else "")
+
+
+def schema(
+    files: options.Files,
+    target: options.Target = None,
+    sensitive: options.Sensitive = None,
+    site: options.SiteColumn = None,
+    positive: options.Positive = None,
+    keep_sensitive: options.KeepSensitive = False,
+    rare: Annotated[int, typer.Option(help="Values of a category with fewer rows are pooled.", min=1)] = 10,
+    out: Annotated[Path | None, typer.Option(help="Write the schema to this TOML file, to be edited.")] = None,
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """What the columns of tables are taken for.
+
+    Types, categories, the positive class and the groups, inferred from the files; edit the TOML file to change them, and
+    pass it to fit with --schema.
+    """
+    tables = opened(files, delimiter, encoding)
+    meaning = inferred(tables, target, sensitive, site, positive, keep_sensitive, rare)
+    if out is not None:
+        meaning.write(out)
+    edit = [] if out is None else [f"Edit {out} to change this, and pass it on with --schema."]
+    columns = f"Columns of {len(files)} file(s), as they would be used", schema_frame(meaning)
+    tell(as_json, quiet, asdict(meaning), [columns, *encoding_notes(tables), *edit])

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from fedbilevel import storage
-from fedbilevel.cli.own_data import Delimiter, Encoding, encoding_notes, opened
-from fedbilevel.cli.terminal import AsJson, Quiet
+from fedbilevel.cli.options import AsJson, Delimiter, Encoding, Quiet
+from fedbilevel.cli.own_data import encoding_notes, opened
 
 if TYPE_CHECKING:
     from fedbilevel.jobs.predict import Predictions

@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedbilevel.cli import options
 from fedbilevel.cli.studies import conducted, prepare
-from fedbilevel.cli.terminal import AsJson, Quiet, console
+from fedbilevel.cli.terminal import console
+from fedbilevel.report.scales import short
 
 if TYPE_CHECKING:
-    from fedbilevel.report.reading import Metric, Reading
-    from fedbilevel.report.summary import Estimate, Estimates
+    from fedbilevel.report.reading import Estimate, Estimates, Metric, Reading
     from fedbilevel.runs import Run
     from fedbilevel.studies.table1 import Verified
 
@@ -46,15 +47,13 @@ def table1(
         bool, typer.Option("--grid", help="Choose learning rates from .001, .01, .1, 1 on rows set aside.")
     ] = False,
     encoding: Annotated[str, typer.Option(help="clean, or paper (its preprocessing, slips included).")] = "clean",
-    metric: Annotated[
-        str, typer.Option(help="equal_opportunity, equalized_odds or demographic_parity.")
-    ] = "equal_opportunity",
+    metric: options.Metric = "equal_opportunity",
     convention: Annotated[
         str, typer.Option(help="How groups are compared: between_groups, to_overall or majority_vs_rest.")
     ] = "between_groups",
     out: Annotated[Path, typer.Option(help="Run folder; the same command goes on where it was stopped.")] = OUT,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
     verify: Annotated[
         Path | None, typer.Option(help="Compute one random run of this folder again and compare; nothing else.")
     ] = None,
@@ -105,8 +104,7 @@ def _verified(again: Verified, folder: Path, as_json: bool, quiet: bool) -> None
 
 def _told(run: Run) -> tuple[Reading, list[Metric], Estimates]:
     """The run, the columns of the table, and its numbers."""
-    from fedbilevel.report.reading import reading_of
-    from fedbilevel.report.summary import estimates
+    from fedbilevel.report.reading import estimates, reading_of
 
     told = reading_of(run)
     columns = [metric for metric in told.main if metric.column in ("test_accuracy", "train_gap", "test_gap")]
@@ -143,20 +141,15 @@ def print_table(paper: Console, run: Run) -> None:
             paper.print()
 
 
-def _number(value: float) -> str:
-    text = f"{value:.4f}"
-    return text[1:] if text.startswith("0") else text
-
-
 def _cell(cell: Estimate | None) -> Text:
     if cell is None:
         return Text("")
-    spread = "" if cell.sd != cell.sd else f"±{_number(cell.sd)}"
-    return Text(f"{_number(cell.mean)}{spread}{MARKS[cell.verdict]}", style="bold" if cell.verdict == "best" else "")
+    spread = "" if cell.sd != cell.sd else f"±{short(cell.sd, 4)}"
+    return Text(f"{short(cell.mean, 4)}{spread}{MARKS[cell.verdict]}", style="bold" if cell.verdict == "best" else "")
 
 
 def _printed(figure: tuple[float, float] | None) -> Text:
-    return Text("" if figure is None else f"{_number(figure[0])}±{_number(figure[1])}", style="dim")
+    return Text("" if figure is None else f"{short(figure[0], 4)}±{short(figure[1], 4)}", style="dim")
 
 
 def notes(run: Run) -> list[str]:

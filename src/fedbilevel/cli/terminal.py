@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Shown = Iterable[str | tuple[str, Any] | RenderableType]
+"""What a command says to people: sentences, tables with their titles, or anything `rich` can print."""
 
 
 def prepare_jax() -> None:
@@ -48,15 +48,24 @@ def console(width: int = 120) -> Console:
     return Console() if sys.stdout.isatty() else Console(width=width)
 
 
-def say(console: Console, *sentences: str) -> None:
-    """Sentences as they are, however long: a path must stay whole to be copied."""
-    for sentence in sentences:
-        console.print(sentence, highlight=False, soft_wrap=True)
+def tell(as_json: bool, quiet: bool, told: Mapping[str, Any], shown: Shown, width: int = 120) -> None:
+    """``told`` for machines, or for people what is ``shown``."""
+    if as_json:
+        print(json.dumps(told, ensure_ascii=False, allow_nan=False))
+    elif not quiet:
+        screen = console(width)
+        for piece in shown:
+            if isinstance(piece, tuple):
+                show(screen, *piece)
+            elif isinstance(piece, str):  # however long: a path must stay whole to be copied
+                screen.print(piece, highlight=False, soft_wrap=True, markup=False)
+            else:
+                screen.print(piece)
 
 
-def answer(value: Any) -> None:
-    """The answer to ``--json``."""
-    print(json.dumps(value, ensure_ascii=False, allow_nan=False))
+def typed() -> str:
+    """The command as it was typed."""
+    return shlex.join(["fedbilevel", *sys.argv[1:]])
 
 
 class progress_lines:

@@ -1,25 +1,68 @@
-"""What a figure is, before anybody draws it: `svg` draws it for pages, `paper` for papers; and `Sketch`, which makes one."""
+"""What a figure is, before anybody draws it (`svg` for pages, `paper` for papers); `Sketch`, which makes one; and how series
+look: one colour, one marker and one dash each, so that nothing is told by colour alone."""
 
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedbilevel.report.scales import Axis, domain, shown
-from fedbilevel.report.styles import Style, styles
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_KEPT = tomllib.loads(
+    resources.files("fedbilevel.report").joinpath("assets", "styles.toml").read_text(encoding="utf-8")
+)
+SERIES = {theme: tuple(_KEPT[theme].pop("series")) for theme in ("light", "dark")}
+LIGHT, DARK = _KEPT["light"], _KEPT["dark"]
+GLYPHS, DASHES, USUAL = _KEPT["markers"], _KEPT["dashes"], _KEPT["usual"]
+MARKERS = tuple(GLYPHS)
 NAN, NO_AXIS = math.nan, Axis("")
 LISTED = 100
 """Rows of a long table that a page shows."""
-
-
 Columns = Mapping[str, Callable[[dict[Any, Any]], str]]
 """How each column of a table is told from a row, by heading."""
+
+
+class Style(NamedTuple):
+    """``slot`` numbers the colour; ``marker`` and ``dash`` number `MARKERS` and `DASHES`."""
+
+    slot: int
+    marker: int
+    dash: int
+
+
+def styles(names: Sequence[str]) -> list[Style]:
+    """A style for each name: the usual one where the method has one, else the next that is free.
+
+    After eight series colours return with other markers and dashes.
+    """
+    usual = {name: slot for slot, group in enumerate(USUAL) for name in group}
+    chosen: dict[int, int] = {}
+    taken: set[int] = set()
+    for place, name in enumerate(names):
+        slot = usual.get(name)
+        if slot is not None and slot not in taken:
+            chosen[place] = slot
+            taken.add(slot)
+    count = len(SERIES["light"])
+    free = (slot for slot in range(len(names) + count) if slot not in taken)
+    result = []
+    for place in range(len(names)):
+        number = chosen[place] if place in chosen else next(free)
+        cycle, slot = divmod(number, count)
+        result.append(Style(slot, (slot + 3 * cycle) % len(MARKERS), (slot + 3 * cycle) % len(DASHES)))
+    return result
+
+
+def colours(theme: str) -> dict[str, str]:
+    """The theme's colours by name; those of series are "s0", "s1" and so on."""
+    return {**(LIGHT if theme == "light" else DARK), **{f"s{n}": c for n, c in enumerate(SERIES[theme])}}
 
 
 class Mark(NamedTuple):

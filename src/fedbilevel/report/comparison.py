@@ -18,9 +18,8 @@ from fedbilevel.fairness.intervals import across_splits
 from fedbilevel.report.charts import Listing
 from fedbilevel.report.figures import figures
 from fedbilevel.report.page import Page, render
-from fedbilevel.report.reading import WORDS, Metric, Reading, metrics, reading_of
+from fedbilevel.report.reading import LEVEL, WORDS, Metric, Reading, metrics, reading_of, spread
 from fedbilevel.report.scales import shown, shown_spread, signed
-from fedbilevel.report.summary import LEVEL, spread
 from fedbilevel.runs import Run
 
 KEYS = ["dataset", "split", "method"]

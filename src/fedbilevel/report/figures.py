@@ -10,9 +10,8 @@ import pandas as pd
 from fedbilevel.fairness.intervals import Interval
 from fedbilevel.fairness.metrics import wilson
 from fedbilevel.report.charts import Chart, Choice, Line, Mark, Panel, Sketch, with_bounds
-from fedbilevel.report.reading import Block, Metric, Reading, metrics
+from fedbilevel.report.reading import LEVEL, Block, Metric, Reading, bands, by_seed, estimates, metrics, paired, spread
 from fedbilevel.report.scales import Axis, shown, signed
-from fedbilevel.report.summary import LEVEL, bands, by_seed, estimates, paired, spread
 
 RATES = {
     "true_positive_rate": ("true-positive rate", "positives"),

@@ -1,6 +1,8 @@
-"""The report of a run, made from its folder without rerunning anything: one HTML file that needs nothing else.
+"""The report of a run, made from its folder without rerunning anything: one HTML file that needs nothing else, and its main
+table in LaTeX.
 
-Every text goes through Jinja2, which escapes it; `templates/page.html` is the page, `templates/parts.html` what it is made of.
+Every text of the page goes through Jinja2, which escapes it; `templates/page.html` is the page, `templates/parts.html` what it
+is made of.
 """
 
 from __future__ import annotations
@@ -17,13 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedbilevel import storage
 from fedbilevel._version import __version__
-from fedbilevel.report import bench, latex, studies
-from fedbilevel.report.charts import Chart, Listing
+from fedbilevel.report.charts import GLYPHS, Chart, Listing, colours
 from fedbilevel.report.figures import figures
-from fedbilevel.report.reading import WORDS, Reading, reading_of
+from fedbilevel.report.reading import WORDS, Block, Estimate, Estimates, Metric, Reading, estimates, reading_of
 from fedbilevel.report.scales import short, shown, shown_spread
-from fedbilevel.report.styles import GLYPHS, colours
-from fedbilevel.report.summary import Estimates, estimates
 from fedbilevel.report.svg import FRAME, pictures
 from fedbilevel.runs import Run, read
 
@@ -45,6 +44,10 @@ VERDICTS = {
     "tied": ("≈", "not beyond noise from the best"),
 }
 FORMATS = ("svg", "png")
+_SPECIAL = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "−": r"$-$",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,11 +85,16 @@ def page_of(run: Run) -> Page:
     if not len(run.rows):
         raise ValueError(f"{run.path} holds no results yet: let the run finish at least one part.")
     if run.command == "bench":
+        from fedbilevel.report import bench
+
         told = reading_of(bench.comparable(run))
         return Page(run, told, figures(told), template="bench.html" if len(run.history) else "", extra=bench.extra(run))
     told = reading_of(run)
     tables = [Listing.first(name, table) for name, table in run.others.items() if len(table)]
-    return Page(run, told, studies.charts(told) if run.command in ("rates", "fairness") else figures(told), tables)
+    drawn = figures
+    if run.command in ("rates", "fairness"):
+        from fedbilevel.report.studies import charts as drawn
+    return Page(run, told, drawn(told), tables)
 
 
 def page(run: Run) -> str:
@@ -135,7 +143,7 @@ def write_report(
     """page.html and table.tex, with ``drawn`` also figures/*.svg and *.png, in ``out`` (default: the run's folder)."""
     folder = run.path if out is None else out
     told = page_of(run)
-    texts = {"page.html": render(told), "table.tex": latex.table(told.reading, told.estimates)}
+    texts = {"page.html": render(told), "table.tex": latex_table(told.reading, told.estimates)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -180,3 +188,65 @@ def _words(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def escaped(text: str) -> str:
+    r"""Any text as LaTeX shows it.
+
+    >>> escaped("50% of a_b & c")
+    '50\\% of a\\_b \\& c'
+    """
+    return "".join(_SPECIAL.get(letter, letter) for letter in " ".join(text.split()))
+
+
+def latex_table(reading: Reading, estimates: Estimates) -> str:
+    """The main table for a paper: LaTeX with booktabs, in the layout of the paper's Table 1.
+
+    Bodies by the first facet, side by side by the others; the printed figures below ours where there are any.
+    """
+    metrics, blocks = reading.main, reading.blocks
+    sides = list(dict.fromkeys(block.key[1:] for block in blocks))
+    rule = "% Needs \\usepackage{booktabs}. Mean and standard deviation over seeds."
+    lines = [
+        rule,
+        "% Bold: best, beyond noise (paired by seed, Bonferroni 95 %). Underlined: best mean, not beyond noise.",
+    ]
+    lines += [rf"\begin{{tabular}}{{ll{'r' * (len(metrics) * len(sides))}}}", r"\toprule"]
+    if any(sides):
+        titles = [escaped(", ".join(WORDS.get(part, part) for part in side)) for side in sides]
+        lines.append(
+            " & & " + " & ".join(rf"\multicolumn{{{len(metrics)}}}{{c}}{{{title}}}" for title in titles) + r" \\"
+        )
+        ends = [(3 + place * len(metrics), 2 + (place + 1) * len(metrics)) for place in range(len(sides))]
+        lines.append(" ".join(rf"\cmidrule(lr){{{first}-{last}}}" for first, last in ends))
+    heads = [reading.word(reading.facets[0]), reading.word(reading.series), *(m.short for _ in sides for m in metrics)]
+    lines.append(" & ".join(map(escaped, heads)) + r" \\")
+    for first in dict.fromkeys(block.key[0] for block in blocks):
+        lines.append(r"\midrule")
+        beside = {block.key[1:]: block for block in blocks if block.key[0] == first}
+        columns = [(beside.get(side), metric) for side in sides for metric in metrics]
+        label = escaped(WORDS.get(first, first))
+        for number, name in enumerate(reading.names):
+            ours = [_number(estimates.at(block, number, metric)) if block else "" for block, metric in columns]
+            if any(ours):
+                lines.append(" & ".join([label, escaped(name), *ours]) + r" \\")
+                label = ""
+                printed = [_printed(reading, block, name, metric) for block, metric in columns]
+                if any(printed):
+                    lines.append(" & ".join(["", r"\quad\textit{in the paper}", *printed]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _number(told: Estimate | None) -> str:
+    if told is None:
+        return ""
+    kind = told.metric.format
+    text = escaped(shown(told.mean, kind))
+    if math.isfinite(told.sd):
+        text += rf"\,$\pm$\,{escaped(shown_spread(told.mean, told.sd, kind))}"
+    return {"best": rf"\textbf{{{text}}}", "lead": rf"\underline{{{text}}}"}.get(told.verdict, text)
+
+
+def _printed(reading: Reading, block: Block | None, name: str, metric: Metric) -> str:
+    figure = reading.published(block, name, metric.column) if block is not None else None
+    return "" if figure is None else rf"\textit{{{short(figure[0], 4)}\,$\pm$\,{short(figure[1], 4)}}}"

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedbilevel import storage
-from fedbilevel.report.charts import Chart, Mark, Panel
+from fedbilevel.report.charts import DASHES, MARKERS, SERIES, Chart, Mark, Panel
 from fedbilevel.report.scales import tick_count, tick_labels, ticks
-from fedbilevel.report.styles import DASHES, MARKERS, SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

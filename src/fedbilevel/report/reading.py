@@ -1,18 +1,29 @@
-"""How a run's tables are to be read: which columns tell the cases apart, which the series, and what was measured."""
+"""How a run's tables are to be read: which columns tell the cases apart, which the series, what was measured; and the numbers
+of a page: means with intervals, which series is best, and whether that is beyond noise.
+
+A series is *beyond noise* from another when the interval of their differences, taken seed by seed, excludes 0.  The best of k
+series is compared with the k - 1 others at the level 1 - 0.05 / (k - 1) each, so that all these statements together are
+wrong in at most 5 % of tables in which nothing differs.
+"""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cache, cached_property
+from importlib import resources
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
 
-from fedbilevel.report.published import METRIC, printed
-from fedbilevel.report.styles import USUAL, Style, styles
+from fedbilevel.fairness.intervals import Interval, across_splits
+from fedbilevel.report.charts import USUAL, Style, styles
 from fedbilevel.runs import Run
+
+METRIC, LEVEL = "equal_opportunity", 0.95
+
 
 GAPS = {
     "equal_opportunity": ("equal-opportunity gap", "EqOpp"),
@@ -46,13 +57,17 @@ _USUAL_HEADS = {"dataset": "Dataset", "split": "Distribution", "method": "Method
 
 
 class Metric(NamedTuple):
-    """A column of the rows: ``better`` is "higher" or "lower", ``format`` one of `scales.shown`."""
+    """A column of the rows: ``better`` is "higher" or "lower", ``format`` one of `scales.shown`.
+
+    ``place``: where a page shows it: "main", "more" or "cost".
+    """
 
     column: str
     label: str
     short: str
     better: str
     format: str
+    place: str = ""
 
 
 class Block(NamedTuple):
@@ -63,41 +78,40 @@ class Block(NamedTuple):
     title: str
 
 
-def metrics(gap: str = METRIC) -> dict[str, Metric]:
-    """Every column that can be compared between series."""
+@cache
+def _asset(name: str) -> list[dict[str, str]]:
+    text = resources.files("fedbilevel.report").joinpath("assets", name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+def metrics(gap: str = METRIC, *, costs: bool = False) -> dict[str, Metric]:
+    """Every column that can be compared between series, with ``costs`` also what a run sent and computed."""
     long, short = GAPS.get(gap, (f"gap ({gap})", "Gap"))
-    known = [
-        Metric("test_accuracy", "test accuracy", "Test accuracy", "higher", "rate"),
-        Metric("score", "score", "Score", "higher", "number"),
-        Metric("solved", "score, inner problem solved", "Score, solved", "higher", "number"),
-        Metric("train_gap", f"train {long}", f"Train {short}", "lower", "rate"),
-        Metric("test_gap", f"test {long}", f"Test {short}", "lower", "rate"),
-        Metric("objective", "objective", "Objective", "lower", "number"),
-        Metric("mean_square", "mean squared hypergradient", "Mean square", "lower", "number"),
-        Metric("bound", "bound of the theorem", "Bound", "lower", "number"),
-        Metric("train_accuracy", "train accuracy", "Train accuracy", "higher", "rate"),
-        Metric("test_balanced_accuracy", "test balanced accuracy", "Test balanced acc.", "higher", "rate"),
-        Metric("test_auc", "test area under the curve", "Test AUC", "higher", "rate"),
-        Metric("validation_accuracy", "validation accuracy", "Validation accuracy", "higher", "rate"),
-        Metric("validation_gap", f"validation {long}", f"Validation {short}", "lower", "rate"),
-    ]
-    return {metric.column: metric for metric in known}
+    known = [Metric(**row) for row in _asset("columns.csv") if costs or row["place"] != "cost"]
+    return {
+        metric.column: metric._replace(label=metric.label.format(gap=long), short=metric.short.format(gap=short))
+        for metric in known
+    }
 
 
-COSTS = {
-    metric.column: metric
-    for metric in (
-        Metric("rounds", "rounds", "Rounds", "lower", "count"),
-        Metric("bytes", "bytes up and down", "Bytes", "lower", "bytes"),
-        Metric("bytes_up", "bytes up", "Up", "lower", "bytes"),
-        Metric("bytes_down", "bytes down", "Down", "lower", "bytes"),
-        Metric("gradient_calls", "gradients", "Gradients", "lower", "count"),
-        Metric("hvp_calls", "Hessian-vector products", "Hessian-vector", "lower", "count"),
-        Metric("cross_calls", "cross products", "Cross products", "lower", "count"),
-        Metric("seconds", "seconds", "Seconds", "lower", "seconds"),
-    )
-}
-MAIN = ("test_accuracy", "score", "solved", "train_gap", "test_gap", "objective", "mean_square", "bound")
+@cache
+def published() -> dict[tuple[str, str, str, str], tuple[float, float]]:
+    """Table 1 of the paper as printed: (dataset, split, method, column) -> (mean, standard deviation) of ten runs."""
+    return {
+        (row["dataset"], row["split"], row["method"], column): (float(row[column]), float(row[f"{column}_sd"]))
+        for row in _asset("published.csv") for column in row if f"{column}_sd" in row
+    }  # fmt: skip
+
+
+def printed(dataset: str, split: str, method: str, column: str) -> tuple[float, float] | None:
+    """The paper's cell for one of ours; None where the paper has none.
+
+    Our "FedBiO, paper" is the paper's FedBiO; our own formulation "FedBiO, cells" is not in the paper.
+
+    >>> printed("adult", "iid", "FedBiO, paper", "test_gap"), printed("adult", "iid", "FedBiO, cells", "test_gap")
+    ((0.0337, 0.0012), None)
+    """
+    return published().get((dataset, split, method.removesuffix(", paper"), column))
 
 
 @dataclass(frozen=True)
@@ -134,19 +148,23 @@ class Reading:
     def styles(self) -> list[Style]:
         return styles(self.names)
 
+    def shown_at(self, place: str) -> list[Metric]:
+        known = metrics(self.gap, costs=True).values()
+        return [metric for metric in known if metric.place == place and self.holds(metric.column)]
+
     @cached_property
     def main(self) -> list[Metric]:
-        told = [metric for column, metric in metrics(self.gap).items() if column in MAIN and self.holds(column)]
         # A benchmark's score is the accuracy where a task has one.
-        return [metric for metric in told if metric.column != "test_accuracy" or not self.holds("score")]
+        scored = self.holds("score")
+        return [metric for metric in self.shown_at("main") if metric.column != "test_accuracy" or not scored]
 
     @cached_property
     def more(self) -> list[Metric]:
-        return [metric for column, metric in metrics(self.gap).items() if column not in MAIN and self.holds(column)]
+        return self.shown_at("more")
 
     @cached_property
     def costs(self) -> list[Metric]:
-        return [metric for column, metric in COSTS.items() if self.holds(column)]
+        return self.shown_at("cost")
 
     @cached_property
     def fixed_split(self) -> bool:
@@ -241,3 +259,114 @@ def reading_of(run: Run, facets: tuple[str, ...] = ("dataset", "split")) -> Read
 
 def _title(key: tuple[str, ...]) -> str:
     return ", ".join(WORDS.get(part, part) for part in key if part)
+
+
+class Estimate(NamedTuple):
+    """``verdict``: "best" (beyond noise from all others), "lead" (best mean, not beyond noise from all), "tied" (not
+    beyond noise from the best), "" (worse than the best, or nothing can be said)."""
+
+    block: Block
+    series: int
+    metric: Metric
+    seeds: int
+    mean: float
+    sd: float
+    low: float
+    high: float
+    verdict: str = ""
+
+
+def spread(reading: Reading, values: Any, level: float = LEVEL) -> Interval:
+    """Mean and interval of one number per seed; without a second number the interval is missing."""
+    numbers = np.asarray(values, dtype=float)
+    numbers = numbers[np.isfinite(numbers)]
+    if numbers.size < 2:
+        mean = float(numbers[0]) if numbers.size else np.nan
+        return Interval(mean, np.nan, np.nan, level, "none", int(numbers.size))
+    share = reading.test_share
+    return across_splits(numbers, level=level, method="corrected" if share else "student", test_share=share)
+
+
+def bands(reading: Reading, values: pd.Series[Any], places: pd.Series[Any]) -> pd.DataFrame:
+    """`spread` at every place of a path at once: ``mean``, ``low``, ``high`` by place."""
+    from scipy.special import stdtrit
+
+    told = values.groupby(places.to_numpy()).agg(["mean", "std", "count"])
+    count = told["count"].to_numpy(dtype=float)
+    share = 1 / count + (reading.test_share / (1 - reading.test_share) if reading.test_share else 0.0)
+    half = stdtrit(np.maximum(count - 1, 1), (1 + LEVEL) / 2) * told["std"].to_numpy(dtype=float) * np.sqrt(share)
+    mean = told["mean"].to_numpy(dtype=float)
+    return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half}, index=told.index.rename("round"))
+
+
+def by_seed(frame: pd.DataFrame, column: str) -> pd.Series[Any]:
+    """A column's finite numbers, by seed."""
+    values = pd.Series(frame[column].to_numpy(dtype=float), index=frame["seed"].to_numpy())
+    values = values[np.isfinite(values.to_numpy())]
+    return cast("pd.Series[Any]", values if values.index.is_unique else values.groupby(level=0).mean())
+
+
+def paired(reading: Reading, ours: pd.Series[Any], theirs: pd.Series[Any], level: float = LEVEL) -> Interval | None:
+    """The mean difference over common seeds; None where fewer than two are common."""
+    common = ours.index.intersection(theirs.index)
+    if len(common) < 2:
+        return None
+    return spread(reading, (ours[common] - theirs[common]).to_numpy(), level)
+
+
+class Estimates(dict[tuple[int, int, str], Estimate]):
+    """The numbers of a table by (block, series, column)."""
+
+    def at(self, block: Block, series: int, metric: Metric) -> Estimate | None:
+        return self.get((block.number, series, metric.column))
+
+    def has(self, block: Block, series: int) -> bool:
+        return any(key[:2] == (block.number, series) for key in self)
+
+
+def estimates(reading: Reading, columns: list[Metric]) -> Estimates:
+    """Every number of a table, the best ones judged."""
+    values: dict[tuple[int, str], dict[int, pd.Series[Any]]] = {}
+    table = Estimates()
+    for block, number, rows in reading.each(reading.rows):
+        for metric in columns:
+            series = by_seed(rows, metric.column)
+            if not len(series):
+                continue
+            values.setdefault((block.number, metric.column), {})[number] = series
+            interval = spread(reading, series.to_numpy())
+            low, high = interval.low, interval.high
+            given = [f"{metric.column}_low", f"{metric.column}_high"]
+            if len(series) == 1 and set(given) <= set(rows.columns):  # a fit of one seed brings intervals of its own
+                low, high = (float(rows[column].iloc[0]) for column in given)
+            sd = float(series.std(ddof=1)) if len(series) > 1 else np.nan
+            told = Estimate(block, number, metric, len(series), interval.estimate, sd, low, high)
+            table[block.number, number, metric.column] = told
+    better = {metric.column: metric.better for metric in columns}
+    for (block_number, column), by_series in values.items():
+        for number, verdict in verdicts(reading, by_series, better[column]).items():
+            place = (block_number, number, column)
+            table[place] = table[place]._replace(verdict=verdict)
+    return table
+
+
+def verdicts(reading: Reading, values: dict[int, pd.Series[Any]], better: str) -> dict[int, str]:
+    """Which series is best, and from which others that is beyond noise; see `Estimate`."""
+    if len(values) < 2:
+        return {}
+    sign = 1 if better == "higher" else -1
+    best = max(values, key=lambda number: sign * float(values[number].mean()))
+    level = 1 - (1 - LEVEL) / (len(values) - 1)
+    said: dict[int, str] = {}
+    clear = True
+    for number, theirs in values.items():
+        if number == best:
+            continue
+        interval = paired(reading, values[best], theirs, level)
+        if interval is None or interval.low == interval.high:  # one seed, or no noise at all: nothing to judge by
+            clear = False
+        elif not interval.excludes_zero:
+            clear = False
+            said[number] = "tied"
+    said[best] = "best" if clear else "lead"
+    return said

@@ -10,9 +10,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from fedbilevel.report.charts import Chart, Line, Mark, Panel, with_bounds
+from fedbilevel.report.charts import DASHES, Chart, Line, Mark, Panel, with_bounds
 from fedbilevel.report.scales import PADDING, Axis, Scale, ladder, shown, tick_count, tick_labels, ticks
-from fedbilevel.report.styles import DASHES
 
 WIDTH, HEIGHT = 400, 300
 LEFT, RIGHT, TOP, BOTTOM = 60, 388, 30, 250

@@ -1,1 +1,1 @@
-"""The protocol carried by NVFlare: controller, executor, job folder, sessions.  The only imports of it, with provisioning."""
+"""The protocol carried by NVFlare: controller, executor, job folder."""

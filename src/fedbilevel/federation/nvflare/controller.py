@@ -16,11 +16,10 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.apis.signal import Signal
 
 from fedbilevel.federation.nvflare.job import RUNS, read_job
-from fedbilevel.federation.protocol.attendance import Reply
-from fedbilevel.federation.protocol.coordinator import Coordinator
-from fedbilevel.federation.protocol.errors import RunFailed, Stopped, TooFewSites
+from fedbilevel.federation.protocol.coordinator import Coordinator, Reply
 from fedbilevel.federation.protocol.program import make_program
 from fedbilevel.federation.protocol.record import Record
+from fedbilevel.federation.protocol.settings import RunFailed, Stopped, TooFewSites
 
 LOOK_UP = 0.2
 """Seconds between two looks at the abort signal while waiting for replies (a reply wakes the run at once)."""

@@ -10,8 +10,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.apis.signal import Signal
 
+from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.nvflare.job import STATE, read_job
-from fedbilevel.federation.protocol.errors import Refused
 from fedbilevel.federation.protocol.site import Site
 
 

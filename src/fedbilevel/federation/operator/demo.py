@@ -12,9 +12,7 @@ import pandas as pd
 
 from fedbilevel import storage
 from fedbilevel.datasets.shipped import ADULT_TARGET, TRAIN_ROWS, read_adult
-from fedbilevel.federation.nvflare.sessions import Kits
-from fedbilevel.federation.operator.provision import establish
-from fedbilevel.federation.operator.roster import Roster
+from fedbilevel.federation.operator.kits import Kits, Roster, establish
 from fedbilevel.federation.protocol.policy import FILE, TELL
 from fedbilevel.tables.reading import open_table
 from fedbilevel.tables.schema import Schema, infer

@@ -1,22 +1,359 @@
-"""Reading a kit: whose it is, how long its certificate lasts, and whether its rules are still those it was made with."""
+"""Who takes part in a federation, and the kits with certificates that they get: NVFlare's provisioning, then our own
+restrictions; and reading a kit back.
+
+::
+
+    project.yml            who takes part: NVFlare's own file (api_version 3), so that its tools can read it too
+    authority/             the key that signs certificates: whoever has it can make new participants
+    kits/NAME/startup      a participant's certificate and addresses
+    kits/NAME/local        its own rules, which no job can change; for a site fedbilevel.toml among them
+
+Private keys are not kept anywhere but in the kits.  On every kit jobs may name two classes, this package's controller and
+executor; they may not bring code; nobody may look into a site's files from afar, and no log of a site travels.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-from dataclasses import dataclass
+import os
+import re
+import shutil
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import NameOID
+from nvflare.lighter.provision import prepare_builders, prepare_packager, prepare_project
+from nvflare.lighter.provisioner import Provisioner
 
-from fedbilevel.federation.operator.provision import BEFORE, CLASSES
+from fedbilevel import storage
+from fedbilevel.federation.nvflare.job import CONTROLLER, EXECUTOR
+from fedbilevel.federation.protocol.policy import FILE as POLICY
+from fedbilevel.federation.protocol.settings import NAME
 
+PROJECT = "fedbilevel"
+FILE = "project.yml"
+ADMIN = "admin@coordinator.org"
+ROLES = ("project_admin", "lead", "member")
+"""What people can be: the coordinator, somebody else who may submit, somebody who may look."""
+LONGEST_NAME = 63
+"""What fits into a certificate's common name, and a host name's part."""
+ROOT_DAYS = 3650
+"""How long the federation's own authority lasts; NVFlare's certificates for participants last 360 days."""
+AUTHORITY, KITS = "authority", "kits"
+EVERYTHING = "authority"
+"""What to renew for a new authority, and with it every certificate."""
+STORAGE = "storage"
+CLASSES = (CONTROLLER, EXECUTOR)
+BEFORE = ("fedbilevel.engines.nvflare.controller.PlanController", "fedbilevel.engines.nvflare.executor.SiteExecutor")
+"""What the two classes were called in version 0.1.0, whose kits list these names."""
 SOON_DAYS = 30
 """From when on people are told that a certificate ends."""
 FILES = {"server": "fed_server.json", "site": "fed_client.json", "person": "fed_admin.json"}
+FORBIDDEN = {"byoc": "bring code", "shell_commands": "read files here from afar"}
+"""Rights that no role has on a kit as it was made."""
+_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
+_EMAIL = re.compile(r"[A-Za-z0-9._+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
+_RESERVED = ("server", "all", "client", "admin")
+
+
+@dataclass(frozen=True)
+class Roster:
+    """A federation's participants.  ``people``: e-mail addresses with their roles, the coordinator's excepted."""
+
+    sites: tuple[str, ...]
+    server: str = "localhost"
+    port: int = 8002
+    admin_port: int = 8003
+    coordinator: str = ADMIN
+    people: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not _HOST.fullmatch(self.server):
+            raise ValueError(
+                f"The server's name must be a host name the sites can reach (such as fl.example.org), not {self.server!r}."
+            )
+        for name, port in (("port", self.port), ("admin port", self.admin_port)):
+            if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
+                raise ValueError(f"The {name} must lie between 1 and 65535, not {port!r}.")
+        if self.port == self.admin_port:
+            raise ValueError(f"The port and the admin port must differ; both are {self.port}.")
+        if not self.sites:
+            raise ValueError("A federation needs one site at least: name it.")
+        for site in self.sites:
+            if not NAME.fullmatch(site) or len(site) > LONGEST_NAME or site.lower() in _RESERVED:
+                raise ValueError(
+                    f"A site's name is made of letters, digits, '.', '_' and '-' (at most {LONGEST_NAME}, and not "
+                    f"{', '.join(_RESERVED)}), unlike {site!r}."
+                )
+        for person, role in ((self.coordinator, "project_admin"), *self.people):
+            if not _EMAIL.fullmatch(person) or len(person) > LONGEST_NAME:
+                raise ValueError(f"{person!r} is not an e-mail address, which is what people are named by.")
+            if role not in ROLES:
+                raise ValueError(f"{person} cannot be a {role!r}; there are {', '.join(ROLES)}.")
+        seen: set[str] = set()
+        for name in self.names:
+            if name.lower() in seen:
+                raise ValueError(f"{name!r} is named twice: every participant needs a name of its own.")
+            seen.add(name.lower())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All participants: the server, the coordinator, the sites, the people."""
+        return (self.server, self.coordinator, *self.sites, *(person for person, _ in self.people))
+
+    def joined(self, other: Roster) -> Roster:
+        """This roster with the other's sites and people added."""
+        for what in ("server", "port", "admin_port", "coordinator"):
+            here, there = getattr(self, what), getattr(other, what)
+            if here != there:
+                raise ValueError(
+                    f"The federation was made with {what.replace('_', ' ')} {here}, and now it is to be {there}: every kit "
+                    "would have to change. Name another folder for a new federation."
+                )
+        known = dict(self.people)
+        for person, role in other.people:
+            if known.get(person, role) != role:
+                raise ValueError(f"{person} is a {known[person]} already; a certificate says so. Use another address.")
+        sites = [*self.sites, *(site for site in other.sites if site not in self.sites)]
+        people = [*self.people, *(entry for entry in other.people if entry not in self.people)]
+        return replace(self, sites=tuple(sites), people=tuple(people))
+
+    def project(self, names: tuple[str, ...] | None = None) -> dict[str, Any]:
+        """NVFlare's project; with ``names`` only these besides the server, which it always wants."""
+        ports = {"fed_learn_port": self.port, "admin_port": self.admin_port}
+        server = {"name": self.server, "type": "server", "org": "coordinator", **ports}
+        others: list[dict[str, Any]] = [
+            {"name": site, "type": "client", "org": re.sub(r"\W", "_", site)} for site in self.sites
+        ]
+        for person, role in ((self.coordinator, "project_admin"), *self.people):
+            others.append({"name": person, "type": "admin", "org": "coordinator", "role": role})
+        builders: dict[str, dict[str, Any]] = {
+            "workspace.WorkspaceBuilder": {"template_file": ["master_template.yml"]},
+            "static_file.StaticFileBuilder": {"config_folder": "config", "scheme": "tcp"},
+            "cert.CertBuilder": {"root_valid_days": ROOT_DAYS},
+            "signature.SignatureBuilder": {},
+        }
+        return {
+            "api_version": 3,
+            "name": PROJECT,
+            "description": "federated training with fedbilevel",
+            "participants": [server, *(each for each in others if names is None or each["name"] in names)],
+            "builders": [{"path": f"nvflare.lighter.impl.{name}", "args": given} for name, given in builders.items()],
+        }
+
+    def write(self, folder: Path) -> None:
+        text = "# Who takes part; written by `fedbilevel federate init`, which also adds to it.\n"
+        storage.write(folder / FILE, text + yaml.safe_dump(self.project(), sort_keys=False))
+
+
+def read_roster(folder: Path) -> Roster:
+    """The roster of a federation's folder; one sentence where there is none."""
+    file = folder / FILE
+    try:
+        project = yaml.safe_load(file.read_text())
+    except FileNotFoundError:
+        raise ValueError(
+            f"{folder} holds no federation ({FILE} is missing): make one with `fedbilevel federate init`."
+        ) from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{file} cannot be read ({' '.join(str(error).split())[:120]}).") from error
+    try:
+        kinds: dict[str, list[dict[str, Any]]] = {"server": [], "client": [], "admin": []}
+        for participant in project["participants"]:
+            kinds[participant["type"]].append(participant)
+        (server,) = kinds["server"]
+        people = [(person["name"], person["role"]) for person in kinds["admin"]]
+        (coordinator,) = (name for name, role in people if role == "project_admin")
+        return Roster(
+            tuple(site["name"] for site in kinds["client"]), server["name"], server["fed_learn_port"],
+            server["admin_port"], coordinator, tuple(person for person in people if person[0] != coordinator),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} is not a project file of `fedbilevel federate init` ({error}).") from error
+
+
+def rights(kind: str) -> dict[str, dict[str, str]]:
+    """What roles may do on a kit.  NVFlare's default lets a project_admin do anything, shipping code and reading files of a
+    site included; here a site runs the two classes of this package, and everything else about it is the site's own affair."""
+    look = {"view": "any"}
+    coordinator = {
+        **look, "submit_job": "any", "clone_job": "none", "manage_job": "any", "download_job": "any",
+        "operate": "any" if kind == "server" else "none", "shell_commands": "none", "byoc": "none",
+        "server-predeployed-flwr": "none",
+    }  # fmt: skip
+    lead = {**coordinator, "manage_job": "n:submitter", "download_job": "n:submitter", "operate": "none"}
+    return {"project_admin": coordinator, "lead": lead, "member": look}
+
+
+@dataclass(frozen=True)
+class Kits:
+    """Where the kits are: the server's, the one of the person ``user`` who operates, and those of the sites by name."""
+
+    server: Path
+    admin: Path
+    sites: dict[str, Path]
+    user: str
+
+
+@dataclass(frozen=True)
+class Established:
+    """What `establish` did: ``made`` new kits and ``renewed`` certificates, by name."""
+
+    roster: Roster
+    kits: Kits
+    made: tuple[str, ...]
+    renewed: tuple[str, ...]
+
+
+def establish(folder: Path, roster: Roster, renew: Collection[str] = ()) -> Established:
+    """Make a federation, or add to the one that is in ``folder``.
+
+    Kits that are there stay as they are.  ``renew`` names participants who get new certificates: the ``startup`` of their
+    kits is replaced, their ``local`` rules are not touched.  "authority" renews the authority and everybody.
+    """
+    folder = folder.resolve()
+    known: tuple[str, ...] = ()
+    if (folder / FILE).exists():
+        before = read_roster(folder)
+        roster, known = before.joined(roster), before.names
+    elif folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+        raise ValueError(f"{folder} holds other files and no federation: name a new or empty folder.")
+    strange = sorted(set(renew) - {*roster.names, EVERYTHING})
+    if strange:
+        raise ValueError(f"There is no participant {strange[0]!r} to renew; there are {', '.join(roster.names)}.")
+    everybody = EVERYTHING in renew
+    new = tuple(name for name in roster.names if name not in known)
+    renewed = tuple(name for name in known if everybody or name in renew)
+    if new or renewed:
+        _issue(folder, roster, (*new, *renewed), new_authority=everybody)
+        roster.write(folder)
+    return Established(roster, kits_of(folder, roster), new, renewed)
+
+
+def kits_of(folder: Path, roster: Roster) -> Kits:
+    home = folder.resolve() / KITS
+    sites = {site: home / site for site in roster.sites}
+    return Kits(home / roster.server, home / roster.coordinator, sites, roster.coordinator)
+
+
+def _issue(folder: Path, roster: Roster, names: tuple[str, ...], *, new_authority: bool) -> None:
+    """Certificates and kits for ``names``; all of them, or nothing is changed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{AUTHORITY}.{os.getpid()}.tmp"
+    try:
+        if (folder / AUTHORITY).exists() and not new_authority:
+            shutil.copytree(folder / AUTHORITY, draft)
+        draft.mkdir(mode=0o700, exist_ok=True)
+        draft.chmod(0o700)
+        made = _run_nvflare(draft, roster, names)
+        home = folder / KITS
+        home.mkdir(exist_ok=True)
+        for name in names:
+            if _place(made / name, home / name):
+                restrict(home / name)
+            close(home / name)
+        shutil.rmtree(made)
+        _forget_keys(draft)
+        if (folder / AUTHORITY).exists():
+            shutil.rmtree(folder / AUTHORITY)
+        draft.replace(folder / AUTHORITY)
+    except OSError as error:
+        raise ValueError(f"Kits cannot be written to {folder} ({error.strerror or error}).") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _run_nvflare(workspace: Path, roster: Roster, names: tuple[str, ...]) -> Path:
+    project = roster.project(names)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        ready = prepare_project(project)
+        context = Provisioner(str(workspace), prepare_builders(project), prepare_packager(project)).provision(ready)
+    if context.get("build_error"):
+        reason = next((line for line in said.getvalue().splitlines() if line.startswith("Exception")), "")
+        raise RuntimeError(f"NVFlare could not make the kits. {reason}".strip())
+    return Path(context.get_result_location())
+
+
+def _place(made: Path, target: Path) -> bool:
+    """A new kit (True), or a new ``startup`` in a kit that has been in use."""
+    if not target.exists():
+        shutil.move(made, target)
+        return True
+    old = target / f".startup.{os.getpid()}.old"
+    (target / "startup").rename(old)
+    shutil.move(made / "startup", target / "startup")
+    shutil.rmtree(old)
+    return False
+
+
+def _forget_keys(workspace: Path) -> None:
+    """Of NVFlare's state only the authority is kept: private keys of participants belong into their kits alone."""
+    file = workspace / PROJECT / "state" / "cert.json"
+    kept = {name: value for name, value in json.loads(file.read_text()).items() if name.startswith("root_")}
+    storage.write_json(file, kept, mode=0o600)
+
+
+def restrict(kit: Path) -> None:
+    """The local rules of one kit: two classes, no foreign code, no log that travels, nothing in shared folders."""
+    local, startup = kit / "local", kit / "startup"
+    kind = "server" if (startup / "fed_server.json").exists() else "site"
+    if not (kind == "server" or (startup / "fed_client.json").exists()):
+        return  # a person's kit has no rules of its own
+    file = local / "resources.json"
+    resources = json.loads((file if file.exists() else local / "resources.json.default").read_text())
+    resources["class_list_enforcement_mode"] = "enforce"
+    resources["class_allow_list"] = list(CLASSES)
+    if kind == "site":
+        # NVFlare would send a site's error log to the server, and errors quote values.
+        resources["allow_log_streaming"] = False
+    streams = ("site_log_streamer", "log_receiver")
+    resources["components"] = [each for each in resources["components"] if each["id"] not in streams]
+    storage.write_json(file, resources)
+    settle(kit)
+    storage.write_json(local / "authorization.json", {"format_version": "1.0", "permissions": rights(kind)})
+    if kind == "site" and not (local / POLICY).exists():
+        storage.write(local / POLICY, (files(__package__) / "site.toml").read_text())
+
+
+def close(kit: Path) -> None:
+    """A kit holds a private key: nobody else on this machine may read it."""
+    kit.chmod(0o700)
+    for key in (kit / "startup").glob("*.key"):
+        key.chmod(0o600)
+
+
+def settle(kit: Path) -> None:
+    """Point a server's storage into its kit, wherever the kit is now: NVFlare wants absolute paths.
+
+    A kit of version 0.1.0 also gets the new names of the classes it allows.
+    """
+    file = kit / "local" / "resources.json"
+    if not file.exists():
+        return
+    text = file.read_text()
+    resources = json.loads(text)
+    home = kit.resolve() / STORAGE
+    persistor = resources.get("snapshot_persistor", {}).get("args", {}).get("storage", {}).get("args", {})
+    if persistor:
+        persistor["root_dir"] = str(home / "snapshots")
+    for component in resources.get("components", ()):
+        if component.get("id") == "job_manager":
+            component["args"]["uri_root"] = str(home / "jobs")
+    if "class_allow_list" in resources:
+        renamed = dict(zip(BEFORE, CLASSES, strict=True))
+        resources["class_allow_list"] = [renamed.get(name, name) for name in resources["class_allow_list"]]
+    if resources != json.loads(text):
+        storage.write_json(file, resources)
 
 
 @dataclass(frozen=True)
@@ -99,9 +436,6 @@ def loosened(kit: Kit) -> list[str]:
             if (given if isinstance(given, str) else given.get(right, "none")) != "none"
         ]
     return sentences
-
-
-FORBIDDEN = {"byoc": "bring code", "shell_commands": "read files here from afar"}
 
 
 def _json(file: Path, absent: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -18,9 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from fedbilevel.federation.nvflare.sessions import Kits
-from fedbilevel.federation.operator.kits import FILES, open_kit
-from fedbilevel.federation.operator.provision import settle
+from fedbilevel.federation.operator.kits import FILES, Kits, open_kit, settle
 
 MODULES = {
     "server": "nvflare.private.fed.app.server.server_train",

@@ -12,13 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedbilevel.federation.protocol.attendance import Reply
-from fedbilevel.federation.protocol.coordinator import Coordinator
-from fedbilevel.federation.protocol.errors import RunFailed, TooFewSites
+from fedbilevel.federation.protocol.coordinator import Coordinator, Reply
 from fedbilevel.federation.protocol.policy import Policy
 from fedbilevel.federation.protocol.program import make_program
 from fedbilevel.federation.protocol.record import Record
-from fedbilevel.federation.protocol.settings import JobSettings
+from fedbilevel.federation.protocol.settings import JobSettings, RunFailed, TooFewSites
 from fedbilevel.federation.protocol.site import Site
 
 

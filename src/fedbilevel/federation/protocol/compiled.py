@@ -48,18 +48,24 @@ class Compiled:
         self.server_like = jax.eval_shape(algorithm.init, key)
         self.local_like = jax.eval_shape(algorithm.enroll, key)
         # Tracing costs more than a round's arithmetic: the shapes of a phase's messages are found once.
-        self.message_like, self.reply_like = cache(self._message_like), cache(self._reply_like)
-        self.parcel_like = cache(self._parcel_like)
+        self.message_like = cache(lambda item: jax.eval_shape(self.phase(item).send, self.server_like))
+        self.reply_like, self.parcel_like = cache(self._reply_like), cache(self._parcel_like)
         # What a site does: its first state, a phase's work, taking in a parcel, its share of the objective.
         self.enroll = self._compiled(lambda algorithm, _, key: algorithm.enroll(key))
         self.work = self._compiled(_work)
         self.unpack = self._compiled(lambda _, phase, key, local, parcel: phase.relay.unpack(local, parcel))
-        self.measure = self._compiled(_measure)
+        self.measure = self._compiled(
+            lambda algorithm, _, key, server, local, data: algorithm.objective(
+                algorithm.outer(server), algorithm.view(server, local).inner, data
+            )
+        )
         # What the coordinator does: its first state, a phase's message, (state, parcels, finite) after it, its own steps.
         self.begin = self._compiled(lambda algorithm, _, key: algorithm.init(key))
         self.send = self._compiled(lambda _, phase, key, server: phase.send(server))
         self.absorb = self._compiled(_absorb)
-        self.update = self._compiled(_update)
+        self.update = self._compiled(
+            lambda _, step, key, server, number, ordinal: step.update(server, client_key(key, number, ordinal, SERVER))
+        )
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function(algorithm, item, key, ...)`` on arrays; the plan is rebuilt from the traced settings."""
@@ -76,9 +82,6 @@ class Compiled:
         return phase
 
     # What both ends know of the messages, without computing anything.
-
-    def _message_like(self, item: int) -> Tree:
-        return jax.eval_shape(self.phase(item).send, self.server_like)
 
     def _reply_like(self, item: int) -> Tree:
         data = jax.tree.map(
@@ -104,10 +107,6 @@ def _work(
     return phase.work(message, local, data, client_key(key, number, ordinal, data.number))
 
 
-def _measure(algorithm: Algorithm, _: Item, key: Any, server: Tree, local: Tree, data: LocalData) -> jax.Array:
-    return algorithm.objective(algorithm.outer(server), algorithm.view(server, local).inner, data)
-
-
 def _absorb(
     _: Algorithm, phase: Phase, key: Any, server: Tree, replies: Tree, weights: Any, number: Any, ordinal: Any
 ) -> tuple[Tree, Tree, Any]:
@@ -118,10 +117,6 @@ def _absorb(
         parcels = phase.relay.pack(replies, weights, client_key(key, number, ordinal, SERVER))
     after = phase.absorb(server, (phase.aggregate or weighted_mean)(replies, weights))
     return after, parcels, all_finite(after)
-
-
-def _update(_: Algorithm, step: Any, key: Any, server: Tree, number: Any, ordinal: Any) -> Tree:
-    return step.update(server, client_key(key, number, ordinal, SERVER))
 
 
 def _like(leaf: Any, *shape: int) -> jax.ShapeDtypeStruct:

@@ -13,9 +13,12 @@ import jax
 import numpy as np
 
 from fedbilevel.calculus import Tree
-from fedbilevel.federation.protocol.errors import BadReply
 
 Arrays = list[np.ndarray]
+
+
+class BadReply(ValueError):
+    """What arrived is not what the plan's phase sends: wrong arrays, or numbers that are not finite."""
 
 
 def to_arrays(tree: Tree) -> Arrays:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbilevel import storage
-from fedbilevel.federation.protocol.errors import Refused
+from fedbilevel.engines.stages import Refused
 from fedbilevel.problem import positive, whole_number
 
 if TYPE_CHECKING:

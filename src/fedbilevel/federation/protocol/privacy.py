@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedbilevel import storage
-from fedbilevel.federation.protocol.errors import Refused
+from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.protocol.payload import Arrays
 from fedbilevel.federation.protocol.policy import Privacy
 from fedbilevel.federation.protocol.vault import FORMAT, Label, read_arrays, write_leaves

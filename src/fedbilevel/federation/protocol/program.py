@@ -13,8 +13,7 @@ import jax
 
 from fedbilevel.calculus import Tree
 from fedbilevel.engines.stages import Numbers, Program, Refused, Source, Stage
-from fedbilevel.federation.protocol.errors import BadReply
-from fedbilevel.federation.protocol.payload import to_tree
+from fedbilevel.federation.protocol.payload import BadReply, to_tree
 from fedbilevel.plan import Algorithm
 
 __all__ = ["BUILT_IN", "ArrayProgram", "Numbers", "Program", "Stage", "answer_trees", "make_program"]

@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 
 from fedbilevel import storage
-from fedbilevel.federation.protocol.errors import RunFailed
 from fedbilevel.federation.protocol.payload import Arrays
-from fedbilevel.federation.protocol.settings import JobSettings
+from fedbilevel.federation.protocol.settings import JobSettings, RunFailed
 from fedbilevel.federation.protocol.vault import read_arrays, write_arrays
 
 TABLES = {

@@ -1,4 +1,7 @@
-"""What a job carries: configuration only, as JSON.  Both ends build the same algorithm from it with installed code."""
+"""What a job carries: configuration only, as JSON; and how its run can end early.
+
+Both ends build the same algorithm from the settings with installed code.
+"""
 
 from __future__ import annotations
 
@@ -92,3 +95,15 @@ class JobSettings:
         if strange:
             raise ValueError(f"A job has settings this version does not know: {', '.join(sorted(strange))}.")
         return cls(**given)
+
+
+class TooFewSites(RuntimeError):
+    """Fewer sites answered than the run needs: it stands still until they are back, and then goes on."""
+
+
+class RunFailed(RuntimeError):
+    """The run cannot go on, whoever comes back."""
+
+
+class Stopped(RuntimeError):
+    """Somebody asked the run to stop; it can go on from where it was."""

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from fedbilevel.calculus import Tree
+from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.protocol.compiled import Compiled, local_data
-from fedbilevel.federation.protocol.errors import BadReply, Refused
-from fedbilevel.federation.protocol.payload import Arrays, named_arrays, size_of, to_arrays, to_tree
+from fedbilevel.federation.protocol.payload import Arrays, BadReply, named_arrays, size_of, to_arrays, to_tree
 from fedbilevel.federation.protocol.policy import Policy
 from fedbilevel.federation.protocol.privacy import Guard
 from fedbilevel.federation.protocol.program import Numbers, Program, Stage, answer_trees, make_program

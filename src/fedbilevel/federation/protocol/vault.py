@@ -16,8 +16,8 @@ import numpy as np
 from fedbilevel import storage
 from fedbilevel._version import __version__
 from fedbilevel.calculus import Tree
-from fedbilevel.federation.protocol.errors import BadReply, Refused
-from fedbilevel.federation.protocol.payload import to_arrays, to_tree
+from fedbilevel.engines.stages import Refused
+from fedbilevel.federation.protocol.payload import BadReply, to_arrays, to_tree
 
 FORMAT = 1
 

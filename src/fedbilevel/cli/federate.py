@@ -1,0 +1,367 @@
+"""``fedbilevel federate``: kits, the processes they start, and who is there; `cli.submit` has the runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedbilevel.cli import options
+from fedbilevel.cli.terminal import check_folder, prepare_jax, tell
+
+if TYPE_CHECKING:
+    from fedbilevel.federation.operator.kits import Established, Kits
+
+FOLDER = Path("federation")
+Rows = dict[str, list[dict[str, Any]]]
+UP_SECONDS = 60.0
+"""How long processes may take to come up before that is said."""
+ASKED = {
+    "server": ("Host name of the server, as the sites reach it", "localhost"),
+    "port": ("Port for the sites", 8002),
+    "admin_port": ("Port for the coordinator", 8003),
+    "coordinator": ("The coordinator's e-mail address", "admin@coordinator.org"),
+}
+"""What every federation has, in words, and what it is if nobody says."""
+
+
+def need_nvflare() -> None:
+    """One sentence where the extra is missing; and NVFlare's own lines are kept off the terminal."""
+    if find_spec("nvflare") is None:
+        raise ValueError("This command needs NVFlare: pip install 'fedbilevel[federation]'.")
+    logging.getLogger().addHandler(logging.NullHandler())
+    logging.getLogger().setLevel(logging.CRITICAL)
+    logging.disable(logging.ERROR)
+
+
+def kits_at(folder: Path | None, admin: Path | None, server: Path | None) -> Kits:
+    """Kits from the federation's folder, or the two that the coordinator's machine needs."""
+    from fedbilevel.federation.operator.kits import Kits, kits_of, open_kit, read_roster
+
+    if admin is None and server is None:
+        return kits_of(folder or FOLDER, read_roster(folder or FOLDER))
+    if admin is None or server is None:
+        raise ValueError(
+            "--admin and --server belong together: the coordinator's kit and the server's, on its machine."
+        )
+    person = open_kit(admin, "person")
+    return Kits(open_kit(server, "server").folder, person.folder, {}, person.name)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a command as Ctrl-C does: everything that was started is stopped on the way out."""
+
+    def interrupt(number: int, _frame: object) -> None:
+        raise KeyboardInterrupt(f"Stopped by {signal.Signals(number).name}.")
+
+    numbers = [signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """NVFlare prints where it likes, from threads too: standard output and error of the process go nowhere.
+
+    What we print meanwhile goes to `Watch`'s own copy of the terminal.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    kept = os.dup(1), os.dup(2)
+    try:
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, number)
+            os.close(copy)
+        os.close(nowhere)
+
+
+def init(
+    site: Annotated[list[str] | None, typer.Option(help="A site's name; repeat the option for several.")] = None,
+    server: Annotated[str | None, typer.Option(help="Host name of the server, as the sites reach it.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port for the sites.", show_default="8002")] = None,
+    admin_port: Annotated[int | None, typer.Option(help="Port for the coordinator.", show_default="8003")] = None,
+    coordinator: Annotated[str | None, typer.Option(help="The coordinator's e-mail address.")] = None,
+    lead: Annotated[list[str] | None, typer.Option(help="Somebody else who may submit (e-mail address).")] = None,
+    member: Annotated[list[str] | None, typer.Option(help="Somebody who may only look (e-mail address).")] = None,
+    renew: Annotated[
+        list[str] | None, typer.Option(help="Give this participant a new certificate; 'authority' renews everything.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the federation.")] = FOLDER,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Certificates and kits for everybody who takes part.
+
+    Asks for what is not given, on a terminal.  Called again for the same folder it adds sites and people and leaves
+    everything else as it is; --renew gives new certificates.
+    """
+    need_nvflare()
+    from fedbilevel.federation.operator.kits import FILE, Roster, establish, read_roster
+
+    known = read_roster(out) if (out / FILE).exists() else None
+    chosen: dict[str, Any] = {"server": server, "port": port, "admin_port": admin_port, "coordinator": coordinator}
+    if known is None and not site and not sys.stdin.isatty():
+        raise ValueError("--site is missing: name the sites, --site NAME for each.")
+    asks = known is None and not site
+    if asks:
+        site = typer.prompt("Names of the sites, with spaces between them").split()
+    for name in [name for name, value in chosen.items() if value is None]:
+        words, usual = ASKED[name]
+        chosen[name] = getattr(known, name, usual) if not asks else typer.prompt(words, default=usual)
+    people = (*((person, "lead") for person in lead or ()), *((person, "member") for person in member or ()))
+    wanted = Roster(tuple(site or (known.sites if known else ())), **chosen, people=people)
+    check_folder(out)
+    done = establish(out, wanted, renew or ())
+    roster, made = done.roster, done.kits
+    told = {
+        "server": {"name": roster.server, "kit": str(made.server), "port": roster.port},
+        "coordinator": {"name": roster.coordinator, "kit": str(made.admin), "port": roster.admin_port},
+        "sites": {name: str(kit) for name, kit in made.sites.items()},
+        "people": dict(roster.people), "made": list(done.made), "renewed": list(done.renewed),
+    }  # fmt: skip
+    tell(as_json, quiet, told, _delivery(done, out))
+
+
+def _delivery(done: Established, out: Path) -> Iterator[str]:
+    """Who gets which kit, and what to do next."""
+    roster, kits = done.roster, out / "kits"
+    if not (done.made or done.renewed):
+        yield f"Nothing to do: {out} has kits for {', '.join(roster.names)}."
+        return
+    if done.made:
+        yield f"New kits in {kits}, each with a private key of its own:"
+    stays = {roster.server: "stays on the server's machine", roster.coordinator: "stays with the coordinator"}
+    for name in done.made:
+        role = dict(roster.people).get(name)
+        whose = stays.get(name) or (f"send to {name}, a {role}" if role else f"send to the site {name}")
+        yield f"  {kits / name}: {whose}"
+    for name in done.renewed:
+        yield f"  {kits / name / 'startup'}: a new certificate; {name} replaces its startup folder with this one"
+    yield "Send kits over a channel you trust (they hold private keys), then delete your copies of the sites' kits."
+    yield f"Keep {out / 'authority'} where nobody else can read it: whoever has it can admit participants."
+    yield f"Open on {roster.server}: port {roster.port} for the sites, {roster.admin_port} for the coordinator."
+    if any(name in roster.sites for name in done.made):
+        yield "Each site fills in local/fedbilevel.toml in its kit, then:"
+        yield "  fedbilevel federate site check KIT --schema schema.toml"
+        yield "  fedbilevel federate start KIT"
+
+
+def check(
+    kit: options.KitFolder,
+    schema: Annotated[Path | None, typer.Option(help="The schema of the run to come, from its coordinator.")] = None,
+    method: Annotated[str, typer.Option(help="The method of the run to come.")] = "fedbioacc",
+    formulation: Annotated[str, typer.Option(help="cells or paper; for fedbioacc and fedbio.")] = "cells",
+    metric: options.Metric = "equal_opportunity",
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Would this site take part, and what would leave it?
+
+    Looks at the kit's certificate and rules, reads the table by the schema under the site's own policy, does one local step
+    of each stage, and lists everything that would have been sent.  Nothing is sent.
+    """
+    need_nvflare()
+    from fedbilevel.federation.operator.kits import check_dates, loosened, open_kit
+    from fedbilevel.federation.protocol.policy import FILE, read_policy
+
+    if schema is None:
+        raise ValueError("--schema is missing: name the schema file the coordinator sent.")
+    opened = open_kit(kit, "site")
+    warnings = [*filter(None, [check_dates(opened)]), *loosened(opened)]
+    policy = read_policy(opened.folder / "local")
+    source = policy.source
+    if source.table is None:
+        raise ValueError(f"{opened.folder / 'local' / FILE} names no table: fill in [data], table and columns.")
+    prepare_jax()
+    from fedbilevel.federation.operator.rehearsal import rehearse
+    from fedbilevel.jobs.federate import job
+    from fedbilevel.jobs.fit import FitOptions
+    from fedbilevel.tables.reading import open_table
+    from fedbilevel.tables.schema import Schema
+
+    table, meaning = open_table(source.table), Schema.read(schema)
+    table.check_columns(source.columns)
+    fit = FitOptions(method=method, formulation=formulation, metric=metric, compare_with=None)
+    left, said = rehearse(opened.name, job(fit, meaning, [opened.name]), policy)
+    if policy.privacy is None:
+        warnings.append("Replies leave without noise: [privacy] in local/fedbilevel.toml would add it.")
+    until = f"{opened.until:%Y-%m-%d}"
+
+    def shown() -> Iterator[str | tuple[str, Any]]:
+        import pandas as pd
+
+        title = "What would leave this site (one round a stage; training repeats work)"
+        yield title, pd.DataFrame(left, columns=["when", "what", "shape", "bytes"])
+        yield f"{opened.name} would take part: {source.table} fits {schema}."
+        yield f"It connects to {opened.address}; its certificate is good until {until}."
+        yield from (f"Note: {warning}" for warning in warnings)
+
+    told = {
+        "site": opened.name, "server": opened.address, "until": until, "warnings": warnings,
+        "table": str(source.table), "columns": list(source.columns), "tell": list(policy.tell),
+        "left": [thing._asdict() for thing in left], "said": said,
+    }  # fmt: skip
+    tell(as_json, quiet, told, shown())
+
+
+def start(
+    kit: options.KitFolder,
+    background: Annotated[bool, typer.Option("--background", help="Return as soon as it is up.")] = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Run a server's or a site's kit on this machine.
+
+    Stays until it is stopped (Ctrl-C, SIGTERM or federate stop), as a service manager wants it; with --background it
+    returns.  The output goes to console.log in the kit.
+    """
+    need_nvflare()
+    from fedbilevel.federation.operator import processes
+    from fedbilevel.federation.operator.kits import check_dates, open_kit
+
+    opened = open_kit(kit)
+    warning = check_dates(opened)
+    if warning:
+        print(warning, file=sys.stderr)
+    log = opened.folder / processes.OUTPUT
+    written = log.stat().st_size if log.exists() else 0
+    with ended_by_signals():
+        process = processes.start(opened.folder)
+        try:
+            up = processes.is_up(process, opened.folder, opened.kind, written, UP_SECONDS)
+            if process.poll() is not None:
+                raise RuntimeError(f"{opened.name} ended at once; {log} says why.")
+            what = "is up" if opened.kind == "server" else f"is registered with {opened.address}"
+            if not quiet:
+                print(f"{opened.name} {what if up else f'is still trying to reach {opened.address}'}.", flush=True)
+            if background:
+                return
+            code = process.wait()
+        except KeyboardInterrupt as stopped:
+            processes.stop(opened.folder)
+            if str(stopped):  # a service manager's way of ending it
+                return
+            raise
+    if code:
+        raise RuntimeError(f"{opened.name} ended with code {code}; {log} says why.")
+
+
+def stop(
+    kits: Annotated[list[Path] | None, typer.Argument(metavar="[KIT]...", help="Kits whose processes end.")] = None,
+    run: Annotated[str | None, typer.Option(help="Stop this run instead; it can go on when submitted again.")] = None,
+    folder: options.KitsFolder = None,
+    admin: options.AdminKit = None,
+    server: options.ServerKit = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """End the processes of kits on this machine, or a run.
+
+    What was trained is kept: a site or server that is started again takes part again, a run that is submitted again goes on
+    from its last complete round.
+    """
+    need_nvflare()
+    from fedbilevel.federation.operator import processes
+    from fedbilevel.federation.operator.kits import open_kit
+    from fedbilevel.federation.operator.sessions import stop_run
+
+    if run is None and not kits:
+        raise ValueError("Name the kits whose processes are to end, or a --run.")
+    if run is not None and kits:
+        raise ValueError("Name kits or a --run to stop, not both.")
+    if run is not None:
+        named = kits_at(folder, admin, server)
+        with hushed():
+            ended = stop_run(named, run)
+        if not quiet:
+            print(f"{run} is stopped; submit it again to go on." if ended else f"{run} is not running.")
+    for opened in map(open_kit, kits or ()):
+        count = processes.stop(opened.folder)
+        if not quiet:
+            many = "1 process" if count == 1 else f"{count} processes"
+            print(f"{opened.name} is stopped ({many})." if count else f"{opened.name} was not running.")
+
+
+def status(
+    kits: Annotated[list[Path] | None, typer.Argument(metavar="[KIT]...", help="Only kits on this machine.")] = None,
+    folder: options.KitsFolder = None,
+    admin: options.AdminKit = None,
+    server: options.ServerKit = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Who is there, and how far the runs are.
+
+    For kits: whether they run here, and how long their certificates last.  Else, at the coordinator: the sites that answer the
+    server, and every run it knows.
+    """
+    need_nvflare()
+    rows = _of_kits(kits) if kits else _of_federation(kits_at(folder, admin, server))
+    tell(as_json, quiet, rows, _tables(rows))
+
+
+def _of_kits(kits: list[Path]) -> Rows:
+    from fedbilevel.federation.operator.kits import open_kit
+    from fedbilevel.federation.operator.processes import running
+
+    rows = []
+    for opened in map(open_kit, kits):
+        members = running(opened.folder)
+        rows.append(
+            {
+                "name": opened.name, "kind": opened.kind, "process": members[0].pid if members else None,
+                "workers": max(len(members) - 1, 0), "server": opened.address, "until": f"{opened.until:%Y-%m-%d}",
+            }
+        )  # fmt: skip
+    return {"kits": rows}
+
+
+def _of_federation(kits: Kits) -> Rows:
+    from fedbilevel.federation.operator.sessions import look, run_folder, session
+    from fedbilevel.federation.protocol.record import read_status
+
+    with hushed(), session(kits) as opened:
+        seen = look(opened)
+    names = list(dict.fromkeys([*kits.sites, *seen.sites]))
+    sites = [{"site": name, "connected": name in seen.sites, "jobs": len(seen.sites.get(name, ()))} for name in names]
+    runs = []
+    home = run_folder(kits, "any").parent
+    for folder in sorted(home.iterdir()) if home.exists() else ():
+        told = read_status(folder)
+        if told is not None:
+            lost = told["status"] == "running" and told.get("job") not in seen.jobs
+            row = {"run": folder.name, "status": "interrupted" if lost else told["status"]}
+            row |= {name: told.get(name) for name in ("stage", "round", "rounds")}
+            runs.append({**row, "sentence": told.get("sentence", "")})
+    return {"sites": sites, "runs": runs}
+
+
+def _tables(told: Rows) -> Iterator[str | tuple[str, Any]]:
+    import pandas as pd
+
+    for title, rows in told.items():
+        if not rows:
+            yield f"No {title} yet."
+            continue
+        frame = pd.DataFrame(rows).astype(object).where(lambda cells: cells.notna(), "")
+        if "connected" in frame:
+            frame["connected"] = ["yes" if value else "no" for value in frame["connected"]]
+        yield title.capitalize(), frame

@@ -1,0 +1,51 @@
+"""Options and arguments that several commands have, each said once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Seed = Annotated[int, typer.Option(help="Where all randomness starts.", min=0)]
+
+# Tables of one's own.
+Files = Annotated[
+    list[Path], typer.Argument(metavar="FILES", help="Tables, CSV or Parquet: one a site, or one for all.")
+]
+Target = Annotated[str | None, typer.Option(help="The column to predict.")]
+Sensitive = Annotated[
+    list[str] | None,
+    typer.Option(help="The column that makes the groups; name several to join them ('Black & Female')."),
+]
+SiteColumn = Annotated[str | None, typer.Option("--site", help="The column that says which site a row belongs to.")]
+Positive = Annotated[str | None, typer.Option(help="The class that counts as 1; all others count as 0.")]
+KeepSensitive = Annotated[bool, typer.Option(help="Use the sensitive columns as features too.")]
+Delimiter = Annotated[
+    str | None, typer.Option(help="Character between the fields of CSV files; recognised if not given.")
+]
+Encoding = Annotated[str | None, typer.Option(help="utf-8, latin-1 or windows-1252; recognised if not given.")]
+SchemaFile = Annotated[Path | None, typer.Option("--schema", help="What the columns mean, from the command schema.")]
+
+# A fit, simulated or over sites.
+Method = Annotated[
+    str, typer.Option(help="fedbioacc, fedbio, fedavg (no fairness), fedreg, fedminmax, fcfl, fedfb or fairfed.")
+]
+Formulation = Annotated[str, typer.Option(help="cells (ours) or paper; for fedbioacc and fedbio.")]
+Metric = Annotated[str, typer.Option(help="equal_opportunity, equalized_odds or demographic_parity.")]
+Steps = Annotated[int | None, typer.Option(help="Training steps; the method's own if not given.", min=1)]
+WeightSteps = Annotated[
+    int | None, typer.Option(help="Steps of the bilevel stage; the method's own if not given.", min=1)
+]
+BatchSize = Annotated[int, typer.Option(help="Rows of a step.", min=1)]
+Model = Annotated[str, typer.Option(help="logistic, or mlp (one hidden layer).")]
+ClientWeights = Annotated[str, typer.Option(help="Sites count alike (uniform) or by their rows (samples).")]
+LocalSteps = Annotated[int, typer.Option(help="Steps between two exchanges.", min=1)]
+
+# A federation.
+KitFolder = Annotated[Path, typer.Argument(metavar="KIT", help="A kit's folder.")]
+KitsFolder = Annotated[Path | None, typer.Option("--kits", help="The federation's folder.", metavar="DIR")]
+AdminKit = Annotated[Path | None, typer.Option(help="The coordinator's kit, instead of --kits.")]
+ServerKit = Annotated[Path | None, typer.Option(help="The server's kit, with --admin.")]
