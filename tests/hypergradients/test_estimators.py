@@ -161,6 +161,13 @@ def test_neumann_bias_is_bounded_by_its_rate_in_general():
     assert errors == sorted(errors, reverse=True)
 
 
+def test_neumann_without_factors_is_one_summand():
+    reference = logistic()
+    x, y = reference.start
+    in_outer, in_inner = reference.outer_gradients(0, x, y)
+    close(estimate(fb.neumann(0, 0.3), reference, x, y), in_outer - reference.cross(0, x, y) @ (0.3 * in_inner))
+
+
 def test_every_neumann_factor_has_a_minibatch_of_its_own():
     reference = logistic()
     x, y = reference.start
