@@ -68,98 +68,60 @@ def test_leaves_keep_their_types():
     assert data.train_sizes.tolist() == [3, 3]
 
 
+ones, stacked, listed = np.ones, fb.ClientData, fb.ClientData.from_clients
+both = (ones((1, 1)), ones((1, 1)))
+REFUSED = [
+    ("ClientData needs training rows: pass train=", lambda: stacked(train=None)),
+    ("ClientData got an empty tree as train", lambda: stacked(train={})),
+    ("ClientData got an empty tree as val", lambda: stacked(ones((2, 3)), {})),
+    (r"Every leaf of train must be \[clients, samples, ...\].*\(3,\)", lambda: stacked(ones(3))),
+    (
+        r"Every leaf of train must be .* got shapes \[\(2, 3\), \(2, 4\)\]",
+        lambda: stacked({"a": ones((2, 3)), "b": ones((2, 4))}),
+    ),
+    ("train has 2 clients but val has 3", lambda: stacked(ones((2, 3)), ones((3, 3)))),
+    ("train has no clients", lambda: stacked(ones((0, 3)))),
+    ("Client 0 has no train samples: leave it out or give it rows", lambda: stacked(ones((2, 0)))),
+    ("Client 1 has no train samples", lambda: stacked(ones((2, 3)), train_sizes=[3, 0])),
+    (r"train_sizes must have one number per client \(2\)", lambda: stacked(ones((2, 3)), train_sizes=[3])),
+    (
+        "train_sizes claims 4 rows for a client, but the leaves hold 3",
+        lambda: stacked(ones((2, 3)), train_sizes=[3, 4]),
+    ),
+    ("from_clients needs at least one client", lambda: listed([])),
+    (r"Each client must be a pair \(train, val\)", lambda: listed([(1, 2, 3)])),
+    ("Either every client has validation rows or none has", lambda: listed([both, both[0]])),
+    (
+        "The train trees of the clients have different structures",
+        lambda: listed([{"a": ones((1, 1))}, {"b": ones((1, 1))}]),
+    ),
+    (
+        r"The train leaves of client 0 have different numbers of samples: \{2, 3\}",
+        lambda: listed([{"a": ones(2), "b": ones(3)}]),
+    ),
+    ("client 0 have different numbers of samples", lambda: listed([np.float64(3.0)])),
+    (
+        "A leaf of train differs between clients beyond its length",
+        lambda: listed([ones((2, 3)), ones((2, 4))]),
+    ),
+    ("Client 1 has no train samples", lambda: listed([ones((2, 3)), ones((0, 3))])),
+    ("Client 1 has no train samples", lambda: listed([{"a": ones(2)}, {"a": ones(0)}], mask="m")),
+    ("mask='m' needs dicts without that key", lambda: listed([ones((2, 3))], mask="m")),
+    ("mask='m' needs dicts without that key", lambda: listed([{"m": ones(2)}], mask="m")),
+]
+OF_THE_WRONG_TYPE = [
+    ("A leaf of train has type <U1: encode text and dates as numbers", lambda: stacked(np.array([["a", "b"]]))),
+    ("A leaf of train has type object", lambda: stacked(np.array([[None, 1]]))),
+    ("inner_loss must be a function, not NoneType", lambda: fb.BilevelProblem(None, len, len)),
+    ("outer_loss must be a function, not float", lambda: fb.BilevelProblem(len, 3.0, len)),
+    ("init must be a function, not tuple", lambda: fb.BilevelProblem(len, len, (0, 0))),
+]
+
+
 @pytest.mark.parametrize(
-    ("make", "kind", "sentence"),
-    [
-        (lambda: fb.ClientData(train=None), ValueError, "ClientData needs training rows: pass train="),
-        (lambda: fb.ClientData(train={}), ValueError, "ClientData got an empty tree as train"),
-        (lambda: fb.ClientData(np.ones((2, 3)), {}), ValueError, "ClientData got an empty tree as val"),
-        (
-            lambda: fb.ClientData(np.ones(3)),
-            ValueError,
-            r"Every leaf of train must be \[clients, samples, ...\].*\(3,\)",
-        ),
-        (
-            lambda: fb.ClientData({"a": np.ones((2, 3)), "b": np.ones((2, 4))}),
-            ValueError,
-            r"Every leaf of train must be .* got shapes \[\(2, 3\), \(2, 4\)\]",
-        ),
-        (lambda: fb.ClientData(np.ones((2, 3)), np.ones((3, 3))), ValueError, "train has 2 clients but val has 3"),
-        (lambda: fb.ClientData(np.ones((0, 3))), ValueError, "train has no clients"),
-        (
-            lambda: fb.ClientData(np.ones((2, 0))),
-            ValueError,
-            "Client 0 has no train samples: leave it out or give it rows",
-        ),
-        (lambda: fb.ClientData(np.ones((2, 3)), train_sizes=[3, 0]), ValueError, "Client 1 has no train samples"),
-        (
-            lambda: fb.ClientData(np.ones((2, 3)), train_sizes=[3]),
-            ValueError,
-            r"train_sizes must have one number per client \(2\)",
-        ),
-        (
-            lambda: fb.ClientData(np.ones((2, 3)), train_sizes=[3, 4]),
-            ValueError,
-            "train_sizes claims 4 rows for a client, but the leaves hold 3",
-        ),
-        (
-            lambda: fb.ClientData(np.array([["a", "b"]])),
-            TypeError,
-            "A leaf of train has type <U1: encode text and dates as numbers",
-        ),
-        (lambda: fb.ClientData(np.array([[None, 1]])), TypeError, "A leaf of train has type object"),
-        (lambda: fb.ClientData.from_clients([]), ValueError, "from_clients needs at least one client"),
-        (lambda: fb.ClientData.from_clients([(1, 2, 3)]), ValueError, r"Each client must be a pair \(train, val\)"),
-        (
-            lambda: fb.ClientData.from_clients([(np.ones((1, 1)), np.ones((1, 1))), np.ones((1, 1))]),
-            ValueError,
-            "Either every client has validation rows or none has",
-        ),
-        (
-            lambda: fb.ClientData.from_clients([{"a": np.ones((1, 1))}, {"b": np.ones((1, 1))}]),
-            ValueError,
-            "The train trees of the clients have different structures",
-        ),
-        (
-            lambda: fb.ClientData.from_clients([{"a": np.ones(2), "b": np.ones(3)}]),
-            ValueError,
-            r"The train leaves of client 0 have different numbers of samples: \{2, 3\}",
-        ),
-        (
-            lambda: fb.ClientData.from_clients([np.float64(3.0)]),
-            ValueError,
-            "client 0 have different numbers of samples",
-        ),
-        (
-            lambda: fb.ClientData.from_clients([np.ones((2, 3)), np.ones((2, 4))]),
-            ValueError,
-            "A leaf of train differs between clients beyond its length",
-        ),
-        (
-            lambda: fb.ClientData.from_clients([np.ones((2, 3)), np.ones((0, 3))]),
-            ValueError,
-            "Client 1 has no train samples",
-        ),
-        (
-            lambda: fb.ClientData.from_clients([{"a": np.ones(2)}, {"a": np.ones(0)}], mask="m"),
-            ValueError,
-            "Client 1 has no train samples",
-        ),
-        (
-            lambda: fb.ClientData.from_clients([np.ones((2, 3))], mask="m"),
-            ValueError,
-            "mask='m' needs dicts without that key",
-        ),
-        (
-            lambda: fb.ClientData.from_clients([{"m": np.ones(2)}], mask="m"),
-            ValueError,
-            "mask='m' needs dicts without that key",
-        ),
-        (lambda: fb.BilevelProblem(None, len, len), TypeError, "inner_loss must be a function, not NoneType"),
-        (lambda: fb.BilevelProblem(len, 3.0, len), TypeError, "outer_loss must be a function, not float"),
-        (lambda: fb.BilevelProblem(len, len, (0, 0)), TypeError, "init must be a function, not tuple"),
-    ],
+    ("kind", "sentence", "make"),
+    [(ValueError, *case) for case in REFUSED] + [(TypeError, *case) for case in OF_THE_WRONG_TYPE],
 )
-def test_bad_data_and_problems(make, kind, sentence):
+def test_bad_data_and_problems(kind, sentence, make):
     with pytest.raises(kind, match=sentence):
         make()

@@ -30,10 +30,9 @@ def value_of_bowl(reference):
 
 
 def gradient_of_bowl(reference):
-    def gradient(client, model, rows):
-        return reference.mean(client, 0, "H", rows) @ model - reference.mean(client, 0, "b", rows)
-
-    return gradient
+    return lambda client, model, rows: (
+        reference.mean(client, 0, "H", rows) @ model - reference.mean(client, 0, "b", rows)
+    )
 
 
 def entropy_gradient(reference):

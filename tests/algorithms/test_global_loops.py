@@ -1,7 +1,5 @@
 """The methods for global lower levels equal their naive loops: minibatches, weights, a box, cohorts, lost replies at once."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,46 +61,28 @@ def shared(taking_part):
     return {"rounds": ROUNDS, "weights": WEIGHTS, "cohorts": active}
 
 
-def test_fedbio_global(shared):
-    options = {"local_steps": 3, "radius": 1.2}
-    algorithm = fb.fedbio_global(problem, **STEPS, **options, batch_size=BATCH)
-    compare(algorithm, coupled.fedbio_global, rows, steps=tuple(STEPS.values()), **options, **shared)
-    loop = partial(coupled.fedbio_global, reference, rows, steps=tuple(STEPS.values()), local_steps=3, project=in_box)
-    ends = [loop(radius=radius, **shared)[0] for radius in (1.2, None)]
-    assert np.abs(ends[0] - ends[1]).max() > 1e-3, "the ball must bind"
-
-
 CONSTANTS = {"delta": 0.8, "u": 2.0, "sigma": 1.3, "c_inner": 0.9, "c_outer": 1.4, "c_adjoint": 1.1}
+SERVER = {"server_outer_step": 0.2, "server_inner_step": 0.35, "server_adjoint_step": 0.3}
+OWN = {"radius": 1.2, "server_steps": tuple(SERVER.values()), "local_steps": [1, 4, 2, 3, 1]}
+COUPLED = {
+    "fedbio_global": ({"radius": 1.2}, coupled.fedbio_global, {"radius": 1.2}),
+    "fedbioacc_global": (CONSTANTS, coupled.fedbioacc_global, {"constants": CONSTANTS}),
+    "simfbo": ({"radius": 1.2, **SERVER}, coupled.simfbo, {**OWN, "normalised": False}),
+    "shrofbo": ({"radius": 1.2, **SERVER}, coupled.simfbo, {**OWN, "normalised": True}),
+    "fedmsa": ({"rho": 0.3}, coupled.fedmsa, {"rho": 0.3}),
+}
+"""What a method is given beside its steps, its naive loop, and what that is given."""
 
 
-def test_fedbioacc_global(shared):
-    algorithm = fb.fedbioacc_global(problem, **STEPS, **CONSTANTS, local_steps=3, batch_size=BATCH)
-    options = {"local_steps": 3, "steps": tuple(STEPS.values()), "constants": CONSTANTS}
-    compare(algorithm, coupled.fedbioacc_global, rows, **options, **shared)
-
-
-@pytest.mark.parametrize("name", ["simfbo", "shrofbo"])
-def test_simfbo_with_unequal_local_steps(shared, name):
-    counts = [1, 4, 2, 3, 1]
-    server = {"server_outer_step": 0.2, "server_inner_step": 0.35, "server_adjoint_step": 0.3}
-    algorithm = getattr(fb, name)(problem, **STEPS, **server, local_steps=counts, batch_size=BATCH, radius=1.2)
-    compare(
-        algorithm,
-        coupled.simfbo,
-        rows,
-        local_steps=counts,
-        steps=tuple(STEPS.values()),
-        server_steps=tuple(server.values()),
-        radius=1.2,
-        normalised=name == "shrofbo",
-        **shared,
-    )
-
-
-def test_fedmsa(shared):
-    algorithm = fb.fedmsa(problem, **STEPS, local_steps=3, batch_size=BATCH, rho=0.3)
-    options = {"local_steps": 3, "steps": tuple(STEPS.values()), "rho": 0.3}
-    compare(algorithm, coupled.fedmsa, rows, **options, **shared)
+@pytest.mark.parametrize("name", COUPLED)
+def test_methods_that_move_x_y_and_u_together(shared, name):
+    changes, loop, options = COUPLED[name]
+    options = {"local_steps": 3, "steps": tuple(STEPS.values()), **options, **shared}
+    algorithm = getattr(fb, name)(problem, **STEPS, **changes, local_steps=options["local_steps"], batch_size=BATCH)
+    compare(algorithm, loop, rows, **options)
+    if name == "fedbio_global":
+        ends = [loop(reference, rows, **options | {"radius": radius}, project=in_box)[0] for radius in (1.2, None)]
+        assert np.abs(ends[0] - ends[1]).max() > 1e-3, "the ball must bind"
 
 
 def lengths(ordinal, terms):

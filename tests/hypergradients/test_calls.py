@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
+from fedbilevel import hypergradients
 from fedbilevel.hypergradients.neumann import Neumann
-from fedbilevel.sampling import Batches, Draws, LocalData
+from fedbilevel.sampling import Draws, LocalData
 from tests.references.quadratic import quadratic
+from tests.references.rows import batches
 
 # Several modules are named like the function they hold, so they are fetched by name.
-base, conjugate_gradient, exact, neumann = (
-    import_module(f"fedbilevel.hypergradients.{name}") for name in ("base", "conjugate_gradient", "exact", "neumann")
+conjugate_gradient, exact, neumann = (
+    import_module(f"fedbilevel.hypergradients.{name}") for name in ("conjugate_gradient", "exact", "neumann")
 )
 fedavg, local = (import_module(f"fedbilevel.algorithms.{name}") for name in ("fedavg", "local"))
 
@@ -49,8 +51,8 @@ def asked(monkeypatch):
         monkeypatch.setattr(module, "hessian_operator", prepared)
 
     count(local, "inner_gradient", "gradients")
-    count(base, "both_gradients", "gradients")
-    count(base, "cross_product", "cross")
+    count(hypergradients, "both_gradients", "gradients")
+    count(hypergradients, "cross_product", "cross")
     count(neumann, "hessian_vector", "hessian_vector")
     count_products(neumann)
     count_products(conjugate_gradient)
@@ -63,19 +65,11 @@ def as_counter(calls):
 
 def at_points(estimator, count, rows):
     reference = quadratic()
-    train, val = jax.tree.map(jnp.asarray, reference.clients[0])
-    number = jnp.asarray(6, jnp.int32)
-    draws = (
-        Draws()
-        if rows is None
-        else Draws(None, jnp.zeros((estimator.train_batches, rows), int), jnp.zeros((1, rows), int))
-    )
+    drawn = () if rows is None else (None, *(jnp.zeros((many, rows), int) for many in (estimator.train_batches, 1)))
     x, y = map(jnp.asarray, reference.start)
     points = tuple((x + 0.1 * i, y) for i in range(count))
     with jax.disable_jit():
-        return estimator(
-            reference.problem(), points, Batches(LocalData(train, val, 0 * number, number, number), draws)
-        )[1]
+        return estimator(reference.problem(), points, batches(*reference.clients[0], Draws(*drawn)))[1]
 
 
 @pytest.mark.parametrize("rows", [None, 3])

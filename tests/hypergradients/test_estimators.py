@@ -9,13 +9,13 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.hypergradients.conjugate_gradient import solve
-from fedbilevel.sampling import Batches, Draws, LocalData
+from fedbilevel.sampling import Draws
 from tests.references import phi
 from tests.references.compare import close
 from tests.references.logistic import logistic as make_logistic
 from tests.references.logistic import outer_loss
 from tests.references.quadratic import quadratic as make_quadratic
-from tests.references.rows import Rows
+from tests.references.rows import Rows, batches
 
 # Eigenvalues of the Hessians lie in [0.4, 1.2] (quadratic) and [0.2, 1.6] (logistic): 400 terms leave (1 - 0.12)^401 < 1e-22.
 ACCURATE = {"exact": fb.exact(), "cg": fb.conjugate_gradient(100, 1e-14), "neumann": fb.neumann(400, 0.6)}
@@ -25,22 +25,19 @@ quadratic, logistic = cache(make_quadratic), cache(make_logistic)
 problems = pytest.mark.parametrize("make", [quadratic, logistic])
 
 
-def batches(reference, client=0, rows=None):
-    train, val = jax.tree.map(jnp.asarray, reference.clients[client])
-    draws = Draws() if rows is None else Draws(*(None if leaf is None else jnp.asarray(leaf) for leaf in rows))
-    number = jnp.zeros((), jnp.int32)
-    return Batches(LocalData(train, val, number, number + 1, number + 1), draws)
+def given(reference, client=0, rows=()):
+    return batches(*reference.clients[client], Draws(*(None if leaf is None else jnp.asarray(leaf) for leaf in rows)))
 
 
 @partial(jax.jit, static_argnames="problem")
-def run(problem, estimator, points, given):
+def run(problem, estimator, points, drawn):
     """An estimator is a tree whose leaves are its numbers: one compilation serves all step sizes."""
-    return estimator(problem, points, given)
+    return estimator(problem, points, drawn)
 
 
-def estimate(estimator, reference, x, y, rows=None, client=0):
+def estimate(estimator, reference, x, y, rows=(), client=0):
     points = ((jnp.asarray(x), jnp.asarray(y)),)
-    return run(reference.problem(), estimator, points, batches(reference, client, rows))[0][0]
+    return run(reference.problem(), estimator, points, given(reference, client, rows))[0][0]
 
 
 def solved(reference, client, x):
@@ -108,7 +105,7 @@ def test_several_points_share_their_minibatches(estimator):
     rows = Rows(None, generator.integers(40, size=(estimator.train_batches, 5)), generator.integers(20, size=(1, 5)))
     x, y = map(jnp.asarray, reference.start)
     points = ((x, y), (x + 0.1, y - 0.2))
-    together = run(reference.problem(), estimator, points, batches(reference, 0, rows))[0]
+    together = run(reference.problem(), estimator, points, given(reference, 0, rows))[0]
     apart = tuple(estimate(estimator, reference, *point, rows) for point in points)
     close(together, apart)
 
@@ -128,7 +125,7 @@ def test_variables_may_be_any_trees(estimator):
     )
     x, y = map(jnp.asarray, reference.start)
     point = {"a": x[0], "b": (x[1], x[2])}, (y[:2].reshape(2, 1), y[2:])
-    (found,), _ = run(split, estimator, (point,), batches(reference))
+    (found,), _ = run(split, estimator, (point,), given(reference))
     wanted = phi.exact(reference)(0, *reference.start, Rows())
     close(found, {"a": wanted[0], "b": (wanted[1], wanted[2])})
 
@@ -145,11 +142,8 @@ def scaled_identity(curvature):
 @pytest.mark.parametrize("terms", [0, 1, 6])
 def test_neumann_bias_is_exactly_its_rate_on_a_multiple_of_the_identity(terms):
     mu, step = 0.4, 0.7
-    one = jnp.ones((2, 1))
-    number = jnp.ones((), jnp.int32)
-    x, y = jnp.array([0.3, -0.8]), jnp.array([2.0, 0.5])
-    data = Batches(LocalData(one, one, 0 * number, number, number), Draws())
-    (found,), _ = run(scaled_identity(mu), fb.neumann(terms, step), ((x, y),), data)
+    x, y, rows = jnp.array([0.3, -0.8]), jnp.array([2.0, 0.5]), jnp.ones((2, 1))
+    (found,), _ = run(scaled_identity(mu), fb.neumann(terms, step), ((x, y),), batches(rows, rows))
     truth = (y - 1) / mu
     close(found, (1 - (1 - step * mu) ** (terms + 1)) * truth, 1e-14)
 
@@ -198,11 +192,9 @@ def test_a_million_inner_numbers(estimator):
         lambda x, y, batch: 0.5 * jnp.mean((y - 1) ** 2) + 0 * x,
         lambda key: None,
     )
-    number = jnp.ones((), jnp.int32)
-    data = Batches(LocalData(curvature[None], jnp.ones((1, 1)), 0 * number, number, number), Draws())
     x = jnp.asarray(0.8)
     y = x / curvature
-    (found,), _ = run(problem, estimator, ((x, y),), data)
+    (found,), _ = run(problem, estimator, ((x, y),), batches(curvature[None], jnp.ones((1, 1))))
     wanted = np.sum((np.asarray(y) - 1) / size / np.asarray(curvature))
     assert float(found) == pytest.approx(wanted, rel=1e-9)  # the series and the solver stop at 1e-12 or below
 

@@ -4,10 +4,11 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.plan import client_key
-from fedbilevel.sampling import Draws, LocalData, Sampler
+from fedbilevel.sampling import Batches, Draws, LocalData, Sampler
 
 
 class Rows(NamedTuple):
@@ -22,6 +23,12 @@ class Rows(NamedTuple):
 
     def held_out(self):
         return None if self.val is None else self.val[0]
+
+
+def batches(train, val, draws=Draws()):  # noqa: B008
+    """What an estimator is handed: one client's rows, and which of them are drawn."""
+    number = jnp.zeros((), jnp.int32)
+    return Batches(LocalData(*jax.tree.map(jnp.asarray, (train, val)), number, number + 1, number + 1), draws)
 
 
 def whole(round_number, client, step):

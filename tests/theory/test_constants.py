@@ -27,24 +27,25 @@ def norm(vectors):
     return np.linalg.norm(vectors, axis=-1)
 
 
+def assert_propositions_2_and_3(oracles, k, point, other, slack=1.0):
+    (x, y), (other_x, other_y) = point, other
+    solution, gradient, phi = oracles.inner_solution(x), oracles.client_gradient(x), oracles.hypergradient(x, y)
+    distance, apart = np.hypot(norm(x - other_x), norm(y - other_y)), norm(x - other_x)
+    assert (norm(phi - gradient) <= slack * k.C * norm(y - solution)).all()
+    assert (norm(solution - oracles.inner_solution(other_x)) <= slack * k.rho * apart).all()
+    assert (norm(gradient - oracles.client_gradient(other_x)) <= slack * k.L_bar * apart).all()
+    assert (norm(phi - oracles.hypergradient(other_x, other_y)) <= slack * k.Gamma * distance).all()
+    assert (norm(phi) <= slack * k.M_h).all()
+    gradients = oracles.client_gradient(np.broadcast_to(x[:, :1], x.shape))
+    assert (norm(gradients[:, :, None] - gradients[:, None]) <= slack * k.zeta).all()
+
+
 @given(st.integers(0, 10**6), st.floats(0.05, 1.0), st.floats(0.05, 2.0))
 def test_proposition_2_and_3_on_random_quadratics(seed, strong_convexity, coupling):
     q = random_quadratic(seed, clients=3, strong_convexity=strong_convexity, coupling=coupling)
     k = theory.quadratic_constants(q, ball(q))
     generator = np.random.default_rng(seed)
-    x, y = points(q, generator, 50)
-    other_x, other_y = points(q, generator, 50)
-    solution, other = q.inner_solution(x), q.inner_solution(other_x)
-    slack = 1 + 1e-9
-    distance = np.hypot(norm(x - other_x), norm(y - other_y))
-    assert (norm(q.hypergradient(x, y) - q.client_gradient(x)) <= slack * k.C * norm(y - solution)).all()
-    assert (norm(solution - other) <= slack * k.rho * norm(x - other_x)).all()
-    assert (norm(q.client_gradient(x) - q.client_gradient(other_x)) <= slack * k.L_bar * norm(x - other_x)).all()
-    assert (norm(q.hypergradient(x, y) - q.hypergradient(other_x, other_y)) <= slack * k.Gamma * distance).all()
-    assert (norm(q.hypergradient(x, y)) <= slack * k.M_h).all()
-    same = np.broadcast_to(x[:, :1], x.shape)
-    gradients = q.client_gradient(same)
-    assert (norm(gradients[:, :, None] - gradients[:, None]) <= slack * k.zeta).all()
+    assert_propositions_2_and_3(q, k, points(q, generator, 50), points(q, generator, 50), slack=1 + 1e-9)
 
 
 @given(st.floats(0.01, 1.0), st.floats(0.0, 1.0), st.floats(0.0, 5.0), st.floats(0.0, 5.0), st.floats(0.0, 5.0))

@@ -8,6 +8,7 @@ import fedbilevel as fb
 from fedbilevel import theory
 from fedbilevel.tasks import random_quadratic
 from tests.theory.loops import at_start, ball, inner_oracle, outer_oracle
+from tests.theory.test_constants import assert_propositions_2_and_3, norm
 from tests.theory.test_lemmas import logistic_constants, logistic_problem
 
 
@@ -53,19 +54,10 @@ def test_logistic_constants_hold_at_random_points():
     x, other_x = (2 * generator.standard_normal((30, 2, 2)) for _ in range(2))
     y, other_y = (2 * generator.standard_normal((30, 2, 3)) for _ in range(2))
 
-    def norm(vectors):
-        return np.linalg.norm(vectors, axis=-1)
-
+    assert_propositions_2_and_3(oracles, k, (x, y), (other_x, other_y))
     distance = np.hypot(norm(x - other_x), norm(y - other_y))
     inner = norm(oracles.inner_gradient(x, y) - oracles.inner_gradient(other_x, other_y))
     assert (inner <= k.L * distance).all()
-    phi = norm(oracles.hypergradient(x, y) - oracles.hypergradient(other_x, other_y))
-    assert (phi <= k.Gamma * distance).all()
-    assert (norm(oracles.hypergradient(x, y)) <= k.M_h).all()
-    assert (norm(oracles.inner_solution(x) - oracles.inner_solution(other_x)) <= k.rho * norm(x - other_x)).all()
-    same = np.broadcast_to(x[:, :1], x.shape)
-    gradients = oracles.client_gradient(same)
-    assert (norm(gradients[:, 0] - gradients[:, 1]) <= k.zeta).all()
     # The inner solutions are stationary, to rounding.
     assert norm(oracles.inner_gradient(x, oracles.inner_solution(x))).max() < 1e-10
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,10 +10,10 @@ import pytest
 import fedbilevel as fb
 from fedbilevel import theory
 from fedbilevel.tasks import InnerSample, OuterSample, QuadraticClients, random_quadratic
+from tests.references.logistic import losses
 from tests.theory.loops import ball, fedbio_loop, fedbioacc_loop
 
 VARIANTS = pytest.mark.parametrize("previous", ["paper", "local"])
-RECURSIONS = ("outer momentum", "inner momentum", "inner drift", "dispersion", "descent")
 
 
 def instance(seed, **options):
@@ -105,6 +106,12 @@ def acc_steps(k, arguments, rounds):
     return theory.fedbioacc_steps(dataclasses.replace(k, sigma=1.0), arguments["local_steps"], rounds, **given)
 
 
+def assert_recursions(*arguments, **options):
+    lemmas = theory.fedbioacc_lemmas(*arguments, **options)
+    one_step = ("outer momentum", "inner momentum", "inner drift", "dispersion", "descent")
+    assert not broken({name: lemmas[name] for name in one_step})
+
+
 @VARIANTS
 @pytest.mark.parametrize("seed", range(12))
 def test_fedbioacc_recursions_in_expectation_with_practical_steps(seed, previous):
@@ -116,8 +123,7 @@ def test_fedbioacc_recursions_in_expectation_with_practical_steps(seed, previous
     arguments["inner_step"] = min(0.1, 0.99 / (6 * k.L))
     path = fedbioacc_loop(q, arguments, rounds, seeds=100, batch=2, seed=seed)
     k = covering(q, path, batch_size=2)
-    lemmas = theory.fedbioacc_lemmas(k, acc_steps(k, arguments, rounds), path, q)
-    assert not broken({name: lemmas[name] for name in RECURSIONS})
+    assert_recursions(k, acc_steps(k, arguments, rounds), path, q)
 
 
 @VARIANTS
@@ -128,8 +134,7 @@ def test_fedbioacc_without_noise_holds_on_every_run(seed, previous):
     arguments["inner_step"] = 0.99 / (6 * unlimited(q).L)
     path = fedbioacc_loop(q, arguments, rounds)
     k = covering(q, path)
-    lemmas = theory.fedbioacc_lemmas(k, acc_steps(k, arguments, rounds), path, q)
-    assert not broken({name: lemmas[name] for name in RECURSIONS})
+    assert_recursions(k, acc_steps(k, arguments, rounds), path, q)
     if previous == "local":  # without noise and without the bias of averaging x_t the momenta are exact
         state = theory.acc_state(acc_steps(k, arguments, rounds), path, q)
         assert state.outer_error.max() < 1e-24
@@ -163,8 +168,7 @@ def test_biased_estimators_are_measured_against_their_mean(seed):
     def mean(outer, inner):
         return q.neumann_hypergradient(outer, inner, terms, step)
 
-    lemmas = theory.fedbioacc_lemmas(k, acc_steps(k, arguments, rounds), path, q, mean_estimator=mean)
-    assert not broken({name: lemmas[name] for name in RECURSIONS})
+    assert_recursions(k, acc_steps(k, arguments, rounds), path, q, mean_estimator=mean)
 
 
 @pytest.mark.parametrize("previous", [None, "paper", "local"])
@@ -186,26 +190,18 @@ def test_recorded_runs_are_the_naive_loops(previous):
 def logistic_problem(generator, clients=2, rows=20, size=3, ridge=0.5):
     features = generator.standard_normal((clients, rows, size)) / 2
     labels = (features @ generator.standard_normal(size) + 0.3 * generator.standard_normal((clients, rows)) > 0) * 1.0
-    groups = generator.integers(2, size=(clients, rows))
-
-    def logloss(inner, batch):
-        margin = batch["z"] @ inner
-        return jnp.logaddexp(margin, 0.0) - batch["t"] * margin
-
-    def inner_loss(outer, inner, batch):
-        weights = 2 * jnp.exp(outer - jnp.max(outer)) / jnp.sum(jnp.exp(outer - jnp.max(outer)))
-        return jnp.mean(weights[batch["a"]] * logloss(inner, batch)) + ridge / 2 * jnp.sum(inner**2)
-
-    def outer_loss(outer, inner, batch):
-        return jnp.mean(logloss(inner, batch))
-
-    problem = fb.BilevelProblem(inner_loss, outer_loss, lambda key: (jnp.zeros(2), jnp.zeros(size)))
-    rows = {"z": features, "t": labels, "a": groups}
+    rows = {"features": features, "labels": labels, "groups": generator.integers(2, size=(clients, rows))}
+    inner_loss = fb.LinearInner(lambda outer: 2 * jax.nn.softmax(outer), ridge, kernel="off")
+    problem = fb.BilevelProblem(
+        inner_loss,
+        lambda outer, inner, batch: jnp.mean(losses(inner, batch)),
+        lambda key: (jnp.zeros(2), jnp.zeros(size)),
+    )
     return problem, fb.ClientData(train=rows, val=rows)
 
 
 def logistic_constants(data, ridge=0.5, **options):
-    features, groups = list(data.train["z"]), list(data.train["a"])
+    features, groups = list(data.train["features"]), list(data.train["groups"])
     return theory.logistic_constants(
         features, groups, features, ridge=ridge, weights=theory.softmax_weights(2), **options
     )

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 import fedbilevel as fb
 from fedbilevel import theory
 from fedbilevel.tasks import random_quadratic
-from fedbilevel.theory.steps import potential_weights
 from tests.theory.loops import NOISY, PLAIN, ball
 
 CONSTANTS = st.builds(
@@ -60,13 +59,6 @@ def test_a_step_just_too_large_is_listed_as_failing():
     small_u = theory.fedbioacc_steps(NOISY, 5, 100, u=1.0)
     failing = {c.name.split(":")[1].strip() for c in small_u.checks if not c.holds}
     assert {"u >= 2 sigma^2", "alpha_t <= 1/(16 I L_h)", "c_nu alpha_t^2 <= 1"} <= failing
-
-
-def test_weights_of_the_potential():
-    steps = theory.fedbioacc_steps(NOISY, 5, 100)
-    weights = potential_weights(NOISY, steps)
-    assert weights.outer_momentum == pytest.approx(steps.outer_step / (160 * NOISY.L_h**2))
-    assert (weights.inner_error, weights.inner_momentum) == (1.0, pytest.approx(steps.inner_step / (32 * NOISY.L**2)))
 
 
 @pytest.mark.parametrize("previous", ["paper", "local"])

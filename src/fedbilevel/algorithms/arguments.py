@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from fedbilevel.calculus import Tree
-from fedbilevel.hypergradients.base import Hypergradient
+from fedbilevel.hypergradients import Hypergradient
 from fedbilevel.plan import Algorithm, View, only_calls
 from fedbilevel.problem import BilevelProblem, ClientData, not_negative, positive, whole_number
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from fedbilevel.algorithms.local import inner_gradients
 from fedbilevel.calculus import Calls, Loss, Tree, scale, squared_norm, step_along, subtract, zeros
-from fedbilevel.hypergradients.base import outer_gradients
+from fedbilevel.hypergradients import outer_gradients
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, Sampler
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.calculus import Calls, Tree, add, inner_gradient, no_calls, scale, subtract
-from fedbilevel.hypergradients import linear_fused
-from fedbilevel.hypergradients.base import Points
+from fedbilevel.hypergradients import Points
+from fedbilevel.hypergradients.neumann import fused_inner_gradients, fused_serves
 from fedbilevel.plan import LocalStep, Phase
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData
@@ -36,8 +36,8 @@ LocalLoop = Callable[[Tree, Tree, LocalData, jax.Array], tuple[Tree, Tree, Local
 
 def inner_gradients(problem: BilevelProblem, points: Points, batches: Batches) -> tuple[Tree, ...]:
     """omega: the gradient of g in y at each point, on the same minibatch."""
-    if linear_fused.applies(problem, batches):
-        return linear_fused.inner_gradients(problem, points, batches)
+    if fused_serves(problem, batches):
+        return fused_inner_gradients(problem, points, batches)
     batch = batches.inner()
     return tuple(inner_gradient(problem.inner_loss, outer, inner, batch) for outer, inner in points)
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from fedbilevel.algorithms.local import inner_gradients
 from fedbilevel.calculus import Calls, Tree, add, counted, hessian_vector, no_calls, step_along, subtract, zeros
-from fedbilevel.hypergradients.base import assemble, outer_gradients
+from fedbilevel.hypergradients import assemble, outer_gradients
 from fedbilevel.plan import Phase, ServerStep
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData, Sampler

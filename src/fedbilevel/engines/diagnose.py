@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from fedbilevel.calculus import Tree, both_gradients, dot, inner_gradient, select, squared_norm, step_along, subtract
 from fedbilevel.engines.fleet import Fleet, Layout, map_clients
 from fedbilevel.engines.rounds import State, that_count, total
-from fedbilevel.hypergradients.base import assemble
+from fedbilevel.hypergradients import assemble
 from fedbilevel.hypergradients.conjugate_gradient import solve as solve_by_products
 from fedbilevel.hypergradients.exact import dense_hessian, solve_with
 from fedbilevel.plan import Algorithm, View, weighted_mean

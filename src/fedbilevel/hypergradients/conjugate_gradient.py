@@ -26,7 +26,7 @@ from fedbilevel.calculus import (
     subtract,
     zeros,
 )
-from fedbilevel.hypergradients.base import Points, by_solving
+from fedbilevel.hypergradients import Points, by_solving
 from fedbilevel.problem import BilevelProblem, positive, whole_number
 from fedbilevel.sampling import Batches
 

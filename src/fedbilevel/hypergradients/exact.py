@@ -13,7 +13,7 @@ import jax
 from jax.flatten_util import ravel_pytree
 
 from fedbilevel.calculus import Calls, Tree
-from fedbilevel.hypergradients.base import Points, by_solving
+from fedbilevel.hypergradients import Points, by_solving
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches
 

@@ -5,6 +5,10 @@
 Q = ``terms`` Hessian-vector products, so Q + 1 summands, each factor on an independent minibatch; one minibatch for f and
 one for the cross derivative.  The series step s is its own number (the paper calls it eta like the outer step); it needs
 s < 1/L, and the bias shrinks as (1 - s mu)^(Q+1).
+
+On a declared linear inner problem the fused kernels run the whole series and the cross derivative on rows gathered in
+place.  What they return per cell is turned into an outer-shaped vector by one vector-Jacobian product of the weight table
+w(x) and the ridge.
 """
 
 from __future__ import annotations
@@ -14,10 +18,12 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from fedbilevel.calculus import Calls, Tree, add, hessian_operator, hessian_vector, scale, step_along
-from fedbilevel.hypergradients import linear_fused
-from fedbilevel.hypergradients.base import Points, assemble, outer_gradients
+from fedbilevel import kernels
+from fedbilevel.calculus import Calls, Tree, add, hessian_operator, hessian_vector, scale, step_along, subtract
+from fedbilevel.hypergradients import Points, assemble, outer_gradients
+from fedbilevel.linear import LinearInner
 from fedbilevel.problem import BilevelProblem, positive, whole_number
 from fedbilevel.sampling import Batches
 
@@ -38,8 +44,8 @@ class Neumann:
         gradients = outer_gradients(problem, points, batches)
         count = len(points)
         calls = Calls(count, count * self.terms, count)
-        if linear_fused.applies(problem, batches):
-            return linear_fused.hypergradients(problem, points, batches, gradients, self.step), calls
+        if fused_serves(problem, batches):
+            return _fused_hypergradients(problem, points, batches, gradients, self.step), calls
         solutions = self._series(problem, points, batches, tuple(in_inner for _, in_inner in gradients))
         batch = batches.train(self.terms)
         estimates = tuple(
@@ -66,10 +72,12 @@ class Neumann:
         def factor(state: tuple[Any, Any], number: jax.Array) -> tuple[tuple[Any, Any], None]:
             vectors, totals = state
             images = multiply(vectors, number)
-            vectors = tuple(step_along(one, -self.step, image) for one, image in zip(vectors, images, strict=True))
+            vectors = tuple(
+                step_along(vector, -self.step, image) for vector, image in zip(vectors, images, strict=True)
+            )
             return (vectors, tuple(map(add, totals, vectors))), None
 
-        (_, totals), _ = jax.lax.scan(factor, (right, right), jax.numpy.arange(self.terms))
+        (_, totals), _ = jax.lax.scan(factor, (right, right), jnp.arange(self.terms))
         return tuple(scale(self.step, total) for total in totals)
 
 
@@ -85,3 +93,67 @@ def neumann(terms: int = 10, step: float = 0.5) -> Neumann:
     whole_number("terms", terms, least=0)
     positive("step", step)
     return Neumann(terms, step)
+
+
+# --- on declared linear problems, by the fused kernels -------------------------------------------------------------------
+
+
+def fused_serves(problem: BilevelProblem, batches: Batches) -> bool:
+    """Whether the fused kernels serve this call; on whole sets XLA's large products are as fast."""
+    linear = problem.linear
+    if linear is None or linear.kernel == "off":
+        return False
+    if linear.kernel == "require":
+        if batches.whole_train:
+            raise ValueError("kernel='require' needs minibatches: give a batch_size.")
+        if not kernels.available():
+            raise RuntimeError(f"kernel='require', but the fused kernel is not available: {kernels.why_not()}")
+    return not batches.whole_train and kernels.available()
+
+
+def _fused_hypergradients(
+    problem: BilevelProblem, points: Points, batches: Batches, gradients: list[tuple[Tree, Tree]], step: Any
+) -> tuple[Tree, ...]:
+    linear = problem.linear
+    assert linear is not None
+    assert batches.draws.train is not None
+    (features, targets, cells, indices), inner, tables = _operands(linear, points, batches, batches.draws.train)
+    right = jnp.stack([in_inner for _, in_inner in gradients])
+    steps = jnp.full(len(points), step, inner.dtype)
+    solutions, products = kernels.neumann(
+        features, targets, cells, indices, inner, right, *tables, steps, link=linear.link
+    )
+    return tuple(
+        subtract(in_outer, _pull_back(linear, outer, y, solutions[number], products[number]))
+        for number, ((outer, y), (in_outer, _)) in enumerate(zip(points, gradients, strict=True))
+    )
+
+
+def fused_inner_gradients(problem: BilevelProblem, points: Points, batches: Batches) -> tuple[jax.Array, ...]:
+    """The inner gradient at every point on the step's inner batch."""
+    linear = problem.linear
+    assert linear is not None
+    assert batches.draws.inner is not None
+    (features, targets, cells, indices), inner, tables = _operands(linear, points, batches, batches.draws.inner)
+    return tuple(kernels.gradient(features, targets, cells, indices, inner, *tables, link=linear.link))
+
+
+def _operands(
+    linear: LinearInner, points: Points, batches: Batches, indices: jax.Array
+) -> tuple[tuple[Any, Any, Any, jax.Array], jax.Array, tuple[jax.Array, jax.Array]]:
+    """(features, targets, cells, indices), the inner variables, (weight tables, ridges): stacked over the points."""
+    rows, indices = batches.data.flat("train", indices)
+    inner = jnp.stack([point[1] for point in points])
+    tables = jnp.stack([linear.cell_weights(outer).astype(inner.dtype) for outer, _ in points])
+    ridges = jnp.stack([linear.ridge_at(outer, inner) for outer, _ in points])
+    targets, cells = rows[linear.targets].astype(inner.dtype), rows[linear.cells].astype(jnp.int32)
+    return (rows[linear.features], targets, cells, indices), inner, (tables, ridges)
+
+
+def _pull_back(linear: LinearInner, outer: Tree, inner: jax.Array, solution: jax.Array, products: jax.Array) -> Tree:
+    """(d2g/dxdy) solution = Dw(x)^T products + ridge'(x) <y, solution>."""
+
+    def tables(x: Tree) -> tuple[jax.Array, jax.Array]:
+        return linear.cell_weights(x).astype(inner.dtype), linear.ridge_at(x, inner)
+
+    return jax.vjp(tables, outer)[1]((products, jnp.dot(inner, solution)))[0]

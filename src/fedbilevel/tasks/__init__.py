@@ -1,11 +1,9 @@
 """Bilevel problems to measure on: some with known answers, some of the kind the field compares on."""
 
-from fedbilevel.tasks.cleaning import data_cleaning
+from fedbilevel.tasks.classification import data_cleaning, hyper_representation, loss_tuning
 from fedbilevel.tasks.images import Images, digits, read_mnist
-from fedbilevel.tasks.imbalance import loss_tuning
 from fedbilevel.tasks.penalties import Ridge, penalty_tuning, random_penalties
 from fedbilevel.tasks.quadratic import InnerSample, OuterSample, QuadraticClients, known_quadratic, random_quadratic
-from fedbilevel.tasks.representation import hyper_representation
 from fedbilevel.tasks.task import ClientRows, Task
 
 __all__ = [

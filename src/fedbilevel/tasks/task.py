@@ -1,6 +1,6 @@
 """What a task is: a bilevel problem, the clients' rows, and how to judge an answer on rows nobody trained on.
 
-And what several tasks are made of: a start, softmax regression, scores, a bound on curvature.
+And what several tasks are made of: a start, a score, a bound on curvature.
 """
 
 from __future__ import annotations
@@ -85,30 +85,9 @@ def whole_numbers(values: Mapping[str, int]) -> None:
         whole_number(name, value)
 
 
-def cross_entropies(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """-log softmax(logits)[label] of every row."""
-    of_label = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
-    return jax.nn.logsumexp(logits, axis=1) - of_label
-
-
-def softmax_loss(outer: Tree, inner: jax.Array, batch: Any) -> jax.Array:
-    """Mean cross-entropy of a softmax regression: the outer loss where x acts through y alone."""
-    return jnp.mean(cross_entropies(batch["features"] @ inner, batch["labels"]))
-
-
-def penalty(ridge: float, inner: jax.Array) -> jax.Array:
-    """ridge/2 times the squared norm."""
-    return jnp.asarray(0.5 * ridge * jnp.sum(inner**2))
-
-
 def accuracy(decisions: NDArray[Any], labels: NDArray[Any]) -> float:
     """Share of rows decided rightly, over all clients."""
     return float(np.mean(decisions == labels))
-
-
-def balanced_accuracy(decisions: NDArray[Any], labels: NDArray[Any]) -> float:
-    """Mean over the classes of the share of their rows that is decided rightly."""
-    return float(np.mean([np.mean(decisions[labels == label] == label) for label in np.unique(labels)]))
 
 
 def second_moments(features: NDArray[Any]) -> NDArray[Any]:

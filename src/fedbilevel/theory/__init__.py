@@ -21,13 +21,13 @@ from fedbilevel.theory.lemmas import (
     Evaluation,
     Oracles,
     Path,
+    ProblemOracles,
     acc_state,
     fedbio_lemmas,
     fedbioacc_lemmas,
     path_of,
     potential_along,
 )
-from fedbilevel.theory.oracles import ProblemOracles
 from fedbilevel.theory.steps import Check, FedBiOAccSteps, FedBiOSteps, fedbio_steps, fedbioacc_steps
 
 __all__ = [

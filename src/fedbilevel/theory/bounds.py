@@ -214,14 +214,6 @@ def potential(
     return objective + momentum / alpha_before + weights.inner_error * state.inner_error
 
 
-class PotentialRise(NamedTuple):
-    """What the potential may gain in T steps, by cause."""
-
-    bias: float
-    noise: float
-    first_dispersion: float
-
-
 def spread(constants: Constants) -> float:
     """What separates the clients' stochastic hypergradients at a common x with y = y_x."""
     return constants.sigma**2 + 4 * constants.G**2 + 4 * constants.zeta**2
@@ -237,8 +229,13 @@ def dispersion_sum(constants: Constants, steps: FedBiOAccSteps, alphas: Values, 
     return first + 2 * steps.dispersal * sources
 
 
-def potential_rise(constants: Constants, steps: FedBiOAccSteps, total: int, initial_dispersion: float) -> PotentialRise:
-    """Potential lemma: sum over t <= T of (eta alpha_t / 2)‖grad h‖^2 <= P_1 - P_{T+1} + the sum of these three."""
+def potential_rise(
+    constants: Constants, steps: FedBiOAccSteps, total: int, initial_dispersion: float
+) -> dict[str, float]:
+    """What the potential may gain in T steps, by cause.
+
+    Potential lemma: sum over t <= T of (eta alpha_t / 2)‖grad h‖^2 <= P_1 - P_{T+1} + the sum of these three.
+    """
     weights = potential_weights(constants, steps)
     alphas = steps.alphas(total)[1:]
     dispersal = 2 * weights.dispersion * steps.dispersal
@@ -246,11 +243,11 @@ def potential_rise(constants: Constants, steps: FedBiOAccSteps, total: int, init
         weights.outer_momentum * steps.c_outer**2 / constants.clients + weights.inner_momentum * steps.c_inner**2
     )
     cubes = float(np.sum(alphas**3))
-    return PotentialRise(
-        bias=2 * steps.outer_step * constants.G**2 * float(np.sum(alphas)),
-        noise=(2 * variance + dispersal * steps.c_outer**2 * spread(constants)) * cubes,
-        first_dispersion=6.06 * weights.dispersion * steps.local_steps * initial_dispersion / float(alphas[0]),
-    )
+    return {
+        "bias": 2 * steps.outer_step * constants.G**2 * float(np.sum(alphas)),
+        "noise": (2 * variance + dispersal * steps.c_outer**2 * spread(constants)) * cubes,
+        "first dispersion": 6.06 * weights.dispersion * steps.local_steps * initial_dispersion / float(alphas[0]),
+    }
 
 
 def fedbioacc_bound(constants: Constants, steps: FedBiOAccSteps, gap: float, first_inner_error: float) -> Bound:
@@ -271,8 +268,6 @@ def fedbioacc_bound(constants: Constants, steps: FedBiOAccSteps, gap: float, fir
             "start": scale * gap,
             "inner error": scale * weights.inner_error * first_inner_error,
             "first minibatches": scale * variance / float(alphas[0]),
-            "first dispersion": scale * rise.first_dispersion,
-            "noise": scale * rise.noise,
-            "bias": scale * rise.bias,
+            **{cause: scale * rise[cause] for cause in ("first dispersion", "noise", "bias")},
         }
     )

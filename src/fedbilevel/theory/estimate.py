@@ -22,8 +22,7 @@ from fedbilevel.sampling import LocalData
 from fedbilevel.tasks.quadratic import QuadraticClients
 from fedbilevel.tasks.task import Array
 from fedbilevel.theory.constants import Constants
-from fedbilevel.theory.lemmas import Oracles, Path
-from fedbilevel.theory.oracles import everywhere, flat_problem, local_data, truth
+from fedbilevel.theory.lemmas import Oracles, Path, everywhere, flat_problem, local_data, truth
 
 
 class Region(NamedTuple):

@@ -1,0 +1,364 @@
+"""Three tasks whose lower level is a softmax regression on images: data cleaning, hyper-representation, loss tuning.
+
+**Data cleaning.**  Training labels are partly wrong, validation labels are right, and the weights of the training rows are
+learned so that a model trained with them does well on the validation rows.
+
+    inner:  g_m(x, y) = mean_i w_i(x) CE(y; a_i, b_i) + ridge/2 |y|^2      softmax regression on noisy rows
+    outer:  f_m(x, y) = mean_j CE(y; a_j, b_j)                              clean validation rows
+
+Two ways to write the weights, both equal to one at the start, so that the start is ordinary training:
+
+- ``weights="samples"``: one number a training row, w_i = 2 sigmoid(sqrt(N) x_i) over all N rows of all clients.  This is
+  data cleaning as it stands in the literature (A. Shaban et al., AISTATS 2019, centrally; J. Li, F. Huang and H. Huang,
+  NeurIPS 2023, over clients).  It belongs with a *global* lower level: all rows shape one model.  With local lower levels
+  x falls apart into one piece a client, and nothing is left for the clients to learn from each other; it runs, but as a
+  federation of strangers.  The factor sqrt(N) keeps step sizes independent of the number of rows.
+- ``weights="trust"``: a shared model of which rows to trust, w_i = 2 sigmoid(a_i . x[:, b_i]) with one column of x for each
+  *observed* label, in the spirit of a learned weighting function (J. Shu et al., Meta-Weight-Net, NeurIPS 2019).  What one
+  client finds out about a wrong 8 helps the others, so it makes sense with *local* lower levels too.
+
+The default is "samples" for a global lower level and "trust" for local ones.
+
+**Hyper-representation.**  The clients share a representation and each (or all together) fit a linear head on top of it.
+
+    inner:  g_m(x, y) = mean_i CE(y; phi_x(a_i), b_i) + ridge/2 |y|^2       the head, on training rows
+    outer:  f_m(x, y) = mean_j CE(y; phi_x(a_j), b_j)                        the representation, on validation rows
+
+phi_x is a small network with smooth activations, followed by a column of ones.  The head's problem is strongly convex.
+Local lower levels give every client a head of its own (personalisation: clients differ in what they see, not in how it
+looks); a global one fits a single head, as in D. A. Tarzanagh et al., FedNest, ICML 2022.
+
+**Loss tuning** on imbalanced classes.  The training rows have a long tail, and the loss that a model is trained with is
+learned so that the model does well on all classes alike.
+
+    inner:  g_m(x, y) = mean_i w[b_i] CE(s * (a_i y) + o; b_i) + ridge/2 |y|^2     x = (offsets o, log scales, log weights)
+    outer:  f_m(x, y) = mean_j CE(y; a_j, b_j)                                       plain loss, every class equally often
+
+One additive offset and one multiplicative scale for each class's logit, and one weight for each class: the parametric
+cross-entropy of M. Li et al., AutoBalance, NeurIPS 2021, which FedNest tunes over clients.  All zeros is the ordinary
+loss.  Decisions are made with the plain logits a y: what was learned acts through training only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from fedbilevel.calculus import Tree
+from fedbilevel.problem import BilevelProblem, ClientData, whole_number
+from fedbilevel.tasks.images import CLASSES, Images, deal, deal_images, gather, proportions
+from fedbilevel.tasks.task import FixedStart, Task, accuracy, largest_moment, shape, whole_numbers
+
+
+def cross_entropies(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """-log softmax(logits)[label] of every row."""
+    of_label = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+    return jax.nn.logsumexp(logits, axis=1) - of_label
+
+
+def softmax_loss(outer: Tree, inner: jax.Array, batch: Any) -> jax.Array:
+    """Mean cross-entropy of a softmax regression: the outer loss where x acts through y alone."""
+    return jnp.mean(cross_entropies(batch["features"] @ inner, batch["labels"]))
+
+
+def penalty(ridge: float, inner: jax.Array) -> jax.Array:
+    """ridge/2 times the squared norm."""
+    return jnp.asarray(0.5 * ridge * jnp.sum(inner**2))
+
+
+def balanced_accuracy(decisions: NDArray[Any], labels: NDArray[Any]) -> float:
+    """Mean over the classes of the share of their rows that is decided rightly."""
+    return float(np.mean([np.mean(decisions[labels == label] == label) for label in np.unique(labels)]))
+
+
+# --- data cleaning -------------------------------------------------------------------------------------------------------
+
+WEIGHTS = ("samples", "trust")
+
+
+@dataclass(frozen=True)
+class CleaningInner:
+    """g with weights of ``kind`` "samples" or "trust"; ``rows`` is N."""
+
+    kind: str
+    rows: int
+    ridge: float
+
+    def weights(self, outer: Any, batch: Any, library: Any = jnp) -> Any:
+        """w_i(x) of a batch; ``library`` is NumPy for arrays that are not traced."""
+        if self.kind == "samples":
+            logit = outer[batch["row"]] * self.rows**0.5
+        else:
+            logit = library.take_along_axis(batch["features"] @ outer, batch["labels"][..., None], axis=-1)[..., 0]
+        return 1 + library.tanh(logit / 2)  # 2 sigmoid(logit)
+
+    def __call__(self, outer: jax.Array, inner: jax.Array, batch: Any) -> jax.Array:
+        losses = cross_entropies(batch["features"] @ inner, batch["labels"])
+        return jnp.mean(self.weights(outer, batch) * losses) + penalty(self.ridge, inner)
+
+
+def data_cleaning(
+    images: Images,
+    seed: int = 0,
+    *,
+    lower_level: str = "local",
+    weights: str | None = None,
+    clients: int = 8,
+    train: int = 100,
+    validation: int = 50,
+    test: int = 60,
+    noise: float | Sequence[float] = 0.5,
+    concentration: float | None = None,
+    ridge: float = 0.01,
+) -> Task:
+    """One draw: ``train`` and ``validation`` rows a client, of whose training labels a share ``noise`` is wrong.
+
+    ``noise``: one share, or one for each client.  A wrong label is any of the other nine, equally likely.
+    ``concentration``: None deals alike; a number skews the clients' labels by a Dirichlet draw.  ``evaluate`` gives
+    "accuracy" on test rows and "auc", the chance that a clean training row has a larger weight than a corrupted one.
+    """
+    kind = ("samples" if lower_level == "global" else "trust") if weights is None else weights
+    if kind not in WEIGHTS:
+        raise ValueError(f"weights must be 'samples' or 'trust', not {weights!r}.")
+    generator = np.random.default_rng(seed)
+    sizes = (train, validation, test)
+    dealt = deal_images(images, generator, clients=clients, sizes=sizes, concentration=concentration)
+    observed, corrupted = corrupt(dealt.train.labels, noise, generator)
+    rows = np.arange(clients * train, dtype=np.int32).reshape(clients, train)
+    batch = {"features": dealt.train.features, "labels": observed, "row": rows}
+    model = shape(dealt.train.features.shape[-1], CLASSES)
+    loss = CleaningInner(kind, rows.size, ridge)
+    start = FixedStart(shape(rows.size) if kind == "samples" else model, model)
+
+    def evaluate(outer: Tree, inner: Tree) -> dict[str, float]:
+        decisions = np.argmax(dealt.test.features @ np.asarray(inner), axis=-1)
+        learned = loss.weights(np.asarray(outer), batch, np)
+        return {"accuracy": accuracy(decisions, dealt.test.labels), "auc": auc(learned.ravel(), ~corrupted.ravel())}
+
+    return Task(
+        name="cleaning",
+        problem=BilevelProblem(loss, softmax_loss, start, lower_level=lower_level),
+        data=ClientData(train=batch, val=dealt.val.batch()),
+        evaluate=evaluate,
+        score="accuracy",
+        curvature=2 * (0.5 * largest_moment(dealt.train.features) + ridge),
+        outer_step=1.0 if kind == "samples" else 20.0,
+        facts={"corrupted": corrupted, "weights": kind},
+    )
+
+
+def corrupt(
+    labels: NDArray[np.int32], noise: float | Sequence[float], generator: np.random.Generator
+) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """Labels [clients, rows] of which an exact share on each client (rounded) is wrong, and which those are."""
+    clients, rows = labels.shape
+    shares = np.broadcast_to(np.asarray(noise, np.float64), (clients,)) if np.size(noise) in (1, clients) else None
+    if shares is None or not ((shares >= 0) & (shares <= 1)).all():
+        raise ValueError(f"noise={noise!r} must be a share in [0, 1], or one for each of the {clients} clients.")
+    ranks = generator.permuted(np.tile(np.arange(rows), (clients, 1)), axis=1)
+    corrupted = ranks < np.round(shares * rows)[:, None]
+    shift = generator.integers(1, CLASSES, labels.shape)
+    return np.where(corrupted, (labels + shift) % CLASSES, labels).astype(np.int32), corrupted
+
+
+def auc(scores: NDArray[Any], positive: NDArray[np.bool_]) -> float:
+    """The chance that a positive row has a larger score than a negative one, ties counting half; NaN without both."""
+    if positive.all() or not positive.any():
+        return float("nan")
+    ranks = rankdata(scores)
+    hits = int(positive.sum())
+    return float((ranks[positive].sum() - hits * (hits + 1) / 2) / (hits * (positive.size - hits)))
+
+
+# --- hyper-representation ------------------------------------------------------------------------------------------------
+
+Layers = list[jax.Array]
+"""One weight matrix [in, out] a layer; the input's column of ones serves as the first bias."""
+
+
+def represent(layers: Any, features: Any, library: Any = jnp) -> Any:
+    """phi_x(a) and a column of ones; the last layer's output has mean squared length of about one a unit at most."""
+    hidden = features
+    for matrix in layers:
+        hidden = library.tanh(hidden @ matrix)
+    return library.concatenate([hidden, library.ones_like(hidden[..., :1])], axis=-1)
+
+
+@dataclass(frozen=True)
+class HeadLoss:
+    """Cross-entropy of the head on the representation; ``ridge`` is zero for the outer loss."""
+
+    ridge: float = 0.0
+
+    def __call__(self, outer: Layers, inner: jax.Array, batch: Any) -> jax.Array:
+        loss = softmax_loss(outer, inner, {**batch, "features": represent(outer, batch["features"])})
+        return loss + penalty(self.ridge, inner) if self.ridge else loss
+
+
+@dataclass(frozen=True)
+class RepresentationStart:
+    """Random layers from the run's key (variance 1/in), a head of zeros."""
+
+    widths: tuple[int, ...]
+
+    def __call__(self, key: jax.Array) -> tuple[Layers, jax.Array]:
+        keys = jax.random.split(key, len(self.widths) - 1)
+        layers = [
+            jax.random.normal(key, shape, jnp.float32) / shape[0] ** 0.5
+            for key, shape in zip(keys, pairwise(self.widths), strict=True)
+        ]
+        return layers, jnp.zeros((self.widths[-1] + 1, CLASSES), jnp.float32)
+
+
+def hyper_representation(
+    images: Images,
+    seed: int = 0,
+    *,
+    lower_level: str = "local",
+    hidden: Sequence[int] = (16,),
+    clients: int = 8,
+    train: int = 50,
+    validation: int = 100,
+    test: int = 60,
+    concentration: float | None = None,
+    ridge: float = 0.01,
+) -> Task:
+    """One draw; ``hidden`` are the widths of the representation's layers.  ``evaluate`` gives "accuracy" on test rows.
+
+    Few training rows against many validation rows are the point: a head fits few rows well only if the representation
+    is good.
+    """
+    if not len(hidden):
+        raise ValueError("hidden needs at least one width: without a layer there is no representation to learn.")
+    for width in hidden:
+        whole_number("hidden", width)
+    generator = np.random.default_rng(seed)
+    sizes = (train, validation, test)
+    dealt = deal_images(images, generator, clients=clients, sizes=sizes, concentration=concentration)
+    start = RepresentationStart((dealt.train.features.shape[-1], *map(int, hidden)))
+
+    def evaluate(outer: Tree, inner: Tree) -> dict[str, float]:
+        seen = represent([np.asarray(matrix) for matrix in outer], dealt.test.features, np)
+        return {"accuracy": accuracy(np.argmax(seen @ np.asarray(inner), axis=-1), dealt.test.labels)}
+
+    return Task(
+        name="representation",
+        problem=BilevelProblem(HeadLoss(ridge), HeadLoss(), start, lower_level=lower_level),
+        data=ClientData(train=dealt.train.batch(), val=dealt.val.batch()),
+        evaluate=evaluate,
+        score="accuracy",
+        curvature=0.5 * (hidden[-1] + 1) + ridge,
+        outer_step=5.0,
+    )
+
+
+# --- loss tuning ---------------------------------------------------------------------------------------------------------
+
+LARGEST = 1.0
+"""Bound on |log scale| and |log weight|: it keeps the inner problem's curvature within e^3 of the plain loss's."""
+
+
+class LossParameters(NamedTuple):
+    """One number a class each."""
+
+    offsets: Any
+    log_scales: Any
+    log_weights: Any
+
+
+@dataclass(frozen=True)
+class TunedLoss:
+    ridge: float
+
+    def __call__(self, outer: LossParameters, inner: jax.Array, batch: Any) -> jax.Array:
+        logits = (batch["features"] @ inner) * jnp.exp(outer.log_scales) + outer.offsets
+        weights = jnp.exp(outer.log_weights)[batch["labels"]]
+        return jnp.mean(weights * cross_entropies(logits, batch["labels"])) + penalty(self.ridge, inner)
+
+
+def bounded(outer: LossParameters) -> LossParameters:
+    """The nearest point with scales and weights in [exp(-LARGEST), exp(LARGEST)]."""
+    return outer._replace(
+        log_scales=jnp.clip(outer.log_scales, -LARGEST, LARGEST),
+        log_weights=jnp.clip(outer.log_weights, -LARGEST, LARGEST),
+    )
+
+
+def loss_tuning(
+    images: Images,
+    seed: int = 0,
+    *,
+    lower_level: str = "local",
+    clients: int = 5,
+    train: int = 50,
+    validation_per_class: int = 6,
+    imbalance: float = 0.05,
+    concentration: float | None = None,
+    ridge: float = 0.01,
+) -> Task:
+    """One draw: the k-th of the ten classes (in an order drawn by the seed) is ``imbalance ** (k / 9)`` times as frequent in
+    training as the first.
+
+    Every client has ``train`` rows of the long tail, skewed further by ``concentration``, and ``validation_per_class``
+    rows of every class.  ``evaluate`` gives "balanced_accuracy" (the score) and "tail_accuracy", the mean over the three
+    rarest classes, on equally many test rows of every class, the same for all clients.
+    """
+    whole_numbers({"clients": clients, "train": train, "validation_per_class": validation_per_class})
+    if not 0 < imbalance <= 1:
+        raise ValueError(f"imbalance={imbalance!r} must lie in (0, 1]: the rarest class against the most frequent one.")
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(CLASSES)
+    frequency = np.empty(CLASSES)
+    frequency[order] = imbalance ** (np.arange(CLASSES) / (CLASSES - 1))
+    val = _equal_rows(images.labels, clients, validation_per_class, generator)
+    free = np.setdiff1d(np.arange(images.labels.size), val)
+    shares = proportions(CLASSES, clients, concentration, generator) * frequency
+    rare = free[deal(images.labels[free], shares / shares.sum(axis=1, keepdims=True), train, generator)]
+    held = _equal_rows(images.test_labels, 1, int(np.bincount(images.test_labels, minlength=CLASSES).min()), generator)
+    dealt = gather(images, rare, val, held)
+    one_a_class = shape(CLASSES)
+    start = FixedStart(
+        LossParameters(one_a_class, one_a_class, one_a_class), shape(dealt.train.features.shape[-1], CLASSES)
+    )
+
+    def evaluate(outer: Tree, inner: Tree) -> dict[str, float]:
+        decisions = np.argmax(dealt.test.features[0] @ np.asarray(inner), axis=-1)
+        labels = np.broadcast_to(dealt.test.labels[0], decisions.shape)
+        tail = np.isin(labels, order[-3:])
+        return {
+            "balanced_accuracy": balanced_accuracy(decisions, labels),
+            "tail_accuracy": balanced_accuracy(decisions[tail], labels[tail]),
+        }
+
+    return Task(
+        name="imbalance",
+        problem=BilevelProblem(TunedLoss(ridge), softmax_loss, start, bounded, lower_level=lower_level),
+        data=ClientData(train=dealt.train.batch(), val=dealt.val.batch()),
+        evaluate=evaluate,
+        score="balanced_accuracy",
+        curvature=0.5 * largest_moment(dealt.train.features) + ridge,
+        outer_step=0.3,
+        facts={"order": order, "frequency": frequency},
+    )
+
+
+def _equal_rows(labels: Any, clients: int, per_class: int, generator: np.random.Generator) -> Any:
+    """[clients, classes * per_class] row numbers: equally many of every class on every client, no row twice."""
+    parts = []
+    for label in range(CLASSES):
+        rows = generator.permutation(np.flatnonzero(labels == label))
+        if rows.size < clients * per_class:
+            raise ValueError(
+                f"Class {label} has {rows.size} rows, but {clients} client(s) with {per_class} of each class need "
+                f"{clients * per_class}: ask for fewer."
+            )
+        parts.append(rows[: clients * per_class].reshape(clients, per_class))
+    return np.concatenate(parts, axis=1)
