@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_architecture import HEIGHT, LAYERS
+
 ROOT = Path(__file__).parents[1]
 ALL = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [page for page in ALL if "```python" in page.read_text(encoding="utf-8")]
@@ -48,3 +50,14 @@ def test_the_glossary_names_modules_that_exist_and_every_word_once():
         assert module.is_dir() or module.with_suffix(".py").exists(), (
             f"{row[0].strip()} lives in {name}, which is not there"
         )
+
+
+def test_the_page_of_the_house_lists_the_rooms_in_the_order_of_their_layers():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    block = re.search(r"```\n(.*?)```", page, flags=re.S).group(1)
+    listed = [line.split()[0] for line in block.splitlines()]
+    assert set(listed) == {room for layer in LAYERS for room in layer}
+    heights = [HEIGHT[name] for name in listed]
+    assert heights == sorted(heights)
+    for name in re.findall(r"`([a-z0-9_/]+\.py)`", page):
+        assert (ROOT / "src" / "fedbilevel" / name).exists() or (ROOT / name).exists(), f"{name} is not there"
