@@ -17,7 +17,7 @@ from tests.references.rows import drawn, whole
 
 ROUNDS, STEPS, SEED = 8, 2, 11
 START = np.array([0.5, -1.0, 0.2, 0.0])
-OPTIONS = {"participation": 3, "dropout": 0.4, "weights": np.array([1.0, 2.0, 0.5, 1.0, 3.0])}
+OPTIONS = {"participation": 3, "sampling": "uniform", "dropout": 0.4, "weights": np.array([1.0, 2.0, 0.5, 1.0, 3.0])}
 five = quadratic(sizes=((6, 4),) * 5)
 
 

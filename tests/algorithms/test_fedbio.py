@@ -92,7 +92,12 @@ def test_partial_participation_and_dropout(method):
     """Late clients start their own inner momentum; those that missed a round compare with the point they receive."""
     reference = quadratic(sizes=((6, 4),) * 5)
     rows = drawn(reference.data(), SEED, 8, STEPS, 3, 3, 1)
-    options = {"participation": 0.6, "dropout": 0.3, "weights": np.array([1.0, 2.0, 0.5, 1.0, 3.0])}
+    options = {
+        "participation": 0.6,
+        "sampling": "uniform",
+        "dropout": 0.3,
+        "weights": np.array([1.0, 2.0, 0.5, 1.0, 3.0]),
+    }
     oracle = phi.neumann(reference, 2, 0.6)
     _, replied = check(method, reference, fb.neumann(2, 0.6), oracle, rows, batch_size=3, rounds=8, **options)
     assert {len(active) for active in replied} >= {2, 3}, "the seed must show rounds with and without lost replies"

@@ -16,7 +16,7 @@ from tests.references.rows import Rows, by_phase
 SEED, ROUNDS, BATCH = 4, 7, 3
 BOX = 0.45
 WEIGHTS = np.array([1.0, 2.0, 0.5, 1.0, 3.0])
-OPTIONS = {"participation": 3, "dropout": 0.3, "weights": WEIGHTS}
+OPTIONS = {"participation": 3, "sampling": "uniform", "dropout": 0.3, "weights": WEIGHTS}
 STEPS = {"outer_step": 0.3, "inner_step": 0.4, "adjoint_step": 0.5}
 reference = quadratic(sizes=((6, 4), (5, 3), (6, 4), (4, 3), (5, 4)))
 data = reference.data()

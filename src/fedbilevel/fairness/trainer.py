@@ -243,7 +243,7 @@ def _walk(
     first = (0, 0, 0) if before is None else before.calls
     up, down = (0, 0) if before is None else (before.bytes_up, before.bytes_down)
     for number, state, *_ in run.rounds(settings, seed, places):
-        view = algorithm.view(state.server, state.local)
+        view = jax.vmap(algorithm.view, in_axes=(None, 0))(state.server, state.local)
         spent = (int(np.asarray(count, np.int64).sum()) for count in view.calls)
         stop = Stop(
             stage.name,
