@@ -200,6 +200,14 @@ def test_one_comparable_group_of_several_has_no_gap_to_report():
         assert equal_opportunity_difference([1, 1], [1, 0], sensitive_features=["a", "a"], method=method) == 0.0
 
 
+def test_majority_against_the_rest_pools_the_rest():
+    y_true = [1] * 7
+    y_pred = [1, 1, 0, 0, 1, 1, 1]
+    groups = ["w", "w", "w", "w", "x", "y", "y"]
+    value = equal_opportunity_difference(y_true, y_pred, sensitive_features=groups, method="majority_vs_rest")
+    assert value == 0.5
+
+
 @pytest.mark.parametrize("make", [list, np.array, pd.Series, pl.Series, lambda v: pd.Series(v, dtype="category")])
 def test_any_container_and_text_labels(make):
     y_true, y_pred = make(["good", "bad", "bad", "bad"]), make(["bad", "bad", "good", "bad"])

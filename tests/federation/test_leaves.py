@@ -25,10 +25,14 @@ def test_no_row_no_inner_variable_no_momentum(tmp_path):
     kept = {name: [] for name in SITES}
 
     def remember(task, name, request, told):
-        """Everything private a site has held so far: y, the y before, omega."""
+        """Everything private a site has held so far: y, the y before, omega.  The x it sent it keeps too, as the second leaf:
+        omega was estimated there."""
         if task == "work":
             for file in (tmp_path / name / "run").glob("after-*.npz"):
-                kept[name].append(read_arrays(file)[0])
+                arrays = read_arrays(file)[0]
+                sent = arrays.pop("leaf1")
+                assert sent.shape == programs.algorithm("fedbioacc").init(jax.random.key(0)).outer.shape
+                kept[name].append(arrays)
         return told
 
     channel = Direct(sites, remember)

@@ -163,14 +163,15 @@ class Simulation:
             self.level = level_for(options.diagnostics, algorithm, data)
         self.weights = client_weights(options.weights, data)
         mesh, clients = client_mesh(options.devices, data.clients)
-        everybody = of_all_hosts(self.weights)
+        everybody, cohort = of_all_hosts(self.weights), cohort_size(options.participation, clients)
+        unequal = cohort is not None and bool((everybody != everybody[0]).any())
         layout = Layout(
             clients,
             clients if mesh is None else -(-clients // mesh.size) * mesh.size,
             padded=tuple(part for part in data.parts if not data.equal_sizes(part)),
             chunk=options.client_chunk,
-            cohort=cohort_size(options.participation, clients),
-            proportional=options.sampling == "proportional" and bool((everybody != everybody[0]).any()),
+            cohort=cohort,
+            proportional=options.sampling == "proportional" and unequal,
             zeros=bool((everybody == 0).any()),
             dropout=chance(options.dropout) > 0,
             mesh=mesh,
