@@ -51,6 +51,7 @@ RATES = {
     "false_positive_rate": "negatives",
     "selection_rate": "count",
     "accuracy": "count",
+    "precision": "selected",
 }
 
 Floats = NDArray[np.float64]
@@ -103,18 +104,30 @@ class Counts:
 
     def rates(self, rate: str) -> Floats:
         """``rate`` by group."""
-        return _ratio(*_parts(self._measured, rate))
+        return ratio(*_parts(self._measured, rate))
 
     def overall(self, rate: str) -> Floats:
         """``rate`` over all groups."""
         above, below = _parts(self._measured, rate)
-        return _ratio(above.sum(axis=-1), below.sum(axis=-1))
+        return ratio(above.sum(axis=-1), below.sum(axis=-1))
 
-    def balanced_accuracy(self) -> Floats:
+    def balanced_accuracy(self, by_group: bool = False) -> Floats:
         """Mean over the two classes of the share of their rows decided rightly."""
-        by_class = self._measured.sum(axis=-3)
-        right = _ratio(np.diagonal(by_class, axis1=-2, axis2=-1), by_class.sum(axis=-1))
+        by_class = self._measured if by_group else self._measured.sum(axis=-3)
+        right = ratio(np.diagonal(by_class, axis1=-2, axis2=-1), by_class.sum(axis=-1))
         return np.asarray(right.sum(axis=-1) / 2)
+
+    def balanced_accuracy_ends(self, level: float = 0.95) -> tuple[Floats, Floats]:
+        """By group: the distances to Wilson's ends of the two rates, squared and added (MOVER)."""
+        middle = self.balanced_accuracy(by_group=True)
+        down, up = np.zeros_like(middle), np.zeros_like(middle)
+        for rate in ("true_positive_rate", "false_positive_rate"):
+            low, high = self.wilson(rate, level)
+            below, above = self.rates(rate) - low, high - self.rates(rate)
+            if rate == "false_positive_rate":
+                below, above = above, below
+            down, up = down + below**2, up + above**2
+        return middle - np.sqrt(down) / 2, middle + np.sqrt(up) / 2
 
     def gap(self, criterion: str, method: str = "between_groups") -> Floats:
         """The disparity of the rates of ``criterion``."""
@@ -154,14 +167,18 @@ class Counts:
         return wilson(self.rates(rate), self.among(rate), level)
 
     def table(self, names: Sequence[Any], level: float | None = None) -> pd.DataFrame:
-        """One row a group: how many rows, positives and negatives, and the rates; with ``level`` Wilson's intervals too."""
+        """One row a group: how many rows, positives, negatives and positive decisions, the rates and the balanced accuracy;
+        with ``level`` intervals of all these too."""
         columns: dict[str, Any] = {"count": self.rows}
         columns |= {among: self.among(rate) for rate, among in RATES.items() if among != "count"}
-        for rate in ("accuracy", "selection_rate", "true_positive_rate", "false_positive_rate"):
+        for rate in ("accuracy", "selection_rate", "true_positive_rate", "false_positive_rate", "precision"):
             columns[rate] = self.rates(rate)
+        columns["balanced_accuracy"] = self.balanced_accuracy(by_group=True)
         if level is not None:
             for rate in RATES:
                 columns[f"{rate}_low"], columns[f"{rate}_high"] = self.wilson(rate, level)
+            ends = self.balanced_accuracy_ends(level)
+            columns["balanced_accuracy_low"], columns["balanced_accuracy_high"] = ends
         return pd.DataFrame(columns, index=pd.Index(list(names), name="group"))
 
     @property
@@ -178,9 +195,7 @@ def wilson(share: Any, size: Any, level: float = 0.95) -> tuple[Floats, Floats]:
     >>> round(float(low), 4), round(float(high), 4)
     (0.4038, 0.5962)
     """
-    from scipy.special import ndtri
-
-    z = float(ndtri((1 + level) / 2))
+    z = normal_quantile(level)
     rate, count = np.asarray(share, np.float64), np.asarray(size, np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         middle = (rate + z**2 / (2 * count)) / (1 + z**2 / count)
@@ -189,16 +204,26 @@ def wilson(share: Any, size: Any, level: float = 0.95) -> tuple[Floats, Floats]:
     return np.where(empty, np.nan, np.maximum(middle - half, 0)), np.where(empty, np.nan, np.minimum(middle + half, 1))
 
 
+def normal_quantile(level: float) -> float:
+    """z of a two-sided interval: 1.96 for 95 %."""
+    from scipy.special import ndtri
+
+    return float(ndtri((1 + level) / 2))
+
+
 def _parts(cells: NDArray[Any], rate: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """What counts for a rate, and what it is a rate among, by group."""
     if rate in ("selection_rate", "accuracy"):
         hits = cells[..., 1].sum(axis=-1) if rate == "selection_rate" else cells[..., 0, 0] + cells[..., 1, 1]
         return hits, cells.sum(axis=(-2, -1))
+    if rate == "precision":
+        return cells[..., 1, 1], cells[..., 1].sum(axis=-1)
     of_label = cells[..., 1 if rate == "true_positive_rate" else 0, :]
     return of_label[..., 1], of_label.sum(axis=-1)
 
 
-def _ratio(above: NDArray[Any], below: NDArray[Any]) -> Floats:
+def ratio(above: NDArray[Any], below: NDArray[Any]) -> Floats:
+    """Quotients; NaN where nothing is below."""
     missing = np.full(np.shape(below), np.nan)
     return np.asarray(np.divide(above, below, out=missing, where=np.asarray(below) > 0))
 

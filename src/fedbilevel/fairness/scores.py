@@ -1,0 +1,253 @@
+"""Predicted probabilities as counts: what thresholds, AUC, Brier score and calibration follow from, by group and for everybody.
+
+`Scores` counts rows by group, label and bin of the predicted probability, and keeps four sums of powers of it.  Scores of two
+sets of rows add up, so a site can send its own and nobody needs the rows.  Any model's predictions will do:
+
+    scores = Scores.of(labels, probability, groups, names=2)    # codes: 0/1, numbers in [0, 1], 0..names-1
+    total  = scores + received
+    total.counts(0.3)                                           # `Counts` of the decisions probability > 0.3
+    measures(total.counts(0.3), total, ["f", "m"])              # every measure with its interval: all rows, then each group
+    total.curve(minimum=10)                                     # observed share against prediction
+
+A decision is positive where the probability is *above* the threshold.  Thresholds are edges of the bins (`EDGES`): steps of
+0.002 between 0.02 and 0.98, and outside, where rare outcomes have their probabilities, forty to a power of ten.
+
+With ``minimum`` above 1 the histogram holds no bin with fewer rows: those of a group and label are sorted by probability, and
+each run of ``minimum`` neighbours (or a few more, so that none are left over) counts at the bin of its mean: microaggregation.
+Totals stay as they are.  AUC is exact where it was computed from rows (minimum 1, nothing added), else within the ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedbilevel.fairness.metrics import Counts, Floats, Integers, normal_quantile, ratio, wilson
+
+ALL = "(all)"
+"""Everybody, as a group of tables."""
+POWERS = np.arange(1, 5)
+
+
+def _edges() -> Floats:
+    middle = np.arange(10, 491) / 500
+    tail = 0.02 * 10 ** (-np.arange(1, 133) / 40)
+    return np.concatenate([tail[::-1], middle, 1 - tail])
+
+
+EDGES = _edges()
+_MIDDLES = np.concatenate([[EDGES[0] / 2], (EDGES[1:] + EDGES[:-1]) / 2, [(1 + EDGES[-1]) / 2]])
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Rows by group, label and bin of probability.
+
+    Attributes:
+        cells: integers [..., group, label, bin].
+        sums: [..., group, label, power]: sums of p, p^2, p^3 and p^4 over the rows, p the probability of label 1.
+        areas: exact AUC of every group and, last, of all rows; None where only the bins are known.
+    """
+
+    cells: Integers
+    sums: Floats
+    areas: Floats | None = None
+
+    @classmethod
+    def of(cls, labels: Any, probability: Any, groups: Any, names: int, minimum: int = 1) -> Scores:
+        """Count rows given as codes: ``groups`` from 0 to ``names`` - 1, ``labels`` 0 or 1."""
+        values = np.asarray(probability, np.float64)
+        if len(values) and not (values.min() >= 0 and values.max() <= 1):
+            raise ValueError("Predicted probabilities must lie between 0 and 1 and not be missing.")
+        label, group = np.asarray(labels, np.int64), np.asarray(groups, np.int64)
+        cell = 2 * group + label
+        shape = (names, 2)
+        sums = np.stack([np.bincount(cell, values**power, 2 * names).reshape(shape) for power in POWERS], axis=-1)
+        binned = values if minimum <= 1 else _microaggregated(values, cell, minimum)
+        bins = len(EDGES) + 1
+        place = cell * bins + np.searchsorted(EDGES, binned)
+        cells = np.bincount(place, minlength=2 * names * bins).reshape(*shape, bins)
+        areas = None
+        if minimum <= 1:
+            areas = np.array(
+                [area(label[group == g], values[group == g]) for g in range(names)] + [area(label, values)]
+            )
+        return cls(np.asarray(cells), np.asarray(sums), areas)
+
+    def __add__(self, other: Scores) -> Scores:
+        return Scores(self.cells + other.cells, self.sums + other.sums)
+
+    @property
+    def rows(self) -> Integers:
+        """Rows by group and label."""
+        return np.asarray(self.cells.sum(axis=-1))
+
+    def everybody(self) -> Scores:
+        """All groups as one."""
+        areas = None if self.areas is None else self.areas[..., -1:].repeat(2, axis=-1)
+        return Scores(self.cells.sum(axis=-3, keepdims=True), self.sums.sum(axis=-3, keepdims=True), areas)
+
+    def counts(self, threshold: float) -> Counts:
+        """Decisions at a threshold that is one of `EDGES`."""
+        place = int(np.argmin(np.abs(EDGES - threshold)))
+        if abs(EDGES[place] - threshold) > 1e-9:
+            raise ValueError(
+                f"The threshold {threshold:g} is no edge of the bins; the nearest one is {EDGES[place]:g}."
+            )
+        above = self.cells[..., place + 1 :].sum(axis=-1)
+        return Counts(np.stack([self.rows - above, above], axis=-1))
+
+    def above(self) -> Integers:
+        """Rows above every edge: [..., group, label, edge]."""
+        return np.asarray(self.cells[..., ::-1].cumsum(axis=-1)[..., -2::-1])
+
+    def auc(self) -> Floats:
+        """Area under the ROC curve by group; NaN where a group has one label only."""
+        if self.areas is not None:
+            return np.asarray(self.areas[..., :-1])
+        negative, positive = self.cells[..., 0, :], self.cells[..., 1, :]
+        below = negative.cumsum(axis=-1) - negative / 2
+        return ratio((positive * below).sum(axis=-1), positive.sum(axis=-1) * negative.sum(axis=-1))
+
+    def auc_ends(self, level: float = 0.95) -> tuple[Floats, Floats]:
+        return auc_ends(self.auc(), self.rows[..., 1], self.rows[..., 0], level)
+
+    def brier(self) -> Floats:
+        """Mean squared distance of probability and label by group."""
+        return ratio(self._squares()[0], self.rows.sum(axis=-1))
+
+    def brier_ends(self, level: float = 0.95) -> tuple[Floats, Floats]:
+        """Student's interval of the mean, cut to [0, 1]."""
+        from scipy.special import stdtrit
+
+        size, mean = self.rows.sum(axis=-1), self.brier()
+        second = ratio(self._squares()[1], size)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            half = stdtrit(size - 1.0, (1 + level) / 2) * np.sqrt(np.maximum(second - mean**2, 0) / (size - 1))
+        half = np.where(size > 1, half, np.nan)
+        return np.maximum(mean - half, 0), np.minimum(mean + half, 1)
+
+    def _squares(self) -> tuple[Floats, Floats]:
+        """Sums of (p - y)^2 and (p - y)^4 by group."""
+        zero, (one, two, three, four) = self.sums[..., 0, :], np.moveaxis(self.sums[..., 1, :], -1, 0)
+        size = self.rows[..., 1]
+        squares = zero[..., 1] + size - 2 * one + two
+        fourths = zero[..., 3] + size - 4 * one + 6 * two - 4 * three + four
+        return np.asarray(squares), np.asarray(fourths)
+
+    def calibration(self) -> Floats:
+        """Mean prediction minus the share of positives, by group: above 0 where the model predicts too much."""
+        size = self.rows.sum(axis=-1)
+        return ratio(self.sums[..., 0].sum(axis=-1), size) - ratio(self.rows[..., 1], size)
+
+    def calibration_ends(self, level: float = 0.95) -> tuple[Floats, Floats]:
+        """By Wilson's interval of the share of positives, the predictions being given."""
+        size = self.rows.sum(axis=-1)
+        predicted = ratio(self.sums[..., 0].sum(axis=-1), size)
+        low, high = wilson(ratio(self.rows[..., 1], size), size, level)
+        return predicted - high, predicted - low
+
+    def curve(self, minimum: int = 1, buckets: int = 10, level: float = 0.95) -> pd.DataFrame:
+        """The calibration curve of all groups together: ``predicted`` (mean), ``observed`` (share of positives), ``count``,
+        and the ends of Wilson's interval.  Neighbouring bins are joined until a bucket has its share of the rows and
+        ``minimum`` rows of either label; with fewer in all there is no curve."""
+        cells = self.cells.sum(axis=-3)
+        wanted = cells.sum() / buckets
+        found: list[Floats] = []
+        held = np.zeros(3)
+        for negative, positive, middle in zip(*cells, _MIDDLES, strict=True):
+            held = held + np.array([negative, positive, (negative + positive) * middle])
+            if held[0] + held[1] >= wanted - 0.5 and min(held[:2]) >= minimum:
+                found.append(held)
+                held = np.zeros(3)
+        if found:
+            found[-1] = found[-1] + held
+        negative, positive, summed = np.array(found).reshape(-1, 3).T
+        size = negative + positive
+        low, high = wilson(ratio(positive, size), size, level)
+        return pd.DataFrame(
+            {"predicted": ratio(summed, size), "observed": ratio(positive, size), "count": size.astype(np.int64),
+             "observed_low": low, "observed_high": high}
+        )  # fmt: skip
+
+
+def measures(counts: Counts, scores: Scores | None, names: Sequence[Any], level: float = 0.95) -> pd.DataFrame:
+    """Every measure with both ends of its interval (``_low``, ``_high``): a row for all rows (`ALL`), then one a group.
+
+    ``count``, ``positives``, accuracy, selection rate, true and false positive rate (recall is the former), precision: Wilson.
+    Balanced accuracy: from Wilson's ends of its two rates.  AUC: Newcombe's method 5.  Brier score: Student.  Calibration (mean
+    prediction minus share of positives): Wilson.  Without ``scores`` the last three are missing.
+    """
+    cells = np.concatenate([counts.cells.sum(axis=-3, keepdims=True), counts.cells], axis=-3)
+    table = Counts(cells).table([ALL, *names], level)
+    if scores is None:
+        return table
+    parts = [scores.everybody(), scores]
+    for name in ("auc", "brier", "calibration"):
+        table[name] = np.concatenate([getattr(part, name)() for part in parts])
+        ends = zip(*(getattr(part, f"{name}_ends")(level) for part in parts), strict=True)
+        table[f"{name}_low"], table[f"{name}_high"] = (np.concatenate(end) for end in ends)
+    return table
+
+
+def area(labels: Any, values: Any) -> float:
+    """How often a positive row scores higher than a negative one, ties counting half; NaN with one label only.
+
+    >>> area(np.array([0, 0, 1, 1]), np.array([0.1, 0.4, 0.4, 0.8]))
+    0.875
+    """
+    positive = np.asarray(labels) == 1
+    ones, zeros = int(positive.sum()), int((~positive).sum())
+    if not ones or not zeros:
+        return float("nan")
+    from scipy.stats import rankdata
+
+    ranks = rankdata(np.asarray(values, np.float64))
+    return float((ranks[positive].sum() - ones * (ones + 1) / 2) / (ones * zeros))
+
+
+def auc_ends(value: Any, positives: Any, negatives: Any, level: float = 0.95) -> tuple[Floats, Floats]:
+    """Both ends of an interval for an AUC: the values whose distance to the observed one is z standard errors *at that value*,
+    so that it works for few rows and for an AUC of 1.
+
+    Newcombe (2006), Confidence intervals for an effect size measure based on the Mann-Whitney statistic, part 2, method 5.
+    """
+    observed, ones, zeros = np.broadcast_arrays(*(np.asarray(a, np.float64) for a in (value, positives, negatives)))
+    z = normal_quantile(level)
+    rows = (ones + zeros) / 2 - 1
+
+    def beyond(theta: Floats) -> Floats:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            spread = theta * (1 - theta) / (ones * zeros)
+            spread = spread * (1 + rows * ((1 - theta) / (2 - theta) + theta / (1 + theta)))
+        return np.asarray((theta - observed) ** 2 - z**2 * spread)
+
+    ends = []
+    for end in (0.0, 1.0):
+        outside, inside = np.full(observed.shape, end), observed.copy()
+        for _ in range(60):
+            middle = (outside + inside) / 2
+            far = beyond(middle) > 0
+            outside, inside = np.where(far, middle, outside), np.where(far, inside, middle)
+        ends.append(np.where(np.isnan(observed), np.nan, outside))
+    return ends[0], ends[1]
+
+
+def _microaggregated(values: Floats, cell: Integers, minimum: int) -> Floats:
+    """Every probability replaced by the mean of its run of ``minimum`` neighbours of the same cell, or a few more."""
+    if not len(values):
+        return values
+    order = np.lexsort((values, cell))
+    ordered = cell[order]
+    first = np.append(True, ordered[1:] != ordered[:-1])
+    start = np.flatnonzero(first)[np.cumsum(first) - 1]
+    size = np.bincount(cell)[ordered]
+    run = (np.arange(len(order)) - start) * np.maximum(size // minimum, 1) // size
+    number = np.cumsum(first | np.append(True, run[1:] != run[:-1])) - 1
+    smooth = np.empty_like(values)
+    smooth[order] = (np.bincount(number, values[order]) / np.bincount(number))[number]
+    return smooth

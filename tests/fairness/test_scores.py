@@ -1,0 +1,139 @@
+"""Predicted probabilities as counts: every measure against scikit-learn on the rows, additivity, and small cells."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+from sklearn.metrics import balanced_accuracy_score, brier_score_loss, precision_score, recall_score, roc_auc_score
+
+from fedbilevel.fairness.disclosure import Visible
+from fedbilevel.fairness.metrics import Counts
+from fedbilevel.fairness.scores import ALL, EDGES, Scores, auc_ends, measures
+
+
+def rows(count=900, seed=0, names=3):
+    rng = np.random.default_rng(seed)
+    groups, probability = rng.integers(0, names, count), rng.beta(1, 6, count)
+    return (rng.random(count) < probability).astype(int), probability, groups
+
+
+def test_every_measure_is_that_of_the_rows():
+    labels, probability, groups = rows()
+    probability[:9] = 0.2  # at the threshold a decision is negative
+    scores = Scores.of(labels, probability, groups, 3)
+    table = measures(scores.counts(0.2), scores, ["a", "b", "c"])
+    decided = (probability > 0.2).astype(int)
+    oracles = {
+        "auc": lambda y, d, p: roc_auc_score(y, p), "brier": lambda y, d, p: brier_score_loss(y, p),
+        "true_positive_rate": lambda y, d, p: recall_score(y, d), "precision": lambda y, d, p: precision_score(y, d),
+        "balanced_accuracy": lambda y, d, p: balanced_accuracy_score(y, d),
+        "calibration": lambda y, d, p: p.mean() - y.mean(), "selection_rate": lambda y, d, p: d.mean(),
+    }  # fmt: skip
+    assert list(table.index) == [ALL, "a", "b", "c"]
+    for place, name in enumerate(table.index):
+        part = slice(None) if name == ALL else groups == place - 1
+        for measure, oracle in oracles.items():
+            value, low, high = (table.loc[name, f"{measure}{end}"] for end in ("", "_low", "_high"))
+            assert value == pytest.approx(oracle(labels[part], decided[part], probability[part]), abs=1e-12), measure
+            assert low < value < high
+
+
+def test_scores_of_sites_add_up_and_lose_only_the_ties_of_a_bin():
+    labels, probability, groups = rows()
+    whole = Scores.of(labels, probability, groups, 3)
+    parts = [Scores.of(*(column[i::2] for column in (labels, probability, groups)), 3) for i in (0, 1)]
+    total = parts[0] + parts[1]
+    assert (total.cells == whole.cells).all()
+    np.testing.assert_allclose(total.sums, whole.sums)
+    assert total.areas is None
+    np.testing.assert_allclose(total.auc(), whole.auc(), atol=2e-3)
+    np.testing.assert_allclose(total.brier(), whole.brier())
+    above = whole.above()
+    for place in (0, 300, len(EDGES) - 1):
+        assert (whole.counts(EDGES[place]).cells[..., 1] == above[..., place]).all()
+        decided = probability > EDGES[place]
+        assert (whole.counts(EDGES[place]).cells == Counts.of(labels, decided, groups, 3).cells).all()
+    with pytest.raises(ValueError, match=r"no edge of the bins; the nearest one is 0\.3"):
+        whole.counts(0.30001)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        Scores.of([1], [1.2], [0], 1)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**6), st.integers(2, 25))
+def test_no_bin_that_a_site_sends_is_small(seed, minimum):
+    labels, probability, groups = rows(400, seed, 2)
+    exact, sent = (Scores.of(labels, probability, groups, 2, minimum=least) for least in (1, minimum))
+    assert (sent.rows == exact.rows).all()
+    np.testing.assert_array_equal(sent.sums, exact.sums)
+    enough = exact.rows >= minimum
+    assert (sent.cells[enough][sent.cells[enough] > 0] >= minimum).all()
+    assert np.abs(sent.above() - exact.above()).max() < 2 * minimum - 1
+
+
+def test_the_curve_joins_bins_until_no_cell_is_small():
+    labels, probability, groups = rows(3000)
+    curve = Scores.of(labels, probability, groups, 3).curve(minimum=10)
+    positives = (curve["observed"] * curve["count"]).round()
+    assert 5 < len(curve) <= 10
+    assert curve["count"].sum() == 3000
+    assert (positives >= 10).all()
+    assert (curve["count"] - positives >= 10).all()
+    assert curve["predicted"].is_monotonic_increasing
+    assert ((curve["observed_low"] < curve["predicted"]) & (curve["predicted"] < curve["observed_high"])).mean() > 0.8
+    assert Scores.of(labels[:40], probability[:40], groups[:40], 3).curve(minimum=10).empty
+
+
+@pytest.mark.parametrize(("positives", "negatives", "truth"), [(3, 40, 0.8), (10, 10, 0.95), (30, 300, 0.7)])
+def test_intervals_of_the_auc_hold(positives, negatives, truth):
+    """Binormal scores, 2,000 draws: at least 93 % of the intervals hold the truth; 0.5 points are two standard errors."""
+    rng = np.random.default_rng(0)
+    shift = np.sqrt(2) * norm.ppf(truth)
+    high, low = rng.normal(shift, 1, (2000, positives, 1)), rng.normal(0, 1, (2000, 1, negatives))
+    value = (high > low).mean(axis=(1, 2))
+    ends = auc_ends(value, positives, negatives)
+    assert ((ends[0] <= truth) & (truth <= ends[1])).mean() >= 0.93
+
+
+@pytest.mark.parametrize(
+    ("cells", "known", "shown", "pooled"),
+    [
+        ([[50, 20], [30, 10]], "labels", [1, 1], [0, 0]),
+        ([[50, 20], [30, 0], [0, 0]], "labels", [1, 1, 1], [0, 0, 0]),  # zero is shown
+        ([[500, 200], [30, 2], [300, 90]], "", [1, 0, 1], [0, 0, 0]),
+        ([[500, 200], [30, 2], [300, 90]], "rows", [1, 0, 1], [0, 0, 0]),  # 32 rows follow, how many positives does not
+        ([[500, 200], [3, 2], [300, 90]], "rows", [1, 0, 0], [0, 1, 1]),
+        ([[500, 200], [30, 2], [300, 90]], "labels", [1, 0, 0], [0, 1, 1]),
+        ([[500, 200], [30, 6], [40, 4]], "labels", [1, 0, 0], [0, 1, 1]),  # together they are ten
+        ([[500, 200], [30, 2]], "labels", [0, 0], [1, 1]),
+        ([[500, 4], [30, 2]], "labels", [0, 0], [0, 0]),  # not even the total may be shown
+    ],
+)
+def test_small_groups_are_pooled_or_left_out(cells, known, shown, pooled):
+    visible = Visible.of(cells, 10, known)
+    assert visible.shown.tolist() == [bool(value) for value in shown]
+    assert visible.pooled.tolist() == [bool(value) for value in pooled]
+
+
+CELL = st.integers(0, 40)
+
+
+@given(st.lists(st.tuples(CELL, CELL), min_size=1, max_size=6), st.sampled_from(["", "rows", "labels"]))
+def test_nothing_small_follows_from_what_is_shown(cells, known):
+    """What an onlooker has: the rows shown, and totals that are known elsewhere.  No difference of them is a small count."""
+    cells = np.array(cells)
+    visible = Visible.of(cells, 10, known)
+    sent = visible.sums(cells)
+    assert not ((sent > 0) & (sent < 10)).any()
+    rest = cells.sum(axis=0) - sent.sum(axis=0)
+    if known == "labels" and sent.any():
+        assert not ((rest > 0) & (rest < 10)).any()
+    if known == "rows" and sent.any():
+        assert rest.sum() == 0 or rest.sum() >= 10
+    codes = visible.codes(np.arange(len(cells)))
+    names = visible.listed(list("abcdef")[: len(cells)])
+    assert codes.max() == len(names) - 1
+    assert ((codes == -1) == visible.left_out).all()
