@@ -66,6 +66,30 @@ def test_every_cut_of_an_array_file_is_noticed(tmp_path):
             storage.read_arrays(tmp_path / "cut.npz")
 
 
+def test_every_flipped_bit_of_an_array_file_is_noticed(tmp_path):
+    """Without a checksum some flips drop an array without a word: the archive's own sums do not cover its directory."""
+    arrays = {"a": np.arange(5), "b": np.ones((2, 2), np.float32)}
+    storage.write_arrays(tmp_path / "a.npz", arrays, {"format": 1})
+    whole = bytearray((tmp_path / "a.npz").read_bytes())
+    for place in range(len(whole)):
+        for bit in (1, 64):
+            whole[place] ^= bit
+            (tmp_path / "b.npz").write_bytes(whole)
+            whole[place] ^= bit
+            with pytest.raises(storage.Unreadable):
+                storage.read_arrays(tmp_path / "b.npz")
+    np.savez(tmp_path / "older.npz", **arrays)  # without a checksum, as version 0.1.0 wrote them
+    assert storage.read_arrays(tmp_path / "older.npz")[0].keys() == arrays.keys()
+
+
+@given(st.text() | st.sampled_from(["=1+1", "-5", "'=x", "''@a", "-", "+4e", "@", "1e3"]))
+def test_no_cell_of_a_csv_file_is_a_formula_and_every_text_comes_back(text):
+    written = storage.harmless(text)
+    assert storage.restored(written) == text
+    if written[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        float(written)
+
+
 def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
     path = tmp_path / "lock"
     assert not storage.is_locked(path)

@@ -6,11 +6,13 @@ process that is killed at any moment leaves the earlier file intact, and at most
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
+import re
 import threading
 import tomllib
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
@@ -56,7 +58,11 @@ def write(target: Path, contents: bytes | str, mode: int = 0o666) -> None:
 
 
 def write_json(target: Path, value: Any, mode: int = 0o666) -> None:
-    write(target, json.dumps(value, indent=2) + "\n", mode)
+    write(target, json_text(value), mode)
+
+
+def json_text(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"
 
 
 def write_toml(target: Path, table: Mapping[str, Any]) -> None:
@@ -78,26 +84,54 @@ def read_toml(text: str) -> dict[str, Any]:
 
 
 def write_arrays(target: Path, arrays: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> None:
-    """One ``.npz`` file of arrays, with ``about`` as JSON inside; no pickle."""
+    """One ``.npz`` file of arrays, with ``about`` as JSON inside; no pickle.  Its SHA-256 is the comment of the archive."""
     import numpy as np
 
     described = {} if about is None else {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
-    with draft(target) as temporary, temporary.open("wb") as file:
-        np.savez(file, **described, **{name: np.asarray(array) for name, array in arrays.items()})  # type: ignore[arg-type]
+    buffer = io.BytesIO()
+    np.savez(buffer, **described, **{name: np.asarray(array) for name, array in arrays.items()})  # type: ignore[arg-type]
+    # The archive ends with the length of its comment, in two bytes.
+    contents = buffer.getvalue()[:-2] + _CHECKSUM_BYTES.to_bytes(2, "little")
+    write(target, contents + _checksum(contents))
 
 
 def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """``(arrays, about)`` as `write_arrays` wrote them; OSError where there is no such file, else `Unreadable`."""
     import numpy as np
 
-    with path.open("rb") as handle:
-        try:
-            with np.load(handle, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-            about = json.loads(bytes(arrays.pop("about"))) if "about" in arrays else {}
-        except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-            raise Unreadable(str(error) or type(error).__name__) from error
+    contents = path.read_bytes()
+    # Files of version 0.1.0 have no comment: they end with its length, 0.
+    if contents[-2:] != b"\0\0" and contents[-_CHECKSUM_BYTES:] != _checksum(contents[:-_CHECKSUM_BYTES]):
+        raise Unreadable("its contents do not match their checksum")
+    try:
+        with np.load(io.BytesIO(contents), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        about = json.loads(bytes(arrays.pop("about"))) if "about" in arrays else {}
+    except Exception as error:  # damage shows in as many ways as an archive has fields
+        raise Unreadable(str(error) or type(error).__name__) from error
     return arrays, about
+
+
+def _checksum(contents: bytes) -> bytes:
+    return b"sha256=" + hashlib.sha256(contents).hexdigest().encode()
+
+
+_CHECKSUM_BYTES = len(_checksum(b""))
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+
+
+def harmless(text: str) -> str:
+    """A text for a CSV file: one that a spreadsheet would run as a formula gets a quote in front; numbers do not."""
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if _FORMULA.match(text) else text
+    return text
+
+
+def restored(text: str) -> str:
+    """What `harmless` was given."""
+    return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
 class Lock:

@@ -7,7 +7,7 @@ import pandas as pd
 from fedbilevel.federation.protocol.compiled import local_data
 from fedbilevel.federation.protocol.coordinator import Coordinator, Reply
 from fedbilevel.federation.protocol.payload import to_arrays
-from fedbilevel.federation.protocol.policy import Policy, Source
+from fedbilevel.federation.protocol.policy import Approval, Policy, Source
 from fedbilevel.federation.protocol.program import make_program
 from fedbilevel.federation.protocol.record import Record, read_status
 from fedbilevel.federation.protocol.settings import JobSettings
@@ -48,9 +48,16 @@ def copied(value):
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, value)
 
 
-def site(folder, name, settings, source, **policy):
+OPEN = {
+    "minimum_rows": 1, "minimum_batch": 1, "minimum_cell": 1,
+    "approval": Approval(auto=True, schemas=("any",), rounds=10**6, runs=1000),
+}  # fmt: skip
+"""A site without bounds, where bounds are not what a test is about."""
+
+
+def site(folder, name, settings, source, say=lambda line: None, **policy):
     """A site with its own state folder."""
-    return Site(name, settings, Policy(source, **policy), folder / name, lambda line: None)
+    return Site(name, settings, Policy(source, **{**OPEN, **policy}), folder / name, say)
 
 
 def array_sites(folder, settings, names=SITES, double=True, **policy):

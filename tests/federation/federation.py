@@ -35,10 +35,13 @@ class Federation:
         self.kits = establish(folder / "kits", roster).kits
         for client, site in enumerate(SITES):
             programs.save_site(folder / f"{site}.npz", client)
-            self.offer(site, f'[data]\narrays = "{folder / site}.npz"\n[policy]\nfunctions = {FUNCTIONS!r}\n')
+            self.offer(
+                site,
+                f'[data]\narrays = "{folder / site}.npz"\n[policy]\nfunctions = {FUNCTIONS!r}\n'
+                "minimum_rows = 1\nminimum_batch = 1\n[approve]\nauto = true\nrounds = 1000000\nruns = 1000\n",
+            )
         (self.kits.server / "local" / FILE).write_text(f"[policy]\nfunctions = {FUNCTIONS!r}\n")
-        self.environment = {
-            **os.environ,
+        added = {
             "PYTHONPATH": str(ROOT),
             "JAX_PLATFORMS": "cpu",
             # Sites compile the same programs, and again after every restart.
@@ -46,6 +49,7 @@ class Federation:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
         }
+        self.added, self.environment = added, {**os.environ, **added}
         self.running = {}
         self.orders = 0
         self.operator = subprocess.Popen(
@@ -61,7 +65,7 @@ class Federation:
     def start(self, *names):
         for name in names:
             kit = self.kits.server if name == "server" else self.kits.sites[name]
-            self.running[name] = processes.start(kit, self.environment)
+            self.running[name] = processes.start(kit, self.added)
 
     def ready(self, *sites):
         outcome = self.order(wait=list(sites), seconds=LONG).outcome(LONG + 60)

@@ -119,11 +119,12 @@ def test_arrays_per_site(tmp_path):
 @pytest.mark.parametrize(
     ("policy", "sentence"),
     [
-        ({"columns": ("age", "job", "hired")}, "asks for the column 'sex', which this site does not offer"),
+        ({"columns": ("age", "job", "hired")}, "asks for a column that this site does not offer; its own log names it"),
         ({"tell": ("rows",)}, "does not tell its statistics"),
         ({"tell": ("rows", "statistics", "smoothness")}, "does not tell its groups"),
-        ({"minimum_rows": 1000}, "fewer rows than the 1000"),
-        ({"minimum_batch": 100}, "batch_size=16 is below this site's minimum_batch"),
+        ({"minimum_rows": 1000}, "fewer rows under the job's schema than it works on"),
+        ({"minimum_batch": 100}, "batches are smaller than this site allows"),
+        ({"minimum_cell": 30}, "A group, class or column has fewer rows"),
     ],
 )
 def test_what_a_site_forbids_is_refused_and_named(tmp_path, policy, sentence):
@@ -139,7 +140,7 @@ def test_a_broken_table_does_not_quote_its_cells(tmp_path):
     frame.loc[7, "age"] = "secret-77"
     frame.to_csv(tmp_path / "site-2.csv", index=False)
     channel = Direct(sites)
-    with pytest.raises(RunFailed, match="site-2: ValueError at the site; its own log says why") as caught:
+    with pytest.raises(RunFailed, match="site-2: Something went wrong at the site; its own log says what") as caught:
         coordinate(tmp_path, settings, channel)
     assert "secret" not in str(caught.value) + repr(channel.seen)
 

@@ -87,9 +87,11 @@ def test_a_lost_reply(runs):
         ({"arrays": [[0.0] * 4]}, "something other than arrays"),
         ({"arrays": "x"}, "something other than arrays"),
         ({}, "something other than arrays"),
-        ({"refused": "I will not."}, "I will not"),
+        ({"refused": "budget"}, "This site has spent its privacy budget"),
+        # A sentence of the site's own could forge lines of the log, or be as long as it likes.
+        ({"refused": "no\n2026-01-01 00:00:00 site-1 left" * 1000}, "It refused without a reason we know.\n"),
     ],
-    ids=["nan", "infinite", "shape", "dtype", "count", "lists", "text", "nothing", "refused"],
+    ids=["nan", "infinite", "shape", "dtype", "count", "lists", "text", "nothing", "refused", "forged"],
 )
 def test_a_spoilt_reply_is_refused_and_named(runs, spoilt, sentence):
     run = runs(min_sites=2)
@@ -191,7 +193,7 @@ def test_a_coordinator_restored_from_an_old_backup_is_refused(runs):
     with pytest.raises(Crash):
         run.submit(fault)
     (run.home / "state.npz").write_bytes(states[1])
-    with pytest.raises(RunFailed, match="the coordinator went back too far"):
+    with pytest.raises(RunFailed, match="The coordinator went back further than this site keeps"):
         run.submit()
 
 

@@ -103,17 +103,17 @@ def test_a_request_of_another_run_is_refused(tmp_path):
     asked = array_sites(tmp_path, settings)["site-1"]
     ours = {"digest": settings.digest}
     work = {**ours, "label": [0, 0, 0, 1], "since": None, "floor": None, "item": 0}
-    for task, request, sentence in (
-        ("prepare", {"digest": "x"}, "another run"),
-        ("shell", ours, "no task"),
-        ("work", work, "not prepared"),
-        # Whatever a request lacks, the site answers with a sentence and stays up.
-        ("work", ours, "KeyError at the site"),
+    for task, request, reason in (
+        ("prepare", {"digest": "x"}, "run"),
+        ("shell", ours, "request"),
+        ("work", work, "stage"),
+        # Whatever a request lacks, the site answers with a reason and stays up.
+        ("work", ours, "site"),
     ):
-        assert sentence in asked.answer(task, request)["refused"]
+        assert asked.answer(task, request) == {"refused": reason}
 
 
 def test_programs_must_be_allowed_by_the_site(tmp_path):
     settings = settings_for("fedbio", rounds=2)
-    with pytest.raises(ValueError, match="not among the functions this site allows"):
+    with pytest.raises(ValueError, match="a program that this site does not allow"):
         site(tmp_path, "site-1", settings, Source())

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from fedbilevel.federation.nvflare.job import write_job
-from fedbilevel.federation.protocol.policy import FILE, Policy, Privacy, read_policy
+from fedbilevel.federation.protocol.policy import FILE, Approval, Policy, Privacy, read_policy
 from fedbilevel.federation.protocol.settings import JobSettings
 
 GOOD = """
@@ -17,6 +17,11 @@ tell = ["rows"]
 functions = ["lab.programs:one"]
 minimum_rows = 20
 minimum_batch = 8
+minimum_cell = 3
+[approve]
+auto = true
+schemas = ["any"]
+rounds = 7
 [privacy]
 clip = 1.5
 noise = 0.8
@@ -33,7 +38,8 @@ def test_a_whole_file(tmp_path):
     assert policy.source.table == tmp_path / "rows.csv"
     assert policy.source.columns == ("age", "sex")
     assert (policy.tell, policy.functions) == (("rows",), ("lab.programs:one",))
-    assert (policy.minimum_rows, policy.minimum_batch) == (20, 8)
+    assert (policy.minimum_rows, policy.minimum_batch, policy.minimum_cell, policy.source.minimum_cell) == (20, 8, 3, 3)
+    assert policy.approval == Approval(True, ("any",), (), 7)
     assert policy.privacy == Privacy(1.5, 0.8, 3, 1e-6)
     assert str(policy.folder) == "/srv/state"
 
@@ -53,6 +59,10 @@ def test_without_a_file_nothing_is_offered(tmp_path):
         ("[data]\ncolumns = 'age'", "data.columns must be a list of names"),
         ("[policy]\ntell = ['secrets']", "lists 'secrets'; choose from rows"),
         ("[policy]\nminimum_rows = 0", "minimum_rows must be at least 1"),
+        ("[policy]\nlargest_scale = 0", "largest_scale must be a positive number"),
+        ("[approve]\nauto = 1", "approve.auto must be true or false"),
+        ("[approve]\nruns = 0", "approve.runs must be at least 1"),
+        ("[approve]\nmethods = 'fedavg'", "approve.methods must be a list of names"),
         ("[policy]\nfunctions = [1]", "policy.functions must be a list of names"),
         ("[privacy]\nclip = -1", "privacy.clip must be a positive number"),
         ("[privacy]\nclip = 1\nnoise = -1", "privacy.noise must be a number of at least 0"),

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import norm
 
 from fedbilevel.engines.stages import Refused
-from fedbilevel.federation.protocol import privacy
+from fedbilevel.federation.protocol import privacy as privacy_module
 from fedbilevel.federation.protocol.policy import Privacy
 from fedbilevel.federation.protocol.privacy import Account, Guard, clip_and_blur, read_account, references
 from fedbilevel.federation.protocol.settings import RunFailed
@@ -32,7 +32,7 @@ needs_library = pytest.mark.skipif(
 @pytest.fixture
 def accountant(monkeypatch):
     """The rule itself in place of the library, where only the book-keeping is looked at."""
-    monkeypatch.setattr(privacy, "gaussian_epsilon", lambda noise, delta: 1 / noise**2)
+    monkeypatch.setattr(privacy_module, "gaussian_epsilon", lambda noise, delta: 1 / noise**2)
 
 
 def test_references_are_what_was_sent():
@@ -46,36 +46,61 @@ def test_references_are_what_was_sent():
 def test_the_whole_difference_is_cut_to_the_norm():
     sent = [np.array([1.0, 2.0]), np.array([5.0])]
     reply = [np.array([1.0, 5.0]), np.array([9.0])]  # differences (0, 3) and 4: norm 5
-    cut = clip_and_blur(reply, sent, Privacy(clip=1.0), np.random.default_rng())
+    cut = clip_and_blur(reply, sent, Privacy(clip=1.0))
     np.testing.assert_allclose(cut[0], [1.0, 2.6])
     np.testing.assert_allclose(cut[1], [5.8])
-    whole = clip_and_blur(reply, sent, Privacy(clip=6.0), np.random.default_rng())
+    whole = clip_and_blur(reply, sent, Privacy(clip=6.0))
     np.testing.assert_allclose(whole[0], reply[0])
-    same = clip_and_blur(sent, sent, Privacy(clip=1.0), np.random.default_rng())
+    same = clip_and_blur(sent, sent, Privacy(clip=1.0))
     np.testing.assert_array_equal(same[1], sent[1])
 
 
 def test_noise_has_the_stated_size_and_type():
     zeros = [np.zeros(200_000, np.float32)]
-    (noisy,) = clip_and_blur(zeros, zeros, Privacy(clip=2.0, noise=0.5), np.random.default_rng(0))
+    (noisy,) = clip_and_blur(zeros, zeros, Privacy(clip=2.0, noise=0.5))
     assert noisy.dtype == np.float32
-    # 200,000 draws: the spread is known to half a percent with near certainty.
+    # 200,000 draws: the spread is known to half a percent with near certainty.  The generator cannot be seeded.
     assert noisy.std() == pytest.approx(1.0, rel=0.01)
     assert abs(noisy.mean()) < 0.02
+    assert norm.cdf(-2) == pytest.approx((noisy < -2).mean(), rel=0.1), "the tails are those of the normal law"
 
 
-def test_what_cannot_be_blurred_is_refused():
+def protected(folder, privacy, reply, sent, label=LABEL, run="run"):
+    """What a guard lets out of ``reply``, an array or a function that makes it, in answer to the array ``sent``."""
+    (folder / run).mkdir(exist_ok=True)
+    compute = reply if callable(reply) else lambda: [reply]
+    like = [sent if callable(reply) else reply]
+    (out,) = Guard(privacy, folder, run, run).protect(
+        compute, like, [sent], privacy_module.fingerprint("work", label, [sent])
+    )
+    return out
+
+
+def test_what_cannot_be_blurred_is_refused(tmp_path):
     with pytest.raises(Refused, match="whole numbers"):
-        clip_and_blur([np.arange(3)], [np.arange(3)], Privacy(1.0), np.random.default_rng())
+        protected(tmp_path, Privacy(1.0), np.arange(3), np.arange(3))
     with pytest.raises(Refused, match="not finite"):
-        clip_and_blur([np.array([np.nan])], [np.zeros(1)], Privacy(1.0), np.random.default_rng())
+        protected(tmp_path, Privacy(1.0), np.array([np.nan]), np.zeros(1))
+
+
+@pytest.mark.parametrize("trouble", [np.full(3, np.nan), np.full(3, np.inf), 1 / 3], ids=["nan", "infinite", "error"])
+def test_with_noise_trouble_looks_and_costs_like_any_reply(tmp_path, accountant, trouble):
+    """An error that tells, or one that costs nothing, brackets the true gradient by the steps that make it overflow."""
+
+    def compute():
+        if isinstance(trouble, float):
+            raise ZeroDivisionError("row 17 holds 0")
+        return [trouble]
+
+    out = protected(tmp_path, Privacy(1.0, 2.0), compute, np.full(3, 5.0))
+    assert np.isfinite(out).all()
+    assert np.abs(out - 5).max() < 2 * 8, "what was sent, and noise"
+    assert read_account(tmp_path) == Account(1, 0.25)
 
 
 def test_the_same_request_gets_the_same_reply_and_is_counted_once(tmp_path, accountant):
-    (tmp_path / "run").mkdir()
-
     def released(sent, label=LABEL):
-        return Guard(Privacy(1.0, 2.0), tmp_path, "run", "d").protect([np.ones(4)], [np.full(4, sent)], label)[0]
+        return protected(tmp_path, Privacy(1.0, 2.0), np.ones(4), np.full(4, sent), label)
 
     first = released(0.0)
     np.testing.assert_array_equal(first, released(0.0, LABEL._replace(attempt=2)))
@@ -85,25 +110,35 @@ def test_the_same_request_gets_the_same_reply_and_is_counted_once(tmp_path, acco
 
 
 def test_the_budget_holds_over_all_runs_of_a_site(tmp_path, accountant):
-    sent, reply = [np.zeros(4)], [np.ones(4)]
+    sent, reply = np.zeros(4), np.ones(4)
     allowed = Privacy(1.0, 2.0, epsilon=0.8)  # a reply costs 1/4 by the rule above
+    computed = []
     for number, run in enumerate(("a", "b", "c", "d")):
-        (tmp_path / run).mkdir()
-        guard = Guard(allowed, tmp_path, run, run)
         if number < 3:
-            guard.protect(reply, sent, LABEL)
+            protected(tmp_path, allowed, reply, sent, run=run)
         else:
-            with pytest.raises(Refused, match=r"spent its privacy budget \(epsilon 0.8 at delta 1e-05\) in 3 replies"):
-                guard.protect(reply, sent, LABEL)
+            with pytest.raises(Refused, match=r"privacy budget. \(epsilon 0.8 at delta 1e-05, in 3 replies\)"):
+                protected(tmp_path, allowed, lambda: computed.append("it was"), sent, run=run)
+            assert computed == [], "what cannot be paid for is not computed"
 
 
 @pytest.mark.parametrize(
     "text", ["", "{}", '{"replies": -1, "inverse_squares": 0}', '{"replies": 1, "inverse_squares": NaN}']
 )
 def test_a_damaged_account_releases_nothing(tmp_path, text):
-    (tmp_path / privacy.ACCOUNT).write_text(text)
+    (tmp_path / privacy_module.ACCOUNT).write_text(text)
     with pytest.raises(Refused, match="releases nothing more"):
         read_account(tmp_path)
+
+
+@pytest.mark.usefixtures("shared_compilation")
+def test_a_measured_objective_is_on_the_account(tmp_path, accountant):
+    run = Runs(tmp_path, 3, record_every=1)
+    run.submit(privacy=Privacy(0.5, 4.0))
+    assert read_account(tmp_path / "site-1").replies == 3 + 3
+    measured = [told["objective"] for task, name, told in run.channel.seen if (task, name) == ("measure", "site-1")]
+    assert len(measured) == len(set(measured)) == 3
+    assert np.abs(measured).max() < 0.5 + 0.5 * 4 * 8, "cut to 0.5 and blurred by 2"
 
 
 def first_reply(run):
@@ -115,7 +150,7 @@ def test_a_run_with_noise_goes_on_until_a_budget_is_spent(tmp_path, accountant):
     blurred, plain = Runs(tmp_path), Runs(tmp_path, 3, run="plain")
     with pytest.raises(RunFailed, match="spent its privacy budget"):
         blurred.submit(privacy=Privacy(0.1, 1.0, epsilon=3.5))
-    assert json.loads((tmp_path / "site-1" / privacy.ACCOUNT).read_text())["replies"] == 3
+    assert json.loads((tmp_path / "site-1" / privacy_module.ACCOUNT).read_text())["replies"] == 3
     plain.submit()
     noisy = first_reply(blurred)
     assert not np.allclose(noisy, first_reply(plain))
@@ -127,7 +162,7 @@ def test_clipping_alone_needs_no_account(tmp_path):
     run = Runs(tmp_path, 2)
     run.submit(privacy=Privacy(0.01))
     assert np.linalg.norm(first_reply(run)) == pytest.approx(0.01)
-    assert not (tmp_path / "site-1" / privacy.ACCOUNT).exists()
+    assert not (tmp_path / "site-1" / privacy_module.ACCOUNT).exists()
 
 
 @needs_library

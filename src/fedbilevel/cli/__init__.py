@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from fedbilevel._version import __version__
-from fedbilevel.cli.federate import check, init, start, status, stop
+from fedbilevel.cli.federate import approve, check, init, start, status, stop
 from fedbilevel.cli.fit import fit
 from fedbilevel.cli.own_data import schema
 from fedbilevel.cli.predict import predict
@@ -32,7 +32,6 @@ app = typer.Typer(
 about = "The same fit over real sites: certificates, restarts, nothing lost."
 federate = typer.Typer(name="federate", help=about, no_args_is_help=True, rich_markup_mode=None)
 site = typer.Typer(name="site", help="What a site can do for itself.", no_args_is_help=True, rich_markup_mode=None)
-site.callback()(lambda: None)  # a group of commands even while it has one
 
 
 def _print_version(wanted: bool) -> None:
@@ -62,6 +61,7 @@ for _group, _command, _example in (
     (app, compare, "compare runs/table1 runs/table1-grid"),
     (federate, init, "federate init --site north --site south --server fl.example.org"),
     (site, check, "federate site check kits/north --schema schema.toml"),
+    (site, approve, "federate site approve kits/north outcome-1a2b3c4d"),
     (federate, start, "federate start kits/north"),
     (federate, submit, "federate submit --kits federation --schema schema.toml --out runs/income"),
     (federate, status, "federate status --kits federation"),

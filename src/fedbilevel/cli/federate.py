@@ -203,6 +203,7 @@ def check(
     table.check_columns(source.columns)
     fit = FitOptions(method=method, formulation=formulation, metric=metric, compare_with=None)
     left, said = rehearse(opened.name, job(fit, meaning, [opened.name]), policy)
+    needs_person = not policy.approval.auto or not {"any", meaning.digest} & set(policy.approval.schemas)
     if policy.privacy is None:
         warnings.append("Replies leave without noise: [privacy] in local/fedbilevel.toml would add it.")
     until = f"{opened.until:%Y-%m-%d}"
@@ -213,25 +214,90 @@ def check(
         title = "What would leave this site (one round a stage; training repeats work)"
         yield title, pd.DataFrame(left, columns=["when", "what", "shape", "bytes"])
         yield f"{opened.name} would take part: {source.table} fits {schema}."
+        yield f"SHA-256 of the schema: {meaning.digest}"
+        yield (
+            "A run by it waits for a person: fedbilevel federate site approve."
+            if needs_person
+            else "A run by it needs no person, within the bounds of [approve]."
+        )
         yield f"It connects to {opened.address}; its certificate is good until {until}."
         yield from (f"Note: {warning}" for warning in warnings)
 
     told = {
         "site": opened.name, "server": opened.address, "until": until, "warnings": warnings,
         "table": str(source.table), "columns": list(source.columns), "tell": list(policy.tell),
-        "left": [thing._asdict() for thing in left], "said": said,
+        "schema_sha256": meaning.digest, "needs_person": needs_person, "said": said,
+        "left": [thing._asdict() for thing in left],
     }  # fmt: skip
     tell(as_json, quiet, told, shown())
+
+
+def approve(
+    kit: options.KitFolder,
+    run: Annotated[
+        str | None, typer.Argument(help="The run's name; without it, the runs that wait are listed.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Approve without being asked.")] = False,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """What a run would do at this site and take out of it, in plain words; and whether it may.
+
+    A run that was submitted waits here until somebody approves it, unless local/fedbilevel.toml approves it by itself.  The
+    run is rehearsed at this site alone; nothing is sent.  Once all sites have approved, the coordinator submits it again.
+    """
+    need_nvflare()
+    from fedbilevel.federation.nvflare.job import STATE
+    from fedbilevel.federation.operator.kits import open_kit
+    from fedbilevel.federation.protocol import approval
+    from fedbilevel.federation.protocol.policy import read_policy
+
+    opened = open_kit(kit, "site")
+    policy = read_policy(opened.folder / "local")
+    folder = policy.folder or opened.folder / STATE
+    waiting = approval.pending(folder)
+    if run is None:
+        names = list(waiting)
+        tell(
+            as_json,
+            quiet,
+            {"waiting": names},
+            [f"Waiting for approval: {', '.join(names)}." if names else "No run waits."],
+        )
+        return
+    if run not in waiting:
+        raise ValueError(f"No run {run!r} waits here; there are: {', '.join(waiting) or 'none'}.")
+    prepare_jax()
+    from fedbilevel.federation.operator.rehearsal import in_words, rehearse
+
+    settings = waiting[run]
+    left, said = rehearse(opened.name, settings, policy)
+    sentences = list(in_words(settings, policy, folder, left, said))
+    if not as_json:
+        tell(False, quiet, {}, sentences)
+    if not yes and sys.stdin.isatty():
+        yes = typer.confirm("May it take part?")
+    if yes:
+        approval.approve(settings, folder, "person")
+    outcome = (
+        f"{run} is approved: it takes part when it is submitted again." if yes else f"{run} is not approved (--yes)."
+    )
+    tell(as_json, quiet, {"run": run, "approved": yes, "words": sentences}, [outcome])
 
 
 def start(
     kit: options.KitFolder,
     background: Annotated[bool, typer.Option("--background", help="Return as soon as it is up.")] = False,
+    as_it_is: Annotated[
+        bool,
+        typer.Option("--as-it-is", help="Although the kit of a site holds or allows more than kits are made with."),
+    ] = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Run a server's or a site's kit on this machine.
 
-    Stays until it is stopped (Ctrl-C, SIGTERM or federate stop), as a service manager wants it; with --background it
+    A site's kit is compared with what kits are made with: code, components or rights beyond that are named, and nothing
+    starts.  Stays until it is stopped (Ctrl-C, SIGTERM or federate stop), as a service manager wants it; with --background it
     returns.  The output goes to console.log in the kit.
     """
     need_nvflare()
@@ -245,7 +311,7 @@ def start(
     log = opened.folder / processes.OUTPUT
     written = log.stat().st_size if log.exists() else 0
     with ended_by_signals():
-        process = processes.start(opened.folder)
+        process = processes.start(opened.folder, as_it_is=as_it_is)
         try:
             up = processes.is_up(process, opened.folder, opened.kind, written, UP_SECONDS)
             if process.poll() is not None:

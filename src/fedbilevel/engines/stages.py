@@ -25,12 +25,52 @@ if TYPE_CHECKING:
 Numbers = dict[str, np.ndarray]
 
 
+TELL = ("rows", "groups", "seconds", "objective", "smoothness", "statistics", "report")
+"""What a site may tell besides the replies of the plan's phases."""
+REASONS = {
+    "job": "The job is not one that this package writes, byte for byte; the site's own log says what differs.",
+    "run": "The request belongs to another run than the job this site was given.",
+    "request": "The request is not one that the protocol knows.",
+    "stage": "The site was not prepared for this stage, or the program has none of that number.",
+    "program": "The job names a program that this site does not allow.",
+    "approval": "The run waits for the approval of a person at this site (`fedbilevel federate site approve`).",
+    "bounds": "The run is outside the bounds of what this site approves by itself; its own log says which.",
+    "columns": "The job asks for a column that this site does not offer; its own log names it.",
+    "source": "The site does not offer data of the kind the job asks for.",
+    "rows": "This site has fewer rows under the job's schema than it works on.",
+    "cells": "A group, class or column has fewer rows at this site than it tells anything about.",
+    "batch": "The job's batches are smaller than this site allows.",
+    "weights": "The weights single out fewer rows than this site works on.",
+    "agreed": "What is said to be agreed on does not fit this site's own share, or has changed.",
+    "suit": "The site's rows do not suit the algorithm; its own log says why.",
+    "large": "The message is larger than this site sends or takes.",
+    "often": "The run has been asked for more replies than its rounds need.",
+    "back": "The coordinator went back further than this site keeps its states.",
+    "finite": "The reply is not finite.",
+    "whole": "The reply holds whole numbers, which this site's privacy settings cannot blur.",
+    "budget": "This site has spent its privacy budget.",
+    "account": "The site cannot read its own privacy account, so it releases nothing more.",
+    "accountant": "The site's privacy settings need the package dp-accounting, 0.6 or later: install fedbilevel[privacy].",
+    "site": "Something went wrong at the site; its own log says what.",
+} | {f"tell {name}": f"This site does not tell its {name}, which the run needs." for name in TELL}
+"""Everything a site can say when it does not do what it is asked: these sentences, and never a word of a job or a table."""
+
+
 class Refused(ValueError):
-    """A site (or the coordinator) will not do what a job asks for.  The sentence may travel: it holds no data."""
+    """A site will not do what a job asks for.  The sentence of ``reason`` travels; ``detail`` stays in the site's own log."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{REASONS[reason]} {detail}".strip())
+        self.reason = reason
 
 
 class Source(Protocol):
-    """A site's data as programs see it: a table of which only some columns can be read, or named arrays."""
+    """A site's data as programs see it: a table of which only some columns can be read, or named arrays.
+
+    ``minimum_cell``: how many rows must differ in a column for it to count (1: any)."""
+
+    @property
+    def minimum_cell(self) -> int: ...
 
     def frame(self, columns: tuple[str, ...]) -> pd.DataFrame: ...
 
@@ -73,3 +113,16 @@ class Program(Protocol):
 
     def report(self, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> Numbers:
         """On a site, after the last stage: numbers about the result on its rows."""
+
+    # What a site asks of its own program before anything leaves.
+
+    def doubt(self, source: Source, agreed: Numbers, scale: float) -> str | None:
+        """Why ``agreed`` cannot follow from this site's own share and those of others; None where it can.
+
+        ``scale``: how far a common scaling may be from the site's own."""
+
+    def cells(self, number: int, train: Tree) -> np.ndarray:
+        """How many rows there are of everything that replies of stage ``number`` tell of one by one."""
+
+    def weights_behind(self, number: int, train: Tree, message: Tree) -> np.ndarray | None:
+        """How much every row of ``train`` counts in the reply to ``message`` (None: as the stage starts); None: all alike."""

@@ -103,10 +103,13 @@ class FairProgram:
         if self.curvature is None:
             told["smoothness"] = np.array([smoothness(rows.train["features"])])
         if self.recipe.method in COUNTED:
-            labels, groups = rows.model["labels"], rows.model["groups"]
-            counting = np.ones(len(labels)) if self.recipe.method == "fedminmax" else labels
-            told["groups"] = np.bincount(groups, counting, self.groups)
+            told["groups"] = self._counted(rows)
         return told
+
+    def _counted(self, rows: Rows) -> np.ndarray:
+        labels, groups = rows.model["labels"], rows.model["groups"]
+        counting = np.ones(len(labels)) if self.recipe.method == "fedminmax" else labels
+        return np.bincount(groups, counting, self.groups)
 
     def agree(self, number: int, told: Sequence[Numbers], agreed: Numbers) -> Numbers:
         if number == 0:
@@ -214,6 +217,61 @@ class FairProgram:
         counts = Counts.of(rows["labels"], decided, rows["groups"], self.groups, classes=self.model.classes)
         return {"decisions": counts.cells}
 
+    # What a site makes sure of.
+
+    def doubt(self, source: Source, agreed: Numbers, scale: float) -> str | None:
+        first = set() if self.schema is None else {f"statistics/{name}" for name in Statistics._fields}
+        second = {"rows", "smoothness"} | ({"groups"} if self.recipe.method in COUNTED else set())
+        if set(agreed) not in (set(), first, first | second):
+            return f"It holds {', '.join(sorted(agreed))}."
+        if not agreed:
+            return None
+        if self.schema is not None:
+            own = site_statistics(self.schema, self._table(source))
+            common = Statistics(*(agreed[f"statistics/{name}"] for name in Statistics._fields))
+            doubt = doubt_statistics(self.schema, own, common, scale)
+            if doubt is not None or set(agreed) == first:
+                return doubt
+        rows = self.encoded(source, agreed)
+        sizes = np.array([len(rows.train["labels"]), len(rows.val["labels"])]).repeat(2)
+        told = agreed["rows"]
+        if told.shape != (4,) or ((told - sizes) * [1, -1, 1, -1] > 0).any():
+            return f"The site's own {sizes[0]} and {sizes[2]} rows lie outside {told.tolist()}."
+        if "groups" in second and not (agreed["groups"] >= self._counted(rows)).all():
+            return "A group has more rows at this site than at all of them."
+        return None
+
+    def cells(self, number: int, train: Tree) -> np.ndarray:
+        """Rows by group and class, wherever the method compares groups or gives them weights."""
+        if self.recipe.method == "fedavg" or number > 0:
+            return np.zeros(0, np.int64)
+        classes = self.model.classes
+        cells = train["groups"] * classes + np.asarray(train["labels"], np.int32)
+        return np.bincount(cells, minlength=self.groups * classes)
+
+    def weights_behind(self, number: int, train: Tree, message: Tree) -> np.ndarray | None:
+        """By the weights of the cells, where the message says them or moves them; by those found in stage one; by those of the
+        groups (FedMinMax, FedFB)."""
+        if self.two_stages and number == 0:
+            return None if message is None else self._least_even(message, train["cells"])
+        if hasattr(message, "row_weights"):
+            weights = np.asarray(message.row_weights, np.float64)[train["groups"]]
+            return weights if self.recipe.method == "fedminmax" else np.where(train["labels"] > 0, weights, 1.0)
+        return train.get("weights")
+
+    def _least_even(self, message: Any, cells: np.ndarray) -> np.ndarray:
+        """The weights of rows that the outer variable in a message stands for, or those that its momentum leads to within a
+        round, whichever are further from equal."""
+        form, method = self.recipe.formulation, self.recipe.method
+        if method == "fedbio":
+            return form.weights(message)[cells]
+        chosen = {"delta": 0.1, "u": 1.0, **self.recipe.constants()}
+        step = chosen["outer_step"] if self.recipe.outer_step is None else self.recipe.outer_step
+        reach = step * chosen["delta"] / chosen["u"] ** (1 / 3) * self.recipe.local_steps
+        moved = np.asarray(message.anchor, np.float64) - reach * np.asarray(message.momentum, np.float64)
+        each = [form.weights(outer)[cells] for outer in (message.anchor, moved)]
+        return max(each, key=lambda weights: float(np.sum(weights**2) / np.sum(weights) ** 2))
+
     # A site's rows.
 
     def divided(self, groups: np.ndarray, parts: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -237,27 +295,29 @@ class FairProgram:
                 *(name for name in self.schema.sensitive if all(name != c.name for c in self.schema.features)),
             )
             parsed = parse(self.schema, source.frame(columns), labelled=True, source="The site's table")
-            self._tables[id(source)] = parsed.complete()
+            self._tables[id(source)] = without_few(parsed.complete(), source.minimum_cell)
         return self._tables[id(source)]
 
     def _arrays(self, source: Source, agreed: Numbers) -> tuple[np.ndarray, ...]:
         if self.schema is not None:
             table = self._table(source)
-            return self.encoder(agreed).transform(table), table.labels, table.groups
+            encoded = self.encoder(agreed).transform(table)
+            # Categories, flags, and numbers that the scaling has cut: a column that a handful of rows have says nothing.
+            return np.where(few_differ(encoded, source.minimum_cell), 0, encoded), table.labels, table.groups
         arrays = source.arrays()
         missing = [name for name in LEAVES if name not in arrays]
         if missing:
-            raise Refused(f"The site's arrays lack {missing[0]}.")
+            raise Refused("source", f"The site's arrays lack {missing[0]}.")
         return tuple(arrays[name] for name in LEAVES)
 
     def encoded(self, source: Source, agreed: Numbers) -> Rows:
         """A site's rows as the stages read them."""
         features, labels, groups = self._arrays(source, agreed)
         if features.ndim != 2 or features.shape[1] != self.model.features or len(features) == 0:
-            raise Refused("The site's features are not a table of the width the job names, or have no rows.")
+            raise Refused("source", "The features are not a table of the width the job names, or have no rows.")
         classes = self.model.classes
         if groups.min() < 0 or groups.max() >= self.groups or labels.min() < 0 or labels.max() >= classes:
-            raise Refused("The site's labels or groups lie outside the numbers the job names.")
+            raise Refused("source", "Labels or groups lie outside the numbers the job names.")
         whole = {
             "features": np.asarray(features, np.float32),
             "labels": np.asarray(labels, np.float32),
@@ -309,6 +369,55 @@ def fair_program(arguments: dict[str, Any]) -> FairProgram:
         curvature=None,
         names=None if schema is None else schema.groups,
     )
+
+
+def few_differ(values: np.ndarray, least: int) -> np.ndarray:
+    """By column: whether some rows differ from most others, but fewer than ``least``."""
+    most = np.partition(values, len(values) // 2, axis=0)[len(values) // 2]
+    differing = np.sum(values != most, axis=0)
+    return np.asarray((differing > 0) & (differing < least))
+
+
+def without_few(table: Parsed, least: int) -> Parsed:
+    """Numbers that fewer than ``least`` rows have, the others all having the same or none, become as theirs: sums over such a
+    column would tell them."""
+    cells = dict(table.cells)
+    for name, values in table.cells.items():
+        there = values[~np.isnan(values)] if values.dtype.kind == "f" else values[:0]
+        if 0 < len(there) < least:
+            cells[name] = np.full_like(values, np.nan)
+        elif len(there) and few_differ(there[:, None], least).any():
+            cells[name] = np.where(np.isnan(values), values, np.median(there))
+    return replace(table, cells=cells)
+
+
+def doubt_statistics(schema: Schema, own: Statistics, common: Statistics, scale: float) -> str | None:
+    """Why sums over all sites cannot contain those of one; or why scaling by them would be far from that site's own.
+
+    What is left without the site must be sums over other rows: counts and squares are not negative, and by Cauchy and Schwarz
+    the square of a sum is at most count times squares.  A site with a share f of the rows then has a mean within sqrt(1/f)
+    common spreads and a spread of at most sqrt(1/f) common ones: ``scale`` bounds how small a part it can be said to be.
+    """
+    if any(getattr(own, name).shape != getattr(common, name).shape for name in Statistics._fields):
+        return "The statistics are not those of the schema's columns."
+    rest = Statistics(*(whole - part for whole, part in zip(common, own, strict=True)))
+    rounding = 1e-9 * (1 + np.abs(common.squares))
+    if (rest.rows < 0).any() or (rest.counts < 0).any() or (rest.squares < -rounding).any():
+        return "The sums over all sites are smaller than this site's own."
+    if (rest.sums**2 > (rest.counts + 1e-9 * common.counts) * (rest.squares + rounding)).any():
+        return "What the sums leave to the other sites cannot be sums over rows."
+    if not schema.numbers:
+        return None
+    encoder = Encoder.from_statistics(schema, common)
+    count = np.maximum(own.counts, 1)
+    shift = own.sums / count
+    spread = np.sqrt(np.maximum(own.squares / count - shift**2, 0))
+    away = np.abs(shift + [column.center for column in schema.numbers] - encoder.means)
+    beyond = (own.counts > 0) & (np.maximum(away, spread) > scale * encoder.spreads)
+    if beyond.any():
+        column = schema.numbers[int(np.argmax(beyond))].name
+        return f"The common scaling of {column!r} is more than {scale:g} times away from this site's own."
+    return None
 
 
 def smoothness(features: np.ndarray) -> float:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from fedbilevel import storage
+
 FORMAT = 1
 SETTINGS_FILE = "run.toml"
 PARTS, MODELS = "parts", "models"
@@ -81,7 +83,12 @@ def digest(contents: bytes) -> str:
 
 
 def csv_text(frame: pd.DataFrame) -> bytes:
-    return frame.to_csv(index=False, lineterminator="\n").encode()
+    texts = {name: frame[name].map(_harmless) for name in frame.columns if frame[name].dtype.kind not in "biufc"}
+    return frame.assign(**texts).to_csv(index=False, lineterminator="\n").encode()
+
+
+def _harmless(cell: Any) -> Any:
+    return storage.harmless(cell) if isinstance(cell, str) else cell
 
 
 def part_name(key: str) -> str:
@@ -125,6 +132,7 @@ def _read_part(file: Path) -> Part:
 def read_csv(name: str, text: bytes) -> pd.DataFrame:
     """A merged table, typed as it was written, every number with all its bits."""
     texts = pd.read_csv(io.BytesIO(text), dtype="str", keep_default_na=False, encoding="utf-8")
+    texts = texts.map(storage.restored)
     read = {"text": lambda values: values, "whole": _whole, "number": _numbers, "": _guessed}
     kinds = TABLES.get(name, {})
     return tidy(name, pd.DataFrame({column: read[kinds.get(column, "")](texts[column]) for column in texts.columns}))

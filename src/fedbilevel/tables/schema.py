@@ -28,11 +28,12 @@ over all tables together; missing cells count for nothing:
 from __future__ import annotations
 
 import difflib
+import hashlib
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,11 @@ class Schema:
         columns = {column.name: entry(column) for column in self.columns}
         document = {"format": FORMAT} | asdict(self) | {"columns": columns}
         return HEADING + re.sub(r"\[\n((?:    .*,\n)+)\]", _short_list, storage.toml_text(document))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what the schema says, whatever the file looked like; which column names the site is left out."""
+        return hashlib.sha256(replace(self, site=None).text().encode()).hexdigest()
 
     def write(self, path: str | Path) -> Path:
         """Write the schema as TOML, whole or not at all."""

@@ -26,7 +26,7 @@ LOOK_UP = 0.2
 
 
 class PlanController(Controller):  # type: ignore[misc]
-    """Runs a job's program.  ``settings`` is the JSON text of `JobSettings`."""
+    """Runs a job's program.  ``settings`` are packed `JobSettings` (`job.write_job`)."""
 
     def __init__(self, settings: str, task_check_period: float = 0.02) -> None:
         super().__init__(task_check_period=task_check_period)
@@ -114,7 +114,7 @@ class _Exchange:
         code = result.get_return_code()
         content = {key: value for key, value in result.items() if key != ReservedHeaderKey.HEADERS}
         if code != ReturnCode.OK:
-            content = {"refused": f"the engine at the site said {code}"}
+            content = {"refused": "site"}
         with self.changed:
             self.replies[client_task.client.name] = Reply(content, time.perf_counter() - self.began)
             self.changed.notify_all()

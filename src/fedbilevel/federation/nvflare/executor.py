@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.event_type import EventType
@@ -11,31 +12,32 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.apis.signal import Signal
 
 from fedbilevel.engines.stages import Refused
-from fedbilevel.federation.nvflare.job import STATE, read_job
+from fedbilevel.federation.nvflare.job import STATE, check_job, read_job
 from fedbilevel.federation.protocol.site import Site
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]
-    """Answers a job's tasks.  ``settings`` is the JSON text of `JobSettings`; everything else is the site's own."""
+    """Answers a job's tasks.  ``settings`` are packed `JobSettings` (`job.write_job`); everything else is the site's own."""
 
     def __init__(self, settings: str) -> None:
         super().__init__()
         self.settings = settings
         self.site: Site | None = None
-        self.refusal = "The site has not started."
+        self.refusal = "stage"
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type != EventType.START_RUN:
             return
         try:
+            check_job(Path(fl_ctx.get_workspace().get_app_dir(fl_ctx.get_job_id())))
             settings, policy, folder = read_job(self.settings, fl_ctx.get_workspace(), STATE)
             self.site = Site(fl_ctx.get_identity_name(), settings, policy, folder, self.logger.info)
         except Refused as error:
-            self.refusal = str(error)
+            self.refusal = error.reason
             self.log_error(fl_ctx, str(error))
         except Exception as error:
             # Anything else may quote the site's files: it stays in the site's log.
-            self.refusal = f"{type(error).__name__} at the site; its own log says why."
+            self.refusal = "site"
             self.log_exception(fl_ctx, f"the site cannot take part: {error}")
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:

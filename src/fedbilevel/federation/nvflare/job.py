@@ -1,11 +1,20 @@
-"""A job for NVFlare: two small JSON files and nothing else, no code, no data; and how both ends read it."""
+"""A job for NVFlare: two small JSON files and nothing else, no code, no data; and how both ends read it.
+
+NVFlare expands ``{names}``, the environment's among them, in every text of a job, reads HOCON with its ``include`` where a job
+brings that, and lets a job bring logging classes.  So the settings travel in base64, which has nothing to expand, and a site
+takes a job only where its files are, byte for byte, those that `write_job` writes for these settings (`JobValidator`).
+"""
 
 from __future__ import annotations
 
+import base64
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fedbilevel import storage
+from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.protocol.policy import Policy, read_policy
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.federation.protocol.site import TASKS
@@ -16,6 +25,9 @@ EXECUTOR = "fedbilevel.federation.nvflare.executor.SiteExecutor"
 REQUEST_INTERVAL = 0.01
 """Seconds after which a site without work asks again; NVFlare's default is 2."""
 APP = "app"
+SERVER, CLIENT = "config/config_fed_server.json", "config/config_fed_client.json"
+LARGEST = 1 << 22
+"""Bytes of a job's file."""
 RUNS, STATE = "fedbilevel-runs", "fedbilevel-state"
 """Where a kit keeps the coordinator's runs, or a site's private states, when its policy names no folder."""
 
@@ -28,28 +40,70 @@ def write_job(
     ``inline``: arrays travel inside the messages; NVFlare's default is a download of their own.
     """
     target = folder / settings.run
-    config = target / APP / "config"
-    config.mkdir(parents=True, exist_ok=True)
-    arguments = {"settings": settings.to_json()}
-    both: dict[str, Any] = {"format_version": 2, "components": [], "task_data_filters": [], "task_result_filters": []}
-    if inline:
-        both["np_download_chunk_size"] = 0
-    workflow = {"id": "plan", "path": CONTROLLER, "args": arguments}
-    server = {"server": {"task_request_interval": request_interval}, "workflows": [workflow]}
-    client = {"executors": [{"tasks": list(TASKS), "executor": {"path": EXECUTOR, "args": arguments}}]}
+    (target / APP / "config").mkdir(parents=True, exist_ok=True)
     # Sites are named, so that one that is not asked starts nothing; one that is absent is left out.
     deployed = {"min_clients": settings.needed, "deploy_map": {APP: ["server", *settings.sites]}}
     storage.write_json(target / "meta.json", {"name": settings.run, "resource_spec": {}, **deployed})
-    storage.write_json(config / "config_fed_server.json", {**both, **server})
-    storage.write_json(config / "config_fed_client.json", {**both, **client})
+    for name, text in _files(_packed(settings), request_interval, inline).items():
+        storage.write(target / APP / name, text)
     return target
 
 
-def read_job(text: str, workspace: Any, default: str) -> tuple[JobSettings, Policy, Path]:
+def check_job(app: Path) -> JobSettings:
+    """The settings of a job whose files, in ``app``, are those that `write_job` writes for them; refused where they are not."""
+    try:
+        there = {str(file.relative_to(app)): file.read_text() for file in _entries(app)}
+        server, client = (json.loads(there[name]) for name in (SERVER, CLIENT))
+        packed = client["executors"][0]["executor"]["args"]["settings"]
+        settings = _unpacked(packed)
+        interval, inline = server["server"]["task_request_interval"], "np_download_chunk_size" in client
+        if not (isinstance(interval, float) and 0 < interval < 60) or _packed(settings) != packed:
+            raise ValueError("the settings or the interval are not as they are written")
+        wanted = _files(packed, interval, inline)
+        if there != wanted:
+            strange = sorted(name for name in there.keys() | wanted.keys() if there.get(name) != wanted.get(name))
+            raise ValueError(f"{', '.join(strange)[:200]} differ")
+    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        raise Refused("job", f"{type(error).__name__}: {error}"[:500]) from error
+    return settings
+
+
+def read_job(packed: str, workspace: Any, default: str) -> tuple[JobSettings, Policy, Path]:
     """What a job meets where it runs: its settings, the policy there, and the folder for what is kept."""
     import jax
 
-    settings = JobSettings.from_json(text)
+    settings = _unpacked(packed)
     jax.config.update("jax_enable_x64", settings.double)
     policy = read_policy(Path(workspace.get_site_config_dir()))
     return settings, policy, policy.folder or Path(workspace.get_root_dir()) / default
+
+
+def _packed(settings: JobSettings) -> str:
+    return base64.b64encode(settings.to_json().encode()).decode()
+
+
+def _unpacked(packed: str) -> JobSettings:
+    return JobSettings.from_json(base64.b64decode(packed, validate=True).decode())
+
+
+def _files(packed: str, request_interval: float, inline: bool) -> dict[str, str]:
+    both: dict[str, Any] = {"format_version": 2, "components": [], "task_data_filters": [], "task_result_filters": []}
+    if inline:
+        both["np_download_chunk_size"] = 0
+    arguments = {"settings": packed}
+    workflow = {"id": "plan", "path": CONTROLLER, "args": arguments}
+    server = {"server": {"task_request_interval": request_interval}, "workflows": [workflow]}
+    client = {"executors": [{"tasks": list(TASKS), "executor": {"path": EXECUTOR, "args": arguments}}]}
+    return {SERVER: storage.json_text({**both, **server}), CLIENT: storage.json_text({**both, **client})}
+
+
+def _entries(app: Path) -> Iterator[Path]:
+    """The files of a job, links and empty folders counting as files that cannot be read; few and small."""
+    for number, entry in enumerate(sorted(app.rglob("*"))):
+        if number > 3 or entry.is_symlink():
+            raise ValueError("the job holds more than two files, or a link")
+        if entry == app / "config" and entry.is_dir():
+            continue
+        if entry.stat().st_size > LARGEST:
+            raise ValueError(f"{entry.name} is larger than {LARGEST:,} bytes")
+        yield entry

@@ -12,15 +12,16 @@ import pandas as pd
 
 from fedbilevel import storage
 from fedbilevel.datasets.shipped import ADULT_TARGET, TRAIN_ROWS, read_adult
+from fedbilevel.engines.stages import TELL
 from fedbilevel.federation.operator.kits import Kits, Roster, establish
-from fedbilevel.federation.protocol.policy import FILE, TELL
+from fedbilevel.federation.protocol.policy import FILE
 from fedbilevel.tables.reading import open_table
 from fedbilevel.tables.schema import Schema, infer
 
 SHARES = {"north": 0.5, "south": 0.3, "west": 0.2}
 """The sites and the share of the training rows each of them has."""
 SENSITIVE = "sex"
-MINIMUM_ROWS = 20
+MINIMUM_ROWS, MINIMUM_BATCH = 20, 16
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,11 @@ def write_tables(folder: Path, rows: int | None, seed: int) -> tuple[dict[str, P
 
 
 def policy_text(table: Path, schema: Schema) -> str:
-    """The file of a site that lets a run by ``schema`` read ``table`` and tell everything there is to tell."""
+    """The file of a site that lets runs by ``schema`` read ``table`` and tell everything, without asking anybody."""
     data = {"table": table, "columns": schema.needed()}
-    policy = storage.toml_text({"data": data, "policy": {"tell": TELL, "minimum_rows": MINIMUM_ROWS}})
+    # Adult is public: no group of it is too small to be spoken of.
+    bounds = {"tell": TELL, "minimum_rows": MINIMUM_ROWS, "minimum_batch": MINIMUM_BATCH, "minimum_cell": 1}
+    policy = storage.toml_text({"data": data, "policy": bounds, "approve": {"auto": True, "schemas": [schema.digest]}})
     return f"# What this site allows; see docs/federation.md.\n{policy}"
 
 

@@ -15,6 +15,7 @@ executor; they may not bring code; nobody may look into a site's files from afar
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -58,8 +59,48 @@ BEFORE = ("fedbilevel.engines.nvflare.controller.PlanController", "fedbilevel.en
 SOON_DAYS = 30
 """From when on people are told that a certificate ends."""
 FILES = {"server": "fed_server.json", "site": "fed_client.json", "person": "fed_admin.json"}
+MANIFEST = "startup/manifest.json"
+SITE_RESOURCES: dict[str, Any] = {
+    "format_version": 2,
+    "class_list_enforcement_mode": "enforce",
+    "class_allow_list": list(CLASSES),
+    # NVFlare would send a site's error log to the server, and errors quote values.
+    "allow_log_streaming": False,
+    "app_validator": {"path": "fedbilevel.federation.nvflare.validator.JobValidator", "args": {}},
+    "client": {"retry_timeout": 30, "compression": "Gzip"},
+    "components": [
+        {
+            "id": "resource_manager",
+            "path": "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
+            "args": {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0, "expiration_period": 300},
+        },
+        {
+            "id": "resource_consumer",
+            "path": "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
+            "args": {},
+        },
+        {
+            "id": "process_launcher",
+            "path": "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher",
+            "args": {},
+        },
+    ],
+}
+"""``local/resources.json`` of a site's kit, all of it."""
+SITE_FILES = {
+    "startup": {
+        "fed_client.json", "client.crt", "client.key", "rootCA.pem", "start.sh", "sub_start.sh", "stop_fl.sh",
+        "manifest.json", "signature.json",
+    },
+    "local": {
+        "resources.json", "authorization.json", "log_config.json", POLICY, "resources.json.default",
+        "authorization.json.default", "log_config.json.default", "privacy.json.sample",
+    },
+}  # fmt: skip
+"""All that these folders of a site's kit hold.  What ends on ``.sh`` is NVFlare's own and is never run here."""
+LOG_CLASSES = ("logging.", "nvflare.fuel.utils.log_utils.")
 FORBIDDEN = {"byoc": "bring code", "shell_commands": "read files here from afar"}
-"""Rights that no role has on a kit as it was made."""
+"""Rights in words."""
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 _EMAIL = re.compile(r"[A-Za-z0-9._+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
 _RESERVED = ("server", "all", "client", "admin")
@@ -260,6 +301,7 @@ def _issue(folder: Path, roster: Roster, names: tuple[str, ...], *, new_authorit
         for name in names:
             if _place(made / name, home / name):
                 restrict(home / name)
+            write_manifest(home / name)
             close(home / name)
         shutil.rmtree(made)
         _forget_keys(draft)
@@ -313,16 +355,28 @@ def restrict(kit: Path) -> None:
     resources = json.loads((file if file.exists() else local / "resources.json.default").read_text())
     resources["class_list_enforcement_mode"] = "enforce"
     resources["class_allow_list"] = list(CLASSES)
-    if kind == "site":
-        # NVFlare would send a site's error log to the server, and errors quote values.
-        resources["allow_log_streaming"] = False
-    streams = ("site_log_streamer", "log_receiver")
-    resources["components"] = [each for each in resources["components"] if each["id"] not in streams]
-    storage.write_json(file, resources)
+    resources["components"] = [each for each in resources["components"] if each["id"] != "log_receiver"]
+    storage.write_json(file, SITE_RESOURCES if kind == "site" else resources)
     settle(kit)
     storage.write_json(local / "authorization.json", {"format_version": "1.0", "permissions": rights(kind)})
     if kind == "site" and not (local / POLICY).exists():
         storage.write(local / POLICY, (files(__package__) / "site.toml").read_text())
+
+
+def write_manifest(kit: Path) -> None:
+    """What is in a kit, by hash: changes on the way to a site, and later ones, are noticed there."""
+    storage.write_json(kit / MANIFEST, {"format": 1, "files": _hashes(kit)})
+
+
+def _hashes(kit: Path) -> dict[str, str]:
+    """Of all files that decide what a kit does, but for the site's own policy."""
+    entries = [entry for place in ("startup", "local") for entry in sorted((kit / place).rglob("*")) if entry.is_file()]
+    names = {str(entry.relative_to(kit)): entry for entry in entries}
+    return {
+        name: hashlib.sha256(entry.read_bytes()).hexdigest()
+        for name, entry in names.items()
+        if name not in (MANIFEST, f"local/{POLICY}") and not entry.name.endswith((".lock", ".tmp"))
+    }
 
 
 def close(kit: Path) -> None:
@@ -335,7 +389,7 @@ def close(kit: Path) -> None:
 def settle(kit: Path) -> None:
     """Point a server's storage into its kit, wherever the kit is now: NVFlare wants absolute paths.
 
-    A kit of version 0.1.0 also gets the new names of the classes it allows.
+    A kit of version 0.1.0 also gets the new names of the classes it allows, and a site's the check of jobs.
     """
     file = kit / "local" / "resources.json"
     if not file.exists():
@@ -352,6 +406,9 @@ def settle(kit: Path) -> None:
     if "class_allow_list" in resources:
         renamed = dict(zip(BEFORE, CLASSES, strict=True))
         resources["class_allow_list"] = [renamed.get(name, name) for name in resources["class_allow_list"]]
+    older = {**SITE_RESOURCES, "app_validator": None}
+    if {**resources, "app_validator": None} == older and "app_validator" not in resources:
+        resources = SITE_RESOURCES
     if resources != json.loads(text):
         storage.write_json(file, resources)
 
@@ -413,11 +470,11 @@ def check_dates(kit: Kit) -> str | None:
 
 
 def loosened(kit: Kit) -> list[str]:
-    """What the rules of a kit allow beyond those it was made with, in sentences."""
-    sentences = []
+    """In sentences: what a kit holds and allows beyond what kits are made with, and what has changed since it was made."""
     resources = _json(kit.folder / "local/resources.json", absent={})
     allowed = resources.get("class_allow_list", ["*"])
     more = [name for name in allowed if name not in (*CLASSES, *BEFORE)]
+    sentences = []
     if more or resources.get("class_list_enforcement_mode") != "enforce":
         sentences.append(
             f"local/resources.json lets jobs run classes other than fedbilevel's ({', '.join(more[:2]) or 'any'})."
@@ -426,15 +483,57 @@ def loosened(kit: Kit) -> list[str]:
         sentences.append(
             "local/resources.json names the classes of version 0.1.0: `fedbilevel federate start` writes the new names."
         )
-    if kit.kind == "site" and resources.get("allow_log_streaming", True):
-        sentences.append("local/resources.json lets logs of this site travel to the server (allow_log_streaming).")
+    if kit.kind == "site":
+        sentences += _strange_in_site(kit.folder, resources)
+    expected = rights(kit.kind)
     rules = _json(kit.folder / "local/authorization.json", absent={})
     for role, given in rules.get("permissions", {"anybody": "any"}).items():
+        if isinstance(given, str):
+            sentences += [f"local/authorization.json lets a {role} do anything ({given})."] if given != "none" else []
+            continue
         sentences += [
-            f"local/authorization.json lets a {role} {deed} ({right})."
-            for right, deed in FORBIDDEN.items()
-            if (given if isinstance(given, str) else given.get(right, "none")) != "none"
+            f"local/authorization.json lets a {role} {FORBIDDEN.get(right, right)} ({right}: {value})."
+            for right, value in given.items()
+            if value != "none" and value != expected.get(role, {}).get(right)
         ]
+    return sentences
+
+
+def _strange_in_site(folder: Path, resources: dict[str, Any]) -> list[str]:
+    """What a site's kit holds that no site's kit is made with: files, components, settings, log handlers; or has lost."""
+    sentences = [
+        f"{entry.relative_to(folder)} is no file of a kit" + ("; code in it would run here." if entry.is_dir() else ".")
+        for place, known in SITE_FILES.items()
+        for entry in sorted((folder / place).iterdir())
+        if entry.name not in known and not entry.name.startswith(".") and not entry.name.endswith(".log")
+    ]
+    if resources.get("allow_log_streaming", True):
+        sentences.append("local/resources.json lets logs of this site travel to the server (allow_log_streaming).")
+    if "app_validator" not in resources:
+        sentences.append(
+            "local/resources.json does not check jobs byte by byte: `fedbilevel federate start` adds that."
+        )
+    elif resources["app_validator"] != SITE_RESOURCES["app_validator"]:
+        sentences.append("local/resources.json checks jobs by a class other than fedbilevel's (app_validator).")
+    components = [each for each in resources.get("components", ()) if each not in SITE_RESOURCES["components"]]
+    sentences += [f"local/resources.json starts a component of its own ({each.get('path')})." for each in components]
+    strange = sorted(resources.keys() - SITE_RESOURCES.keys())
+    sentences += [f"local/resources.json has a setting of its own ({name})." for name in strange]
+    logging = next(
+        (name for name in ("log_config.json", "log_config.json.default") if (folder / "local" / name).exists()), ""
+    )
+    if logging:
+        classes = re.findall(r'"(?:class|\(\))"\s*:\s*"([^"]*)"', (folder / "local" / logging).read_text())
+        sentences += [
+            f"local/{logging} logs by a class of its own ({name})."
+            for name in classes
+            if not name.startswith(LOG_CLASSES)
+        ]
+    made = _json(folder / MANIFEST, absent={}).get("files", {})
+    if made:
+        now = _hashes(folder)
+        changed = [name for name in sorted(made.keys() | now.keys()) if made.get(name) != now.get(name)]
+        sentences += [f"{name} is not as it was when the kit was made." for name in changed]
     return sentences
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from fedbilevel.federation.operator.kits import FILES, Kits, open_kit, settle
+from fedbilevel.federation.operator.kits import FILES, Kits, loosened, open_kit, settle
 
 MODULES = {
     "server": "nvflare.private.fed.app.server.server_train",
@@ -29,8 +30,20 @@ CONNECTED = {"server": "Server started", "site": "Successfully registered client
 """What NVFlare writes when a process is up."""
 
 
-def start(kit: Path, environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start the kit's process; output goes to ``console.log``."""
+KEPT = re.compile(
+    r"PATH|HOME|USER|LOGNAME|LANG|LC_.*|TZ|TMPDIR|TEMP|TMP|SYSTEMROOT|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHON.*|XDG_CACHE_HOME|JAX_.*"
+    r"|XLA_.*|CUDA_.*|NVIDIA_.*|OMP_.*"
+)
+"""What a kit's process, and so the workers of its jobs, get to see of the environment: no passwords or tokens of others."""
+SAFE = {"PYTHONSAFEPATH": "1", "NVFLARE_SECURE_LOGGING": "1"}
+"""No module is imported from the folder of the kit, and NVFlare's errors do not quote what they are about."""
+
+
+def start(kit: Path, environment: dict[str, str] | None = None, as_it_is: bool = False) -> subprocess.Popen[bytes]:
+    """Start the kit's process; output goes to ``console.log``.
+
+    A site's kit must be what kits are made of, unless ``as_it_is``.
+    """
     kit = kit.resolve()
     opened = open_kit(kit)
     if opened.kind not in MODULES:
@@ -44,11 +57,17 @@ def start(kit: Path, environment: dict[str, str] | None = None) -> subprocess.Po
     for flag in ("shutdown.fl", "restart.fl"):
         (kit / flag).unlink(missing_ok=True)
     settle(kit)
+    strange = loosened(opened) if opened.kind == "site" and not as_it_is else []
+    if strange:
+        raise ValueError(
+            f"{kit} is not as kits are made: {' '.join(strange)} Mend it; if all of this is your own doing, add --as-it-is."
+        )
+    kept = {name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}
     command = [sys.executable, "-u", "-m", MODULES[opened.kind], "-m", str(kit), "-s", FILES[opened.kind]]
     with (kit / OUTPUT).open("ab") as output:
         return subprocess.Popen(
             [*command, "--set", *options], stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=kit,
-            env={**os.environ, **(environment or {})}, start_new_session=True,
+            env={**kept, **SAFE, **(environment or {})}, start_new_session=True,
         )  # fmt: skip
 
 

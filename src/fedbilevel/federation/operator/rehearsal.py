@@ -6,18 +6,23 @@ the same code and under the same policy; its private state goes to a folder that
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedbilevel.fairness.program import FairProgram
+from fedbilevel.federation.protocol.approval import approve
 from fedbilevel.federation.protocol.coordinator import Coordinator, Reply
 from fedbilevel.federation.protocol.policy import Policy
+from fedbilevel.federation.protocol.privacy import read_account
 from fedbilevel.federation.protocol.program import make_program
 from fedbilevel.federation.protocol.record import Record
 from fedbilevel.federation.protocol.settings import JobSettings, RunFailed, TooFewSites
 from fedbilevel.federation.protocol.site import Site
+from fedbilevel.tables.schema import MISSING
 
 
 class Left(NamedTuple):
@@ -37,6 +42,7 @@ def rehearse(name: str, settings: JobSettings, policy: Policy) -> tuple[list[Lef
     alone = replace(settings, sites=(name,), min_sites=None, record_every=1, arguments=_short(settings))
     said: list[str] = []
     with tempfile.TemporaryDirectory(prefix="fedbilevel-") as folder:
+        approve(alone, Path(folder) / "site", "rehearsal")  # whoever rehearses is the person to ask
         site = Site(name, alone, policy, Path(folder) / "site", said.append)
         record = Record(Path(folder) / "run", alone)
         channel = _Alone(name, site)
@@ -49,6 +55,62 @@ def rehearse(name: str, settings: JobSettings, policy: Policy) -> tuple[list[Lef
         finally:
             record.close()
     return channel.left, said
+
+
+WHEN = {
+    "survey": "Before training, exactly and on no privacy account",
+    "prepare": "At the start of a stage, exactly",
+    "work": "In every round",
+    "measure": "At recorded rounds",
+    "finish": "At the end, exactly and on no privacy account",
+}
+
+
+def in_words(settings: JobSettings, policy: Policy, folder: Path, left: list[Left], said: list[str]) -> Iterator[str]:
+    """What a run would do at a site and take out of it, for the person who approves it.
+
+    ``folder``: of the site's states; ``left`` and ``said`` are what `rehearse` returned.
+    """
+    program = make_program(settings.program, settings.arguments, policy.functions)
+    phases = len([thing for thing in left if (thing.task, thing.name) == ("work", "reply 1")])
+    replies = None
+    yield f"Run {settings.run}, with {', '.join(settings.sites)}."
+    if isinstance(program, FairProgram):
+        recipe, schema = program.recipe, program.schema
+        rounds, _ = recipe.total
+        replies = rounds if program.two_stages else rounds * phases
+        yield f"It trains a {program.model.kind} model by {recipe.method}, in {rounds} rounds."
+        if schema is not None:
+            yield f"It reads {', '.join(column.name for column in schema.features)}."
+            yield f"It predicts {schema.target} ({schema.positive} or not) and compares {', '.join(schema.groups)}."
+            unusual = {"any column": sorted(set(schema.missing) - set(MISSING))}
+            unusual |= {column.name: list(column.also_missing) for column in schema.features}
+            yield from (
+                f"In {name}, these count as missing: {', '.join(map(repr, values))[:500]}."
+                for name, values in unusual.items()
+                if values
+            )
+            yield f"SHA-256 of its schema: {schema.digest}"
+    else:
+        yield f"It runs the program {settings.program} with {json.dumps(settings.arguments)[:500]}."
+    yield from (f"This site would be {line}." for line in said if line.startswith("ready for"))
+    for task, when in WHEN.items():
+        names = dict.fromkeys(f"{thing.name} {thing.shape}" for thing in left if thing.task == task)
+        if names:
+            yield f"{when}: {', '.join(names)}."
+    privacy = policy.privacy
+    if privacy is None or privacy.noise == 0:
+        yield "Replies leave without noise: the coordinator may be able to conclude something about single rows."
+    elif replies is not None:
+        measured = policy.may_tell("objective") and settings.record_every is not None
+        replies += -(-replies // settings.record_every) if measured and settings.record_every else 0
+        spent = read_account(folder)
+        after = spent._replace(inverse_squares=spent.inverse_squares + replies * privacy.noise**-2)
+        allowed = "no limit" if privacy.epsilon is None else f"{privacy.epsilon:g} allowed"
+        yield (
+            f"{replies} replies with noise: epsilon {spent.epsilon(privacy.delta):.3g} spent so far, "
+            f"{after.epsilon(privacy.delta):.3g} after the run ({allowed}, at delta {privacy.delta:g})."
+        )
 
 
 def _short(settings: JobSettings) -> dict[str, Any]:

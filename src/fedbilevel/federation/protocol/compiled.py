@@ -30,6 +30,11 @@ def items_of(plan: Plan) -> Iterator[Item]:
             yield from items_of(item.phases)
 
 
+def options_of(algorithm: Algorithm) -> dict[str, Any]:
+    """An algorithm's settings by name; none where somebody made it by hand without any."""
+    return dict(getattr(algorithm.settings, "__dict__", {}))
+
+
 def local_data(train: Tree, val: Tree, client: int) -> LocalData:
     """One site's rows as ``work`` sees them."""
     sizes = [0 if part is None else np.shape(jax.tree.leaves(part)[0])[0] for part in (train, val)]

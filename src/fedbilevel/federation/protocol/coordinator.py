@@ -14,18 +14,25 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from fedbilevel.calculus import Tree
+from fedbilevel.engines.stages import REASONS
 from fedbilevel.federation.protocol.compiled import Compiled, items_of
 from fedbilevel.federation.protocol.payload import Arrays, BadReply, named_arrays, size_of, stacked, to_arrays, to_tree
 from fedbilevel.federation.protocol.program import Program, Stage, answer_trees
 from fedbilevel.federation.protocol.record import Progress, Record
 from fedbilevel.federation.protocol.settings import JobSettings, RunFailed, TooFewSites
-from fedbilevel.federation.protocol.vault import Label
+from fedbilevel.federation.protocol.vault import NOTES, Label
 from fedbilevel.plan import Plan, Repeat, ServerStep
 
 
 class Reply(NamedTuple):
     content: dict[str, Any]
     seconds: float
+
+
+def reason(reply: Reply) -> str:
+    """Why a site refuses, in our own words: whatever else it may have sent is not passed on."""
+    told = reply.content["refused"]
+    return REASONS[told] if isinstance(told, str) and told in REASONS else "It refused without a reason we know."
 
 
 class Channel(Protocol):
@@ -71,7 +78,7 @@ class Attendance:
                 continue
             missed = self._missed(site)
             if reply is not None:
-                self.refuse(site, str(reply.content["refused"]))
+                self.refuse(site, reason(reply))
             elif missed:
                 self.record.say(f"{site} did not answer ({task}) within {self.settings.start_timeout:g} s")
         return answered
@@ -94,15 +101,16 @@ class Attendance:
             return "no answer"
         try:
             if "refused" in reply.content:
-                raise BadReply(str(reply.content["refused"]))
+                raise BadReply(reason(reply))
             accepted[site] = to_tree(reply.content.get("arrays"), like, "its reply")
         except BadReply as error:
             self.refuse(site, str(error))
             return f"refused: {error}"
         if self._back(site):
             self.record.say(f"{site} is back")
-        if isinstance(reply.content.get("note"), str):
-            self.record.say(f"{site} {reply.content['note']}")
+        note = reply.content.get("note")
+        if isinstance(note, str) and note in NOTES:
+            self.record.say(f"{site} {NOTES[note]}")
             return "answered anew"
         return "answered"
 
@@ -132,7 +140,7 @@ class Attendance:
         missing = [site for site in self.settings.sites if site not in sites]
         sentence = f"Only {len(sites)} of the {needed} sites the run needs {what}; missing: {', '.join(missing)}."
         if len(sites) + len(refusals) >= needed:
-            raise RunFailed(f"{sentence} " + " ".join(f"{site}: {why}." for site, why in refusals.items()))
+            raise RunFailed(f"{sentence} " + " ".join(f"{site}: {why}" for site, why in refusals.items()))
         raise TooFewSites(sentence)
 
 

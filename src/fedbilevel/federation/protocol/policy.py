@@ -7,22 +7,20 @@ fedbilevel that jobs may name.  On the coordinator's own kit only ``functions`` 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedbilevel import storage
-from fedbilevel.engines.stages import Refused
+from fedbilevel.engines.stages import TELL, Refused
 from fedbilevel.problem import positive, whole_number
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FILE = "fedbilevel.toml"
-TELL = ("rows", "groups", "seconds", "objective", "smoothness", "statistics", "report")
-"""What a site may tell besides the replies of the plan's phases."""
 TOLD_BY_DEFAULT = ("rows", "seconds", "objective", "smoothness", "statistics")
 
 
@@ -33,14 +31,15 @@ class Source:
     table: Path | None = None
     arrays_file: Path | None = None
     columns: tuple[str, ...] = ()
+    minimum_cell: int = 1
 
     def frame(self, columns: tuple[str, ...]) -> pd.DataFrame:
         """The table's ``columns``; refused where the site does not list one of them."""
         if self.table is None:
-            raise Refused("This site offers arrays, not a table; the job asks for a table.")
+            raise Refused("source", "This site offers no table.")
         barred = [column for column in columns if column not in self.columns]
         if barred:
-            raise Refused(f"The job asks for the column {barred[0]!r}, which this site does not offer.")
+            raise Refused("columns", f"It is {barred[0]!r}.")
         import pandas as pd  # sites that offer arrays start without it
 
         from fedbilevel.tables.reading import open_table
@@ -49,7 +48,7 @@ class Source:
 
     def arrays(self) -> dict[str, np.ndarray]:
         if self.arrays_file is None:
-            raise Refused("This site offers a table, not arrays; the job asks for arrays.")
+            raise Refused("source", "This site offers no arrays.")
         with self.arrays_file.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
 
@@ -79,28 +78,72 @@ class Privacy:
 
 
 @dataclass(frozen=True)
+class Approval:
+    """What this site takes part in without asking a person (``auto``): runs within all of these bounds, and no others.
+
+    ``schemas``: SHA-256 of the schemas that may be used, or "any".  ``methods``: of the fair program; none listed: all.
+    ``rounds``, ``runs``: how many at most; ``step``: the largest step size.
+    """
+
+    auto: bool = False
+    schemas: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    rounds: int = 2000
+    runs: int = 20
+    step: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.auto, bool):
+            raise ValueError(f"approve.auto must be true or false, not {self.auto!r}.")
+        for name in ("rounds", "runs"):
+            whole_number(f"approve.{name}", getattr(self, name))
+        positive("approve.step", self.step)
+
+
+@dataclass(frozen=True)
 class Policy:
-    """The file, checked."""
+    """The file, checked.
+
+    ``minimum_rows``: nothing is told of fewer rows, and nothing computed on fewer, weights taken into account;
+    ``minimum_batch``: no step reads fewer; ``minimum_cell``: nothing is told of a group, class or column with fewer.
+    ``largest_scale``: how many times larger or smaller than the site's own a common spread may be, and how many of the
+    site's own spreads away a common mean.  ``largest_megabytes``: of one message.
+    """
 
     source: Source = field(default_factory=Source)
     tell: tuple[str, ...] = TOLD_BY_DEFAULT
     functions: tuple[str, ...] = ()
-    minimum_rows: int = 1
-    minimum_batch: int = 1
+    minimum_rows: int = 20
+    minimum_batch: int = 16
+    minimum_cell: int = 5
+    largest_scale: float = 10.0
+    largest_megabytes: float = 64.0
     privacy: Privacy | None = None
     folder: Path | None = None
+    approval: Approval = field(default_factory=Approval)
+
+    def __post_init__(self) -> None:
+        for name in LEAST:
+            whole_number(f"policy.{name}", getattr(self, name))
+        for name in LARGEST:
+            positive(f"policy.{name}", getattr(self, name))
+        # Programs see the source alone.
+        object.__setattr__(self, "source", replace(self.source, minimum_cell=self.minimum_cell))
 
     def may_tell(self, name: str) -> bool:
         return name in self.tell
 
-    def require(self, name: str, why: str) -> None:
+    def require(self, name: str) -> None:
         if not self.may_tell(name):
-            raise Refused(f"This site does not tell its {name}, which {why}.")
+            raise Refused(f"tell {name}")
 
 
+LEAST = ("minimum_rows", "minimum_batch", "minimum_cell")
+LARGEST = ("largest_scale", "largest_megabytes")
 KNOWN: dict[str, tuple[str, ...]] = {
     "data": ("table", "arrays", "columns"),
-    "policy": ("tell", "functions", "minimum_rows", "minimum_batch"),
+    "policy": ("tell", "functions", *LEAST, *LARGEST),
+    "approve": tuple(each.name for each in fields(Approval)),
     "privacy": ("clip", "noise", "epsilon", "delta"),
     "state": ("folder",),
 }
@@ -140,10 +183,11 @@ def read_policy(folder: Path) -> Policy:
     strange = [name for name in tell if name not in TELL]
     if strange:
         raise ValueError(f"{file}: policy.tell lists {strange[0]!r}; choose from {', '.join(TELL)}.")
-    least = {name: policy.get(name, 1) for name in ("minimum_rows", "minimum_batch")}
-    for name, value in least.items():
-        whole_number(f"policy.{name}", value)
+    bounds = {name: policy[name] for name in (*LEAST, *LARGEST) if name in policy}
+    lists = {name: names("approve", name) for name in ("schemas", "methods")}
+    approval = Approval(**{**sections.get("approve", {}), **lists})
     source = Source(path(data.get("table")), path(data.get("arrays")), names("data", "columns"))
     privacy = Privacy(**sections["privacy"]) if "privacy" in sections else None
     functions = names("policy", "functions")
-    return Policy(source, tell, functions, **least, privacy=privacy, folder=path(state.get("folder")))
+    folder_named = path(state.get("folder"))
+    return Policy(source, tell, functions, **bounds, privacy=privacy, folder=folder_named, approval=approval)

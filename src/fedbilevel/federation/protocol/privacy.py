@@ -3,27 +3,33 @@
 Every reply is compared with what the site was sent: for each array of the reply the first array of the message with the
 same shape and type (not used before) is its reference, zero where there is none.  The difference, all arrays together, is
 cut to norm ``clip``, and independent normal noise of standard deviation ``noise * clip`` is added.  The reference is known to
-everybody and does not depend on the rows, so any choice of it is sound.
+everybody and does not depend on the rows, so any choice of it is sound.  A measured objective is a reply of one number.
 
-The account is for a whole site: with its rows, or silent (its reply then is the reference plus noise).  One reply is one
-Gaussian mechanism of sensitivity ``clip``.  T of them with noise multipliers z_1 .. z_T, each chosen in view of the earlier
-ones, are together one with multiplier (sum 1/z_t^2)^(-1/2) (Dong, Roth, Su 2022, Cor. 3.3), whose epsilon at the given delta
-`dp_accounting` computes.  The account runs over all jobs of the site, whatever their names.  Surveys, counts, reports and the
-time a reply takes are outside of it: list in ``policy.tell`` only what may be told.
+With noise, a reply is paid for before anything is computed, and whatever goes wrong from then on (an error, a number that is
+not finite) is answered by the reference and noise: a site that fails looks like one that has nothing to say, and pays the same.
 
-Noise comes from the operating system's entropy, never from the job's seed, which the coordinator knows.  The latest reply,
-asked for again (after a fault), is sent again as it was, since fresh noise on the same numbers would tell more of them; any
-other is a further reply on the account.
+The account is for a whole site (*client level*): with its rows, or silent (its reply then is the reference plus noise).  What
+holds for all rows of a site holds for each of them (*record level*) a fortiori; a smaller price for single records would need
+gradients clipped row by row.  One reply is one Gaussian mechanism of sensitivity ``clip``.  T of them with noise multipliers
+z_1 .. z_T, each chosen in view of the earlier ones, are together one with multiplier (sum 1/z_t^2)^(-1/2) (Dong, Roth, Su 2022,
+Cor. 3.3), whose epsilon at the given delta `dp_accounting` computes.  The account runs over all jobs of the site, whatever
+their names.  Surveys, counts, reports and the time a reply takes are outside of it: ``policy.tell`` decides about these.
+
+Noise comes from the operating system's cryptographic generator, never from the job's seed, which the coordinator knows: with
+noise a run over sites and a simulation do not give the same numbers.  The latest reply, asked for again after a fault, is
+sent again as it was, since fresh noise on the same numbers would tell more of them; any other is one more on the account.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,19 +62,20 @@ def read_account(folder: Path) -> Account:
         spent = json.loads(file.read_text())
         account = Account(int(spent["replies"]), float(spent["inverse_squares"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refused("The site cannot read its own privacy account, so it releases nothing more.") from error
+        raise Refused("account", str(error)) from error
     if account.replies < 0 or not 0 <= account.inverse_squares < math.inf:
-        raise Refused("The site's privacy account holds impossible numbers, so it releases nothing more.")
+        raise Refused("account", "It holds impossible numbers.")
     return account
 
 
 class Guard:
     """The privacy of one site in one run; ``folder`` holds the states of all its runs."""
 
-    def __init__(self, privacy: Privacy, folder: Path, run: str, digest: str) -> None:
-        self.privacy, self.folder, self.digest = privacy, folder, digest
+    def __init__(
+        self, privacy: Privacy, folder: Path, run: str, digest: str, say: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self.privacy, self.folder, self.digest, self.say = privacy, folder, digest, say
         self.file = folder / run / "released.npz"
-        self.random = np.random.default_rng()
         self.last: tuple[str, Arrays] | None = None
         if privacy.noise > 0:
             gaussian_epsilon(1.0, privacy.delta)  # a site without the accountant says so before it computes anything
@@ -76,17 +83,36 @@ class Guard:
         if released is not None and released[1].get("digest") == digest:
             self.last = (released[1]["asked"], [*released[0].values()])
 
-    def protect(self, reply: Arrays, message: Sequence[np.ndarray], label: Label) -> Arrays:
-        """Clip, add noise, and write down that it was done before it leaves; the same request gets the same reply."""
-        asked = fingerprint(label, message)
+    def protect(
+        self, compute: Callable[[], Arrays], like: Sequence[Any], message: Sequence[np.ndarray], asked: str
+    ) -> Arrays:
+        """What ``compute`` returns, paid for, clipped and blurred, and written down before it leaves.
+
+        ``like``: the shapes and types of that; ``message``: the public arrays it is compared with; ``asked``: the name of the
+        request.  The latest request, asked again, gets the same reply.
+        """
         if self.last is not None and self.last[0] == asked:
+            with contextlib.suppress(Exception):
+                compute()  # for the state that follows
             return self.last[1]
-        noisy = clip_and_blur(reply, references(reply, message), self.privacy, self.random)
+        if any(np.dtype(leaf.dtype).kind != "f" for leaf in like):
+            raise Refused("whole")
+        public = references(like, message)
         if self.privacy.noise > 0:
             self._spend()
+        noisy = clip_and_blur(self._computed(compute, public), public, self.privacy)
         write_leaves(self.file, noisy, digest=self.digest, asked=asked)
         self.last = (asked, noisy)
         return noisy
+
+    def _computed(self, compute: Callable[[], Arrays], public: Arrays) -> Arrays:
+        try:
+            return compute()
+        except Exception as error:
+            if self.privacy.noise == 0:
+                raise
+            self.say(f"noise alone leaves, since the reply could not be computed: {type(error).__name__}: {error}")
+            return public
 
     def _spend(self) -> None:
         """One more reply on the account, unless that is more than the site allows."""
@@ -95,42 +121,53 @@ class Guard:
             after = Account(before.replies + 1, before.inverse_squares + self.privacy.noise**-2)
             budget = self.privacy.epsilon
             if budget is not None and after.epsilon(self.privacy.delta) > budget:
-                raise Refused(
-                    f"This site has spent its privacy budget (epsilon {budget:g} at delta {self.privacy.delta:g}) in "
-                    f"{before.replies} replies."
-                )
+                spent = f"epsilon {budget:g} at delta {self.privacy.delta:g}, in {before.replies} replies"
+                raise Refused("budget", f"({spent})")
             storage.write_json(self.folder / ACCOUNT, {"format": FORMAT, **after._asdict()})
 
 
-def references(reply: Arrays, message: Sequence[np.ndarray]) -> Arrays:
-    """For every array of the reply the public array it is compared with."""
+def references(reply: Sequence[Any], message: Sequence[np.ndarray]) -> Arrays:
+    """For every array of the reply, given by shape and type, the public array it is compared with."""
     left, public = list(message), []
     for array in reply:
         alike = [i for i, sent in enumerate(left) if sent.shape == array.shape and sent.dtype == array.dtype]
-        public.append(left.pop(alike[0]) if alike else np.zeros_like(array))
+        public.append(left.pop(alike[0]) if alike else np.zeros(array.shape, array.dtype))
     return public
 
 
-def clip_and_blur(reply: Arrays, public: Arrays, privacy: Privacy, random: np.random.Generator) -> Arrays:
-    if any(array.dtype.kind != "f" for array in reply):
-        raise Refused("The reply holds whole numbers, which this site's privacy settings cannot blur.")
+def clip_and_blur(reply: Arrays, public: Arrays, privacy: Privacy) -> Arrays:
+    """With noise, a reply that is not finite counts as one that is not there; without, it is refused."""
     moves = [
         np.asarray(array, np.float64) - np.asarray(base, np.float64) for array, base in zip(reply, public, strict=True)
     ]
     norm = math.sqrt(sum(float(np.sum(move**2)) for move in moves))
     if not math.isfinite(norm):
-        raise Refused("The reply is not finite.")
+        if privacy.noise == 0:
+            raise Refused("finite")
+        moves, norm = [np.zeros(base.shape) for base in public], 0.0
     factor = min(1.0, privacy.clip / norm) if norm > 0 else 1.0
     spread = privacy.noise * privacy.clip
     return [
-        (base + factor * move + spread * random.standard_normal(move.shape)).astype(array.dtype)
-        for array, base, move in zip(reply, public, moves, strict=True)
+        (base + factor * move + (spread * normal(move.shape) if spread > 0 else 0.0)).astype(base.dtype)
+        for base, move in zip(public, moves, strict=True)
     ]
 
 
-def fingerprint(label: Label, message: Sequence[np.ndarray]) -> str:
+def normal(shape: tuple[int, ...]) -> np.ndarray:
+    """Standard normal draws from the operating system's cryptographic generator.
+
+    Each is half the sum of four, so that the low digits of a result do not give away the noise (Holohan, Braghin 2021)."""
+    from scipy.special import ndtri
+
+    size = math.prod(shape)
+    words = np.frombuffer(secrets.token_bytes(4 * size * 8), np.uint64).reshape(4, size)
+    uniform = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    return np.asarray(ndtri(uniform).sum(axis=0) / 2).reshape(shape)
+
+
+def fingerprint(task: str, label: Label, message: Sequence[np.ndarray]) -> str:
     """What was asked for, whichever attempt of the run it was asked in."""
-    digest = hashlib.sha256(repr((label.stage, label.round, label.ordinal)).encode())
+    digest = hashlib.sha256(repr((task, label.stage, label.round, label.ordinal)).encode())
     for array in message:
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
@@ -141,7 +178,5 @@ def gaussian_epsilon(noise: float, delta: float) -> float:
     try:
         from dp_accounting import get_epsilon_gaussian  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError as error:
-        raise Refused(
-            "This site's privacy settings need the package dp-accounting, 0.6 or later: install fedbilevel[privacy]."
-        ) from error
+        raise Refused("accountant") from error
     return float(get_epsilon_gaussian(noise, delta))

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 import jax
+import numpy as np
 
 from fedbilevel.calculus import Tree
 from fedbilevel.engines.stages import Numbers, Program, Refused, Source, Stage
@@ -27,9 +28,9 @@ def make_program(name: str, arguments: dict[str, Any], allowed: Sequence[str]) -
     path = BUILT_IN.get(name)
     if path is None:
         if ":" not in name:
-            raise Refused(f"There is no program {name!r}: use one of {', '.join(BUILT_IN)}, or 'module:function'.")
+            raise Refused("program", f"There is no program {name!r}: use {', '.join(BUILT_IN)}, or 'module:function'.")
         if name not in allowed:
-            raise Refused(f"The program {name!r} is not among the functions this site allows.")
+            raise Refused("program", f"{name!r} is not among the functions this site allows.")
         path = name
     module, _, function = path.partition(":")
     made = getattr(import_module(module), function)(arguments)
@@ -79,7 +80,7 @@ class ArrayProgram:
             leaves, structure = jax.tree.flatten(like)
             missing = [f"{name}{i}" for i in range(len(leaves)) if f"{name}{i}" not in arrays]
             if missing:
-                raise Refused(f"The site's arrays lack {missing[0]}, which the program reads.")
+                raise Refused("source", f"The site's arrays lack {missing[0]}, which the program reads.")
             return jax.tree.unflatten(structure, [arrays[f"{name}{i}"] for i in range(len(leaves))])
 
         train, val = self._stage.example
@@ -87,3 +88,12 @@ class ArrayProgram:
 
     def report(self, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> Numbers:
         return {}
+
+    def doubt(self, source: Source, agreed: Numbers, scale: float) -> str | None:
+        return "This program agrees on nothing." if agreed else None
+
+    def cells(self, number: int, train: Tree) -> np.ndarray:
+        return np.zeros(0, np.int64)
+
+    def weights_behind(self, number: int, train: Tree, message: Tree) -> np.ndarray | None:
+        return None

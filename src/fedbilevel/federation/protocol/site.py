@@ -1,7 +1,8 @@
 """A site's side of a federated run, without any network: what it is asked, what it does, what it answers.
 
-Requests and answers are dicts of plain values and NumPy arrays.  What can leave a site is written down in one place,
-`Site.answer`: the arrays of a phase's reply, and the numbers the site's policy lists.
+Requests and answers are dicts of plain values and NumPy arrays.  A site trusts nothing it is sent: what it takes part in is
+approved (`approval`), what is said to be agreed on is held against its own share, weights and batches against its own bounds;
+and everything that leaves goes through one `Door`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import numpy as np
 
 from fedbilevel.calculus import Tree
 from fedbilevel.engines.stages import Refused
-from fedbilevel.federation.protocol.compiled import Compiled, local_data
-from fedbilevel.federation.protocol.payload import Arrays, BadReply, named_arrays, size_of, to_arrays, to_tree
+from fedbilevel.federation.protocol import approval
+from fedbilevel.federation.protocol.compiled import Compiled, local_data, options_of
+from fedbilevel.federation.protocol.door import Door, effective_rows
+from fedbilevel.federation.protocol.payload import Arrays, named_arrays, to_arrays, to_tree
 from fedbilevel.federation.protocol.policy import Policy
-from fedbilevel.federation.protocol.privacy import Guard
 from fedbilevel.federation.protocol.program import Numbers, Program, Stage, answer_trees, make_program
 from fedbilevel.federation.protocol.settings import JobSettings
-from fedbilevel.federation.protocol.vault import Label, Vault, write_arrays
-from fedbilevel.plan import Phase
+from fedbilevel.federation.protocol.vault import NOTES, Label, Vault, read_arrays, write_arrays
+from fedbilevel.plan import Phase, phases_of
 from fedbilevel.problem import ClientData
 
 TASKS = ("survey", "prepare", "work", "measure", "finish")
@@ -35,54 +37,57 @@ class Site:
 
     def __init__(self, name: str, settings: JobSettings, policy: Policy, folder: Path, say: Say) -> None:
         self.name, self.settings, self.policy, self.say = name, settings, policy, say
+        if name not in settings.sites:
+            raise Refused("run", f"{name} is not one of the sites of the run.")
         self.client = settings.client(name)
         self.program: Program = make_program(settings.program, settings.arguments, policy.functions)
+        self.by_bounds = approval.settle(settings, self.program, policy, folder)
         self.folder = folder / settings.run
         self.vault = Vault(self.folder, settings.digest)
-        self.guard = None if policy.privacy is None else Guard(policy.privacy, folder, settings.run, settings.digest)
+        self.door = Door(policy, folder, settings.run, settings.digest, say)
         self.stage: Stage | None = None
         self.number = -1
 
     def answer(self, task: str, request: dict[str, Any]) -> dict[str, Any]:
-        """Do ``task`` and return what leaves the site; a refusal leaves as one sentence without data."""
-        try:
+        """Do ``task`` and return what leaves the site."""
+
+        def work() -> dict[str, Any]:
             if request.get("digest") != self.settings.digest:
-                raise Refused("The request belongs to another run than the job this site was given.")
+                raise Refused("run")
             if task not in TASKS:
-                raise Refused(f"There is no task {task!r}.")
+                raise Refused("request", f"There is no task {task!r}.")
             told: dict[str, Any] = getattr(self, f"_{task}")(request)
-        except (Refused, BadReply) as error:
-            told = {"refused": str(error)}
-            self.say(f"refused {task}: {error}")
-        except Exception as error:
-            # The sentence of any other error may quote a value of the table: it stays in the site's own log.
-            told = {"refused": f"{type(error).__name__} at the site; its own log says why."}
-            self.say(f"could not do {task}: {type(error).__name__}: {error}")
-        self._note(task, told)
-        return told
+            return told
+
+        return self.door.answer(task, work)
 
     def _survey(self, request: dict[str, Any]) -> dict[str, Any]:
-        agreed = named_arrays(request["agreed"], "what was agreed on")
-        told = self.program.survey(int(request["survey"]), self.policy.source, agreed)
-        return {"numbers": self._allowed(told)}
+        agreed, _ = self._common({**request, "answers": ()})
+        return {"numbers": self.door.numbers(self.program.survey(int(request["survey"]), self.policy.source, agreed))}
 
     def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Read and encode the rows of a stage, and compile its work."""
         number = int(request["stage"])
-        agreed = named_arrays(request["agreed"], "what was agreed on")
-        self.answers = answer_trees(self.program, agreed, request["answers"])
-        stage = self.program.stage(number, agreed, self.answers)
-        if stage is None or len(self.answers) != number:
-            raise Refused(f"The program has no stage {number}.")
-        train, val = self.program.rows(number, self.policy.source, agreed, self.answers)
-        rows = self._check(stage, train, val)
+        agreed, answers = self._common(request)
+        stages = [self.program.stage(k, agreed, answers[:k]) for k in range(number + 1)]
+        stage = stages[-1]
+        if stage is None or len(answers) != number:
+            raise Refused("stage", f"It was stage {number}.")
+        rounds = sum(each.rounds for each in stages if each is not None)
+        if self.by_bounds:
+            approval.check_stage(stage, rounds, self.policy.approval)
+        self.train, val = self.program.rows(number, self.policy.source, agreed, answers)
+        rows = self._check(number, stage, val)
         self.compiled = Compiled(stage.algorithm, self.settings.seed, stage.example)
-        self.data = jax.device_put(local_data(train, val, self.client))
+        self.data = jax.device_put(local_data(self.train, val, self.client))
         self.enrolled = self.compiled.enroll()
         self._warm_up()
         self.stage, self.number = stage, number
+        self.door.planned = rounds * max(
+            sum(times for _, times in phases_of(each.algorithm.plan)) for each in stages if each
+        )
         if stage.weights == "samples":
-            self.policy.require("rows", "the averages of this run are weighted by")
+            self.policy.require("rows")
         self.say(f"ready for {stage.name}: {rows} training rows, {stage.rounds} rounds of {stage.algorithm.name}")
         return {"rows": rows} if self.policy.may_tell("rows") else {}
 
@@ -94,40 +99,68 @@ class Site:
         item = int(request["item"])
         message = to_tree(request["arrays"], self.compiled.message_like(item), "the message")
         kept = self.vault.state(since, self.number, self.enrolled)
-        local = self._with_parcel(kept.local, request)
-        reply, local = self.compiled.work(message, local, self.data, label.round, label.ordinal, item=item)
-        arrays = to_arrays(reply)
-        if self.guard is not None:
-            arrays = self.guard.protect(arrays, request["arrays"], label)
-        self.vault.keep(label, local, floor, since)
-        told: dict[str, Any] = {"arrays": arrays}
+        after = [self._with_parcel(kept.local, request)]
+
+        def compute() -> Arrays:
+            self._check_weights(self.program.weights_behind(self.number, self.train, message))
+            reply, after[0] = self.compiled.work(message, after[0], self.data, label.round, label.ordinal, item=item)
+            return to_arrays(reply)
+
+        like = jax.tree.leaves(self.compiled.reply_like(item))
+        told: dict[str, Any] = {"arrays": self.door.reply("work", compute, like, request["arrays"], label)}
+        self.vault.keep(label, after[0], floor, since)
         if self.policy.may_tell("seconds"):
             told["seconds"] = time.perf_counter() - began
         if kept.note is not None:
             told["note"] = kept.note
-            self.say(kept.note)
+            self.say(NOTES[kept.note])
         return told
 
     def _measure(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The objective on this site's rows, where it may be told."""
-        self._label(request)
+        """The objective on this site's rows, where it may be told: with noise a reply like any other."""
+        label = self._label(request, measured=True)
         if not self.policy.may_tell("objective"):
             return {}
         server = to_tree(request["arrays"], self.compiled.server_like, "the coordinator's state")
         kept = self.vault.state(Label.read(request["since"]), self.number, self.enrolled)
         local = self._with_parcel(kept.local, request)
-        return {"objective": float(self.compiled.measure(server, local, self.data))}
+
+        def compute() -> Arrays:
+            return [np.asarray(self.compiled.measure(server, local, self.data), np.float64)]
+
+        (value,) = self.door.reply("measure", compute, [jax.ShapeDtypeStruct((), np.float64)], request["arrays"], label)
+        return {"objective": float(value)}
 
     def _finish(self, request: dict[str, Any]) -> dict[str, Any]:
         """Keep the answer here too, and report on it where that may be told."""
-        agreed = named_arrays(request["agreed"], "what was agreed on")
-        answers = answer_trees(self.program, agreed, request["answers"])
+        agreed, answers = self._common(request)
         leaves = {f"stage{k}_{i}": leaf for k, tree in enumerate(answers) for i, leaf in enumerate(to_arrays(tree))}
         write_arrays(self.folder / "answer.npz", leaves)
         self.say("the run is complete; its answer is kept in answer.npz")
         if not self.policy.may_tell("report"):
             return {"numbers": {}}
-        return {"numbers": named_arrays(self.program.report(self.policy.source, agreed, answers), "the report")}
+        return {"numbers": self.door.numbers(self.program.report(self.policy.source, agreed, answers), "report")}
+
+    def _common(self, request: dict[str, Any]) -> tuple[Numbers, list[Tree]]:
+        """What all sites are said to have agreed on and answered: the same throughout the run, and in keeping with what this
+        site knows itself."""
+        agreed = named_arrays(request["agreed"], "what was agreed on")
+        given = {f"agreed/{name}": array for name, array in agreed.items()}
+        for number, arrays in enumerate(request["answers"]):
+            given |= {f"answer/{number}/{place}": np.asarray(array) for place, array in enumerate(arrays)}
+        file = self.folder / "common.npz"
+        before = read_arrays(file)
+        pinned = before[0] if before is not None and before[1].get("digest") == self.settings.digest else {}
+        for name in given.keys() & pinned.keys():
+            if not np.array_equal(given[name], pinned[name]):
+                raise Refused("agreed", f"{name} is not what it was before in this run.")
+        doubt = self.program.doubt(self.policy.source, agreed, self.policy.largest_scale)
+        if doubt is not None:
+            raise Refused("agreed", doubt)
+        answers = answer_trees(self.program, agreed, request["answers"])
+        if given.keys() - pinned.keys():
+            write_arrays(file, pinned | given, digest=self.settings.digest)
+        return agreed, answers
 
     def _warm_up(self) -> None:
         """Compile every phase by running it on zeros, so that no round waits for a compiler."""
@@ -145,41 +178,40 @@ class Site:
         parcel = to_tree(request["parcel"], self.compiled.parcel_like(item), "the parcel")
         return self.compiled.unpack(local, parcel, item=item)
 
-    def _label(self, request: dict[str, Any]) -> Label:
+    def _label(self, request: dict[str, Any], measured: bool = False) -> Label:
+        """The exchange asked for: of the stage at hand, and one that its rounds have; measures follow a round."""
         label = Label.read(request["label"])
         if self.stage is None or label is None or label.stage != self.number:
-            raise Refused("The site was not prepared for this stage.")
+            raise Refused("stage")
+        if not 0 <= label.round < self.stage.rounds + measured:
+            raise Refused("often", f"The stage has {self.stage.rounds} rounds.")
         return label
 
-    def _check(self, stage: Stage, train: Tree, val: Tree) -> int:
-        rows = int(np.shape(jax.tree.leaves(train)[0])[0])
-        if rows < self.policy.minimum_rows:
-            raise Refused(f"This site has fewer rows than the {self.policy.minimum_rows} it trains on at least.")
-        batch = getattr(stage.algorithm.settings, "batch_size", None)
-        if batch is not None and batch < self.policy.minimum_batch:
-            raise Refused(f"The job's batch_size={batch} is below this site's minimum_batch.")
+    def _check(self, number: int, stage: Stage, val: Tree) -> int:
+        """Enough rows, in all, in every cell, in every batch, and of the kind the program expects; how many there are."""
+        train = self.train
+        rows, *others = (int(np.shape(jax.tree.leaves(part)[0])[0]) for part in (train, val) if part is not None)
+        if min(rows, *others, rows) < self.policy.minimum_rows:
+            raise Refused("rows", f"{rows} (training) and {others} (validation), below {self.policy.minimum_rows}.")
+        self.door.check_counts(self.program.cells(number, train), self.policy.minimum_cell, "cells")
+        self._check_weights(self.program.weights_behind(number, train, None))
+        for name, batch in options_of(stage.algorithm).items():
+            if name.endswith("batch_size") and isinstance(batch, int) and batch < self.policy.minimum_batch:
+                raise Refused("batch", f"{name} = {batch} is below minimum_batch = {self.policy.minimum_batch}.")
         for part, rows_here, expected in zip(("training", "validation"), (train, val), stage.example, strict=True):
             if shape_of_rows(rows_here) != shape_of_rows(expected):
-                raise Refused(f"The site's {part} rows are not of the kind the program expects.")
+                raise Refused("suit", f"The {part} rows are not of the kind the program expects.")
         alone = jax.tree.map(lambda leaf: np.asarray(leaf)[None], (train, val))
         try:
             stage.algorithm.check(ClientData(*alone))
         except (ValueError, TypeError) as error:
-            self.say(str(error))
-            raise Refused("The site's rows do not suit the algorithm; its own log says why.") from error
+            raise Refused("suit", str(error)) from error
         return rows
 
-    def _allowed(self, told: Numbers) -> Numbers:
-        for name in told:
-            self.policy.require(name.split("/")[0], "the job's survey asks for")
-        return named_arrays(told, "the survey")
-
-    def _note(self, task: str, told: dict[str, Any]) -> None:
-        """A line for everything that leaves: the site's own record."""
-        arrays: Arrays = list(told.get("arrays", ())) + list(told.get("numbers", {}).values())
-        names = ",".join(sorted(told.get("numbers", {}))) or ",".join(sorted(told))
-        with (self.folder / "left.csv").open("a") as file:
-            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')};{task};{names};{len(arrays)};{size_of(arrays)}\n")
+    def _check_weights(self, weights: np.ndarray | None) -> None:
+        """Weights must leave as many rows in play as the site works on at least."""
+        if weights is not None and not effective_rows(weights) >= self.policy.minimum_rows:
+            raise Refused("weights", f"They are worth {effective_rows(weights):.1f} rows of equal weight.")
 
 
 def shape_of_rows(tree: Tree) -> Any:

@@ -44,8 +44,15 @@ class Label(NamedTuple):
         return f"after-{self.stage}-{self.round}-{self.ordinal}-{self.attempt}.npz"
 
 
+NOTES = {
+    "older": "went on from an earlier state, having lost what followed",
+    "anew": "had lost its state and enrolled anew",
+}
+"""What a site may note about the state it went on from."""
+
+
 class Kept(NamedTuple):
-    """A state, and a sentence where it is not the one asked for."""
+    """A state, and which of `NOTES` holds where it is not the one asked for."""
 
     local: Tree
     note: str | None
@@ -78,16 +85,14 @@ class Vault:
         for label in reversed([label for label in here if label <= since]):
             local = self._read(label, enrolled)
             if local is not None:
-                lost = f"went on from round {label.round + 1}, having lost what followed"
-                return Kept(local, None if label == since else lost)
+                return Kept(local, None if label == since else "older")
             if label == since:
                 here.remove(since)
         if here:
             raise Refused(
-                f"This site is at round {here[-1].round + 1} and no longer holds what followed round {since.round + 1}: "
-                f"the coordinator went back too far."
+                "back", f"This site is at round {here[-1].round + 1}; it was asked for what followed {since.round + 1}."
             )
-        return Kept(enrolled, "had lost its state and enrolled anew")
+        return Kept(enrolled, "anew")
 
     def keep(self, label: Label, local: Tree, floor: Label | None, since: Label | None) -> None:
         """Write the state after ``label`` and let go of those before ``floor``, where the round began.

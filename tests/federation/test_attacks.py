@@ -1,0 +1,278 @@
+"""A coordinator against a site's policy, one attack a test: she holds a valid certificate and says what she likes.
+
+The site has 300 patients; one of them, the only one older than 99, is whom the attacks are after.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedbilevel.engines.stages import REASONS, TELL, Refused
+from fedbilevel.fairness.program import fair_program
+from fedbilevel.federation.protocol.approval import approve, pending
+from fedbilevel.federation.protocol.door import OFTEN, SPARE, effective_rows
+from fedbilevel.federation.protocol.policy import Approval, Policy, Source
+from fedbilevel.federation.protocol.settings import JobSettings
+from fedbilevel.federation.protocol.site import Site
+from fedbilevel.tables.schema import Column, Schema
+from tests.federation.direct import site as any_site
+
+pytestmark = pytest.mark.usefixtures("shared_compilation")
+
+ROWS, OLD = 300, 107
+BOUNDS = {"minimum_rows": 20, "minimum_batch": 16, "minimum_cell": 5, "tell": TELL}
+SCHEMA = Schema(
+    "ill", ("no", "yes"), "yes", ("sex",), ("f", "m"), (Column("age", center=50.0), Column("pressure", center=120.0))
+)
+
+
+def patients():
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({"age": rng.integers(20, 90, ROWS), "pressure": rng.normal(120, 15, ROWS).round(1)})
+    frame["sex"], frame["ill"] = rng.choice(["f", "m"], ROWS), rng.choice(["no", "yes"], ROWS)
+    frame["rare"] = np.where(np.arange(ROWS) == 7, 311.5, 0.0)
+    frame.loc[7, ["age", "pressure", "sex", "ill"]] = OLD, 187.3, "f", "yes"
+    return frame
+
+
+@pytest.fixture
+def attacked(tmp_path):
+    """Makes the site for a job; ``ask(task, ...)`` says what left it."""
+    patients().to_csv(tmp_path / "rows.csv", index=False)
+    source = Source(tmp_path / "rows.csv", columns=("age", "pressure", "sex", "ill", "rare"))
+
+    def make(schema=SCHEMA, policy=None, validation=None, **recipe):
+        recipe = {"method": "fedavg", "steps": 4, "local_steps": 1, "batch_size": None, **recipe}
+        arguments = {"schema": schema.text(), "recipe": recipe, "validation": validation}
+        settings = JobSettings("run", "fair", ("site-1",), arguments, double=True)
+        said = []
+        made = any_site(tmp_path, "site-1", settings, source, said.append, **{**BOUNDS, **(policy or {})})
+        ask = lambda task, **request: made.answer(task, {"digest": settings.digest, **request})  # noqa: E731
+        return Attacked(made, settings, ask, said)
+
+    return make
+
+
+@dataclasses.dataclass
+class Attacked:
+    site: Site
+    settings: JobSettings
+    ask: object
+    said: list
+
+    def agreed(self, **forged):
+        """What an honest coordinator would have agreed on with this site alone, but for what is forged."""
+        program = fair_program(self.settings.arguments)
+        agreed = {}
+        for number in range(program.surveys):
+            share = program.survey(number, self.site.policy.source, agreed)
+            agreed |= program.agree(number, [share], agreed)
+        return {**agreed, **{name.replace("__", "/"): value for name, value in forged.items()}}
+
+    def prepare(self, agreed=None, answers=()):
+        return self.ask("prepare", stage=len(answers), agreed=agreed or self.agreed(), answers=list(answers))
+
+    def work(self, arrays, round_number=0, task="work"):
+        label = [self.site.number, round_number, 0, 1]
+        return self.ask(task, label=label, since=None, floor=None, item=0, arrays=arrays)
+
+
+def all_but(values, kept):
+    return tuple(str(value) for value in sorted(set(values)) if value != kept)
+
+
+def test_a_schema_that_selects_one_patient(attacked):
+    """Every other age and pressure is said to mean missing: rows, count and sum would be hers."""
+    rows = patients()
+    one_class = dataclasses.replace(SCHEMA, missing=("", *all_but(rows["ill"], "yes"), "m"))
+    assert "numbers" in attacked(one_class).ask("survey", survey=0, agreed={}), "half of the patients are many enough"
+    one_age = dataclasses.replace(SCHEMA.columns[0], also_missing=all_but(rows["age"], OLD))
+    columns = (one_age, SCHEMA.columns[1])
+    for schema, policy in (
+        (dataclasses.replace(SCHEMA, columns=columns), {}),
+        (dataclasses.replace(one_class, columns=columns), {}),
+        (one_class, {"minimum_rows": 250}),
+    ):
+        site = attacked(schema, policy)
+        told = site.ask("survey", survey=0, agreed={})
+        if "numbers" in told:  # the column is told as one that nobody has
+            assert told["numbers"]["statistics/counts"][0] == told["numbers"]["statistics/sums"][0] == 0
+        else:
+            assert told == {"refused": "rows"}
+    assert told == {"refused": "rows"}
+    few = dataclasses.replace(SCHEMA.columns[0], also_missing=all_but(rows["age"], OLD)[12:])
+    told = attacked(dataclasses.replace(SCHEMA, columns=(few, SCHEMA.columns[1]))).ask("survey", survey=0, agreed={})
+    assert told in ({"refused": "cells"}, {"refused": "rows"}) or told["numbers"]["statistics/counts"][0] >= 20
+
+
+def test_a_column_that_only_one_patient_has(attacked):
+    """Sums over it are her value, and the gradient of its weight is her residual: neither leaves."""
+    schema = dataclasses.replace(SCHEMA, columns=(*SCHEMA.columns, Column("rare")))
+    site = attacked(schema)
+    told = site.ask("survey", survey=0, agreed={})["numbers"]
+    assert told["statistics/sums"][2] == told["statistics/squares"][2] == 0
+    assert site.prepare() == {"rows": ROWS}
+    width = len(schema.feature_names)
+    assert not np.asarray(site.site.train["features"])[:, 2].any()
+    reply = site.work([np.zeros(width, np.float32)])["arrays"][0]
+    assert reply[2] == 0
+    assert (np.delete(reply, 2) != 0).all()
+
+
+def test_forged_weights_of_cells(attacked):
+    """All weight on one cell, by the answer of stage one or by a message of it: the reply would be that cell's."""
+    recipe = {"method": "fedbio", "weight_steps": 4}
+    honest, one_cell = np.zeros(4, np.float32), np.array([0, 40, 0, 0], np.float32)
+    policy = {"minimum_rows": 120}  # no cell has as many
+    site = attacked(policy=policy, **recipe)
+    assert site.prepare() == {"rows": ROWS}
+    assert site.work([one_cell]) == {"refused": "weights"}
+    assert "arrays" in site.work([honest])
+    assert site.prepare(answers=[[one_cell]]) == {"refused": "weights"}
+    assert attacked(policy=policy, **recipe).prepare(answers=[[honest]]) == {"refused": "agreed"}, "answers are pinned"
+
+
+def test_forged_momentum(attacked):
+    """The momentum moves the weights within the round: it is looked at as well."""
+    site = attacked(policy={"minimum_rows": 120}, method="fedbioacc", weight_steps=4, local_steps=5)
+    assert site.prepare() == {"rows": ROWS}
+    like = jax.tree.leaves(site.site.compiled.message_like(0))
+    honest = [np.zeros(leaf.shape, leaf.dtype) for leaf in like]
+    forged = [honest[0], np.array([0, -500, 0, 0], np.float32), honest[2]]
+    assert site.work(forged) == {"refused": "weights"}
+    assert "arrays" in site.work(honest)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"statistics__sums": [-60.0, 0.0]},  # fewer than the site's own: a mean of its choice
+        {"statistics__counts": [10.0, 10.0]},
+        {
+            "statistics__counts": [3e8, 3e8],
+            "statistics__rows": [3e8],
+            "statistics__squares": [3e6, 3e6],
+        },  # tiny spreads
+        {"statistics__squares": [1e9, 1e9], "statistics__sums": [1e12, 0.0]},
+        {"rows": [1, ROWS, ROWS, ROWS], "smoothness": [1.0], "nonsense": [1.0]},
+        {"rows": [ROWS + 1, ROWS + 1, ROWS, ROWS]},
+    ],
+    ids=["sums", "counts", "spread", "impossible", "names", "rows"],
+)
+def test_forged_scaling(attacked, forged):
+    site = attacked()
+    agreed = site.agreed(**{name: np.asarray(value) for name, value in forged.items()})
+    assert site.prepare(agreed) == {"refused": "agreed"}
+
+
+def test_what_was_agreed_on_cannot_change(attacked):
+    site = attacked()
+    assert site.prepare() == {"rows": ROWS}
+    agreed = site.agreed()
+    other = {**agreed, "smoothness": agreed["smoothness"] * 2}
+    assert attacked().prepare(other) == {"refused": "agreed"}, "after a restart too"
+    assert site.prepare() == {"rows": ROWS}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "validation", "reason"),
+    [
+        ({"batch_size": 1}, None, "batch"),
+        ({"method": "fedbio", "outer_batch_size": 1}, None, "batch"),
+        ({"method": "fedbio"}, 0.01, "rows"),
+        ({"step": 1e6}, None, "bounds"),
+        ({"steps": 2001}, None, "bounds"),
+    ],
+    ids=["batch", "outer batch", "validation", "step", "rounds"],
+)
+def test_batches_steps_and_rounds(attacked, recipe, validation, reason):
+    auto = Approval(auto=True, schemas=(SCHEMA.digest,))
+    assert attacked(validation=validation, policy={"approval": auto}, **recipe).prepare() == {"refused": reason}
+
+
+def test_replies_beyond_the_rounds(attacked):
+    """Any number of replies at points of her choice would show the whole loss; a run has what its rounds need, and some."""
+    site = attacked(steps=1)
+    site.prepare()
+    width = len(SCHEMA.feature_names)
+    told = [site.work([np.full(width, value, np.float32)]) for value in range(OFTEN + SPARE + 1)]
+    assert [("arrays" in one) for one in told] == [True] * (OFTEN + SPARE) + [False]
+    assert told[-1] == site.work([np.zeros(width, np.float32)], 1) == {"refused": "often"}
+    again = attacked(steps=1)
+    again.prepare()
+    assert again.work([np.zeros(width, np.float32)]) == {"refused": "often"}, "after a restart too"
+
+
+def test_large_messages(attacked):
+    site = attacked(policy={"largest_megabytes": 1e-5})
+    site.prepare()
+    assert site.work([np.zeros(len(SCHEMA.feature_names), np.float32)]) == {"refused": "large"}
+    assert site.ask("survey", survey=0, agreed={}) == {"refused": "large"}
+
+
+@pytest.mark.parametrize("secret", ["{$HOME}", "a\nforged line", "x" * 10**6])
+def test_no_word_of_a_job_comes_back(attacked, tmp_path, secret):
+    """What a site refuses it refuses in its own words, whatever the job or the table said."""
+    schema = dataclasses.replace(SCHEMA, columns=(Column(f"{secret[:500]}age"),))
+    told = attacked(schema).ask("survey", survey=0, agreed={})
+    assert told == {"refused": "columns"}
+    with pytest.raises(Refused) as caught:
+        any_site(tmp_path, "site-1", JobSettings("run", f"lab:{secret}", ("site-1",)), Source())
+    assert caught.value.reason == "program"
+    assert all("{" not in sentence and len(sentence) < 130 for sentence in REASONS.values())
+
+
+def test_a_run_waits_until_somebody_approves_it(attacked, tmp_path):
+    by_hand = {"approval": Approval()}
+    for _ in range(2):
+        with pytest.raises(Refused) as caught:
+            attacked(policy=by_hand)
+        assert caught.value.reason == "approval"
+    folder = tmp_path / "site-1"
+    (waiting,) = pending(folder).values()
+    approve(waiting, folder, "person")
+    assert pending(folder) == {}
+    assert attacked(policy=by_hand, steps=4).prepare() == {"rows": ROWS}
+    with pytest.raises(Refused):
+        attacked(policy=by_hand, steps=5)  # approved was the run, not its name
+
+
+@pytest.mark.parametrize(
+    ("bounds", "allowed"),
+    [
+        ({"schemas": (SCHEMA.digest,)}, True),
+        ({"schemas": ("any",), "methods": ("fedavg",)}, True),
+        ({}, False),
+        ({"schemas": ("0" * 64,)}, False),
+        ({"schemas": ("any",), "methods": ("fedbioacc",)}, False),
+    ],
+)
+def test_what_is_approved_by_itself(attacked, bounds, allowed):
+    policy = {"approval": Approval(auto=True, runs=1, **bounds)}
+    if not allowed:
+        with pytest.raises(Refused, match="waits for the approval"):
+            attacked(policy=policy)
+        return
+    attacked(policy=policy)
+    attacked(policy=policy)  # the same run, started again
+    with pytest.raises(Refused, match="waits for the approval"):
+        attacked(policy=policy, steps=5)  # a second run
+
+
+def test_effective_rows():
+    assert effective_rows(np.full(9, 0.3)) == pytest.approx(9)
+    assert effective_rows(np.array([1.0] + [1e-9] * 99)) == pytest.approx(1, rel=1e-6)
+    assert effective_rows(np.array([1.0, -1.0, 1.0])) == 0
+    assert effective_rows(np.array([np.nan, 1.0])) == 0
+
+
+def test_a_policy_without_bounds_is_strict():
+    assert (Policy().minimum_rows, Policy().minimum_batch, Policy().minimum_cell, Policy().approval.auto) == (
+        20,
+        16,
+        5,
+        False,
+    )
