@@ -14,8 +14,13 @@ pytest.importorskip("nvflare", reason="needs the federation extra: pip install '
 import yaml
 from cryptography import x509
 
+from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.operator.demo import policy_text
-from fedbilevel.federation.operator.kits import BEFORE, CLASSES, Roster, establish, settle
+from fedbilevel.federation.operator.kits import BEFORE, CLASSES, Roster, establish, settle, write_manifest
+from fedbilevel.federation.protocol.policy import read_policy
+from fedbilevel.federation.protocol.site import Site
+from fedbilevel.jobs.federate import job
+from fedbilevel.jobs.fit import FitOptions
 from fedbilevel.tables.reading import open_table
 from fedbilevel.tables.schema import Schema, infer
 
@@ -151,7 +156,7 @@ def test_a_kit_of_the_first_version_gets_the_new_names_of_its_classes(done, nort
     file = north / "local/resources.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "class_allow_list": ["lab.Own", *BEFORE]}))
     told = done("site", "check", north, "--schema", schema, "--json", "--method", "fedavg")
-    first, second, _ = json.loads(told)["warnings"]
+    first, second, *_ = json.loads(told)["warnings"]
     assert "classes other than fedbilevel's (lab.Own)" in first
     assert "names the classes of version 0.1.0: `fedbilevel federate start` writes the new names" in second
     settle(north)
@@ -237,8 +242,92 @@ def test_a_check_warns_of_loosened_rules(done, north, schema):
         "allow_log_streaming",
         "project_admin bring code",
         "read files here",
+        "does not check jobs byte by byte",
+        "local/authorization.json is not as it was when the kit was made",
     ):
         assert words in warnings
+
+
+def custom_code(local):
+    (local / "custom").mkdir()
+    (local / "custom/implant.py").write_text("raise SystemExit('it ran')\n")
+
+
+def component(local):
+    resources = json.loads((local / "resources.json").read_text())
+    resources["components"].append({"id": "implant", "path": "implant.Implant", "args": {}})
+    (local / "resources.json").write_text(json.dumps(resources))
+
+
+def more_resources(local):
+    (local / "more__p_resources.json").write_text(
+        json.dumps({"components": [{"id": "implant", "path": "implant.Implant"}]})
+    )
+
+
+def rights(local):
+    rules = json.loads((local / "authorization.json").read_text())
+    rules["permissions"]["project_admin"]["operate"] = "any"
+    (local / "authorization.json").write_text(json.dumps(rules))
+
+
+def log_handler(local):
+    text = (local / "log_config.json.default").read_text()
+    (local / "log_config.json").write_text(text.replace("logging.StreamHandler", "implant.Handler"))
+
+
+@pytest.mark.parametrize("forged", [False, True], ids=["manifest of init", "forged manifest"])
+@pytest.mark.parametrize(
+    ("implant", "sentence"),
+    [
+        (custom_code, "local/custom is no file of a kit; code in it would run here."),
+        (component, "local/resources.json starts a component of its own (implant.Implant)."),
+        (more_resources, "local/more__p_resources.json is no file of a kit."),
+        (rights, "local/authorization.json lets a project_admin operate (operate: any)."),
+        (log_handler, "local/log_config.json logs by a class of its own (implant.Handler)."),
+    ],
+)
+def test_an_implant_is_noticed_by_check_and_keeps_the_site_from_starting(
+    run, refused, done, north, schema, implant, sentence, forged
+):
+    """Whoever makes the kits could put it there and make the manifest fit: kits are held against the package's own rules."""
+    implant(north / "local")
+    if forged:
+        write_manifest(north)
+    warnings = json.loads(done("site", "check", north, "--schema", schema, "--json", "--method", "fedavg"))["warnings"]
+    assert sentence in warnings
+    assert any("not as it was when the kit was made" in warning for warning in warnings) is not forged
+    refused(run("start", north), sentence)
+    assert not (north / "console.log").exists()
+
+
+def test_a_person_approves_what_waits(run, refused, done, north, schema, tmp_path):
+    policy = north / "local/fedbilevel.toml"
+    policy.write_text(
+        policy.read_text().replace("auto = true", "auto = false") + "[privacy]\nclip = 1.0\nnoise = 40.0\n"
+    )
+    assert done("site", "approve", north) == "No run waits.\n"
+    settings = job(
+        FitOptions(method="fedavg", steps=100, compare_with=None), Schema.read(schema), ["north"], run="first"
+    )
+    with pytest.raises(Refused, match="waits for the approval"):
+        Site("north", settings, read_policy(north / "local"), north / "fedbilevel-state", print)
+    assert done("site", "approve", north) == "Waiting for approval: first.\n"
+    refused(run("site", "approve", north, "second"), "No run 'second' waits here; there are: first.")
+    told = done("site", "approve", north, "first")
+    for words in (
+        "It trains a logistic model by fedavg, in 20 rounds.",
+        "It reads age, colour",
+        "It predicts outcome (yes or no",
+        "This site would be ready for model: 240 training rows",
+        "Before training, exactly and on no privacy account: statistics/rows",
+        "In every round: reply 1 float32",
+        "40 replies with noise: epsilon 0 spent so far",
+        "first is not approved (--yes).",
+    ):
+        assert words in told
+    assert "first is approved" in done("site", "approve", north, "first", "--yes")
+    Site("north", settings, read_policy(north / "local"), north / "fedbilevel-state", print)
 
 
 OFFER = '[data]\ntable = "TABLE"\ncolumns = ["age", "colour", "sex", "outcome"]\n'
@@ -249,7 +338,10 @@ OFFER = '[data]\ntable = "TABLE"\ncolumns = ["age", "colour", "sex", "outcome"]\
     [
         ("", "names no table"),
         ('[data]\ntable = "none.csv"\ncolumns = ["age"]\n', "none.csv"),
-        (OFFER.replace(', "sex"', ""), "column 'sex', which this site does not"),
+        (
+            OFFER.replace(', "sex"', ""),
+            "asks for a column that this site does not offer; its own log names it. It is 'sex'",
+        ),
         (OFFER.replace("sex", 'sex", "weight'), "'weight'"),
         (OFFER + '[policy]\ntell = ["rows"]\n', "does not tell its statistics"),
         (OFFER + "[policy]\nminimum_rows = 9999\n", "9999"),

@@ -273,6 +273,6 @@ def test_a_policy_without_bounds_is_strict():
     assert (Policy().minimum_rows, Policy().minimum_batch, Policy().minimum_cell, Policy().approval.auto) == (
         20,
         16,
-        5,
+        10,
         False,
     )

@@ -29,7 +29,7 @@ COUNTS = {
     "statistics/rows": "minimum_rows", "statistics/counts": "minimum_rows", "rows": "minimum_rows",
     "groups": "minimum_cell", "decisions": "minimum_cell",
 }  # fmt: skip
-"""Numbers that count rows, and the policy's bound that each of them must reach, or be 0."""
+"""Numbers that count rows, and the policy's bound that each of them must reach, or be 0; decisions are counted by group and class."""
 
 
 class Door:
@@ -83,6 +83,7 @@ class Door:
         for name, values in named_arrays(told, "what the program tells").items():
             self.policy.require(section or name.split("/")[0])
             if name in COUNTS:
+                values = values.sum(axis=-1) if name == "decisions" else values
                 self.check_counts(values, getattr(self.policy, COUNTS[name]), name)
         return told
 

@@ -139,7 +139,11 @@ class Site:
         self.say("the run is complete; its answer is kept in answer.npz")
         if not self.policy.may_tell("report"):
             return {"numbers": {}}
-        return {"numbers": self.door.numbers(self.program.report(self.policy.source, agreed, answers), "report")}
+        try:
+            return {"numbers": self.door.numbers(self.program.report(self.policy.source, agreed, answers), "report")}
+        except Refused as error:
+            self.say(f"nothing is reported: {error}")
+            return {"numbers": {}}
 
     def _common(self, request: dict[str, Any]) -> tuple[Numbers, list[Tree]]:
         """What all sites are said to have agreed on and answered: the same throughout the run, and in keeping with what this
