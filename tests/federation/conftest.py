@@ -37,7 +37,9 @@ def federation(tmp_path_factory):
     made = Federation(tmp_path_factory.mktemp("federation"))
     try:
         allow_everything(made.kits.server / "local")
-        made.start("server", *SITES)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("FEDBILEVEL_TEST_PASSWORD", "of whoever starts the processes")
+            made.start("server", *SITES)
         made.ready(*SITES)
         yield made
     finally:

@@ -6,7 +6,7 @@ import shutil
 import socket
 import ssl
 
-from fedbilevel.federation.nvflare.job import write_job
+from fedbilevel.federation.nvflare.job import EXECUTOR, write_job
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.tables.schema import Column, Schema
 from tests.federation import programs
@@ -58,6 +58,31 @@ def job_with_class(home):
     """The same job with an executor of NVFlare's own, which writes and sends whatever its arguments say."""
     job = honest_job(home, "with-class")
     change_executor(job, "nvflare.app_common.np.np_trainer.NPTrainer", {})
+    return job
+
+
+def job_that_expands(home):
+    """Settings that NVFlare would replace by a variable of the site's environment."""
+    job = honest_job(home, "expands")
+    change_executor(job, EXECUTOR, {"settings": "{$HOME}"})
+    return job
+
+
+def job_that_includes(home, what):
+    """A job in HOCON that includes ``what``, a ``file("...")`` of the site or a ``url("...")`` called from there."""
+    job = honest_job(home, f"includes-{what[:3]}")
+    file = job / "app/config/config_fed_client.json"
+    file.with_suffix(".conf").write_text(file.read_text().rstrip()[:-1] + f",\n  stolen = {{ include {what} }}\n}}\n")
+    file.unlink()
+    return job
+
+
+def job_with_log_classes(home):
+    """The same job with a configuration of the log, which names classes to be made."""
+    job = honest_job(home, "log-classes")
+    (job / "app/config/log_config.json").write_text(
+        json.dumps({"version": 1, "handlers": {"x": {"class": "x.Handler"}}})
+    )
     return job
 
 

@@ -1,10 +1,12 @@
 """The site's own file, and the settings a job carries: every mistake is answered with one sentence."""
 
 import dataclasses
+import re
 
 import pytest
 
-from fedbilevel.federation.nvflare.job import write_job
+from fedbilevel.engines.stages import Refused
+from fedbilevel.federation.nvflare.job import check_job, write_job
 from fedbilevel.federation.protocol.policy import FILE, Approval, Policy, Privacy, read_policy
 from fedbilevel.federation.protocol.settings import JobSettings
 
@@ -112,3 +114,38 @@ def test_a_job_is_configuration_only(tmp_path):
     job = write_job(tmp_path, JobSettings("run", "fair", ("a", "b")))
     files = sorted(str(file.relative_to(job)) for file in job.rglob("*") if file.is_file())
     assert files == ["app/config/config_fed_client.json", "app/config/config_fed_server.json", "meta.json"]
+
+
+def rewritten(name, change):
+    def spoil(app):
+        file = app / "config" / f"config_fed_{name}.json"
+        file.write_text(change(file.read_text()))
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        rewritten("client", lambda text: text + " "),
+        rewritten("client", lambda text: text.replace('"components": []', '"components": [{"path": "x.Y"}]')),
+        rewritten("client", lambda text: text.replace("[]", "{$HOME}")),
+        rewritten("client", lambda text: "[" * 100_000),
+        rewritten("client", lambda text: re.sub(r'"settings": "[^"]*"', '"settings": "{$HOME}"', text)),
+        rewritten("client", lambda text: re.sub(r'"settings": "', '"settings": "e30K', text)),
+        rewritten("server", lambda text: text.replace("0.01", "-1.0")),
+        lambda app: (app / "config/config_fed_client.json").rename(app / "config/config_fed_client.conf"),
+        lambda app: (app / "config/log_config.json").write_text("{}"),
+        lambda app: (app / "custom").mkdir(),
+        lambda app: (app / "config/config_fed_server.json").unlink(),
+        lambda app: (app / "config/more.json").symlink_to(__file__),
+    ],
+)
+def test_a_site_takes_jobs_of_our_own_making_only(tmp_path, spoil):
+    settings = JobSettings("run", "fair", ("a", "b"), {"text": "{$HOME}"})
+    for inline in (True, False):
+        app = write_job(tmp_path / str(inline), settings, inline=inline) / "app"
+        assert check_job(app) == settings
+        spoil(app)
+        with pytest.raises(Refused, match="not one that this package writes, byte for byte"):
+            check_job(app)

@@ -4,9 +4,11 @@ The coordinator's server is hostile: its own rules allow everything, so whatever
 """
 
 import json
-import re
+import socketserver
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,6 +16,7 @@ import pytest
 
 pytest.importorskip("nvflare", reason="needs the federation extra: pip install 'fedbilevel[federation]'")
 
+from fedbilevel.engines.stages import REASONS
 from fedbilevel.federation.operator.kits import Roster, establish
 from fedbilevel.federation.protocol.policy import FILE
 from fedbilevel.federation.protocol.record import read_status
@@ -26,13 +29,18 @@ from tests.federation.hostile import (
     disguised,
     honest_job,
     job_for_column,
+    job_that_expands,
+    job_that_includes,
     job_with_class,
     job_with_code,
+    job_with_log_classes,
     let_in,
 )
 
 pytestmark = pytest.mark.federation
 
+REFUSED = ["code", "class", "expands", "file", "url", "log"]
+SECRET = "secret.conf"
 READ = "local/resources.json"
 """A file of a site that NVFlare's own command could show."""
 COLUMNS = ("age", "sex", "outcome")
@@ -46,7 +54,8 @@ def in_progress(federation):
     table(federation.folder / "rows.csv")
     policy = federation.kits.sites["site-3"] / "local" / FILE
     before = policy.read_text()
-    federation.offer("site-3", f'[data]\ntable = "{federation.folder / "rows.csv"}"\ncolumns = {json.dumps(COLUMNS)}\n')
+    offered = f'[data]\ntable = "{federation.folder / "rows.csv"}"\ncolumns = {json.dumps(COLUMNS)}\n'
+    federation.offer("site-3", offered + '[approve]\nauto = true\nschemas = ["any"]\n')
     arguments = {"algorithm": "fedbio", "rounds": ROUNDS, "options": {"batch_size": 4, "local_steps": 2}}
     run = federation.supervise(JobSettings("victim", programs.FUNCTION, SITES[:2], arguments, seed=1, double=True))
     run.reach(3)
@@ -67,10 +76,27 @@ def table(file):
 
 
 @pytest.fixture(scope="module")
-def attempts(federation, in_progress):
+def listener():
+    """Somebody who waits for a site to call; ``calls`` are those that came."""
+
+    class Listener(socketserver.TCPServer):
+        def __init__(self):
+            self.calls = []
+            super().__init__(("127.0.0.1", 0), lambda *call: self.calls.append(call))
+            self.port = self.server_address[1]
+
+    with Listener() as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield made
+        made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def attempts(federation, in_progress, listener):
     """Everything that is tried through NVFlare's own protocol, by one process, while the run goes on."""
     kits, home = federation.kits, federation.folder
     foreign = establish(home / "foreign", Roster(SITES, port=federation.port, admin_port=federation.admin_port)).kits
+    (home / SECRET).write_text('password = "stolen-from-a-file"\n')
     honest = {"honest": str(honest_job(home, "by-others"))}
     order = {
         "foreign": {"user": foreign.user, "kit": str(foreign.admin)},
@@ -83,9 +109,12 @@ def attempts(federation, in_progress):
             "user": MEMBER, "kit": str(kits.admin.parent / MEMBER), "jobs": honest, "abort": in_progress.status["job"],
         },
         "coordinator": {
-            "user": kits.user, "kit": str(kits.admin), "read": ["site-2", READ], "wait": ["code", "class"],
+            "user": kits.user, "kit": str(kits.admin), "read": ["site-2", READ], "wait": REFUSED,
             "jobs": {
                 "column": str(job_for_column(home)), "code": str(job_with_code(home)), "class": str(job_with_class(home)),
+                "expands": str(job_that_expands(home)), "file": str(job_that_includes(home, f'file("{home / SECRET}")')),
+                "url": str(job_that_includes(home, f'url("http://127.0.0.1:{listener.port}/stolen")')),
+                "log": str(job_with_log_classes(home)),
             },
         },
     }  # fmt: skip
@@ -134,26 +163,32 @@ def test_a_member_may_look_but_not_submit_or_stop(federation, attempts):
     assert not (federation.kits.server / "fedbilevel-runs/by-others").exists()
 
 
-def test_code_in_a_job_is_not_run_by_a_site(federation, attempts):
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_job_that_is_not_of_our_making_is_refused_before_it_is_read(federation, attempts, listener, what):
+    """Code, classes, variables of the environment, files and addresses in HOCON, classes that log: nothing is run, made,
+    expanded, read, called; and the site says so in its own words."""
     told = attempts["coordinator"]
-    assert told["code"] == "accepted", "the hostile server should have let it pass"
-    assert "COMPLETED" not in told["end of code"]
-    assert "BYOC not permitted" in told["end of code"]
+    assert told[what] == "accepted", "the hostile server should have let it pass"
+    assert "COMPLETED" not in told[f"end of {what}"]
+    assert REASONS["job"] in told[f"end of {what}"]
     assert not list(federation.folder.glob("mark-*"))
-
-
-def test_a_class_that_is_not_listed_is_not_made(federation, attempts):
-    told = attempts["coordinator"]
-    assert told["class"] == "accepted"
-    assert "COMPLETED" not in told["end of class"]
-    assert re.search(r"NPTrainer' at config path .* is not in allow_list", logs(federation))
-
-
-def logs(federation):
-    """All that the sites wrote down, their job's logs included."""
-    return "\n".join(
-        file.read_text(errors="replace") for kit in federation.kits.sites.values() for file in kit.rglob("*log*.txt")
+    assert listener.calls == []
+    runs = federation.kits.server / "fedbilevel-runs"
+    heard = told[f"end of {what}"] + "".join(
+        file.read_text(errors="replace")
+        for file in runs.rglob("*")
+        if file.is_file() and file.suffix in (".txt", ".json")
     )
+    assert "stolen" not in heard
+    assert f'"{Path.home()}"' not in heard
+
+
+def test_workers_see_little_of_the_environment(federation, in_progress):
+    """Whoever started the site's process may have had passwords in the environment."""
+    for process in federation.family("site-1"):
+        names = process.environ().keys()
+        assert "FEDBILEVEL_TEST_PASSWORD" not in names
+        assert {"PATH", "PYTHONSAFEPATH"} <= names
 
 
 def test_a_column_outside_the_policy_is_refused_by_name(federation, attempts):
@@ -161,7 +196,8 @@ def test_a_column_outside_the_policy_is_refused_by_name(federation, attempts):
     folder = federation.kits.server / "fedbilevel-runs/curious"
     wait_for(lambda: (read_status(folder) or {}).get("status") == "failed")
     status = read_status(folder)
-    assert "The job asks for the column 'secret', which this site does not offer." in status["sentence"]
+    assert "The job asks for a column that this site does not offer; its own log names it." in status["sentence"]
+    assert "secret" not in status["sentence"]
 
 
 def test_files_of_a_site_cannot_be_read_from_afar(attempts):

@@ -29,7 +29,7 @@ COUNTS = {
     "statistics/rows": "minimum_rows", "statistics/counts": "minimum_rows", "rows": "minimum_rows",
     "groups": "minimum_cell", "decisions": "minimum_cell",
 }  # fmt: skip
-"""Numbers that count rows, and the policy's bound that each of them must reach, or be 0; decisions are counted by group and class."""
+"""Numbers that count rows, and the policy's bound that each must reach, or be 0; decisions by group and class."""
 
 
 class Door:

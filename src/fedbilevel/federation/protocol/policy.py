@@ -15,7 +15,6 @@ import numpy as np
 
 from fedbilevel import storage
 from fedbilevel.engines.stages import TELL, Refused
-from fedbilevel.fairness.disclosure import MINIMUM
 from fedbilevel.problem import positive, whole_number
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ class Policy:
     functions: tuple[str, ...] = ()
     minimum_rows: int = 20
     minimum_batch: int = 16
-    minimum_cell: int = MINIMUM
+    minimum_cell: int = 10
     largest_scale: float = 10.0
     largest_megabytes: float = 64.0
     privacy: Privacy | None = None
