@@ -84,7 +84,9 @@ def collect(repeats: int, say: Any) -> dict[str, Any]:
         kits = establish(folder / "federation", Roster(tuple(SITES), port=port, admin_port=admin_port)).kits
         measured["fixed"]["provision"] = time.perf_counter() - began
         for site in SITES:
-            (kits.sites[site] / "local" / FILE).write_text(f'[data]\narrays = "{folder / site}.npz"\n')
+            (kits.sites[site] / "local" / FILE).write_text(
+                f'[data]\narrays = "{folder / site}.npz"\n[policy]\nminimum_cell = 1\n[approve]\nauto = true\n'
+            )
         began = time.perf_counter()
         environment = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(folder / "jax")}
         stack.enter_context(processes.started(kits, environment))

@@ -272,7 +272,9 @@ def approve(
 
     settings = waiting[run]
     left, said = rehearse(opened.name, settings, policy)
-    sentences = list(in_words(settings, policy, folder, left, said))
+    # A job's own words are among them: nothing in them may act on the terminal.
+    said_plainly = in_words(settings, policy, folder, left, said)
+    sentences = ["".join(c if c.isprintable() else "?" for c in sentence) for sentence in said_plainly]
     if not as_json:
         tell(False, quiet, {}, sentences)
     if not yes and sys.stdin.isatty():

@@ -19,6 +19,8 @@ from fedbilevel.federation.protocol.settings import JobSettings
 
 APPROVED, PENDING = "approved.json", "pending"
 ANY = "any"
+MOST_PENDING = 100
+"""Runs that wait; later ones are refused without being kept."""
 
 
 def settle(settings: JobSettings, program: Program, policy: Policy, folder: Path) -> bool:
@@ -34,7 +36,9 @@ def settle(settings: JobSettings, program: Program, policy: Policy, folder: Path
             _approve(folder, known, settings, "bounds")
             return True
         (folder / PENDING).mkdir(exist_ok=True)
-        storage.write(folder / PENDING / f"{settings.run}.json", settings.to_json())
+        file = folder / PENDING / f"{settings.run}.json"
+        if file.exists() or len(pending(folder)) < MOST_PENDING:
+            storage.write(file, settings.to_json())
         raise Refused("approval", f"Not approved by itself: {outside}. Look at it with: federate site approve.")
 
 
