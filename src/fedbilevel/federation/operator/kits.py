@@ -99,7 +99,7 @@ SITE_FILES = {
 }  # fmt: skip
 """All that these folders of a site's kit hold.  What ends on ``.sh`` is NVFlare's own and is never run here."""
 LOG_CLASSES = ("logging.", "nvflare.fuel.utils.log_utils.")
-FORBIDDEN = {"byoc": "bring code", "shell_commands": "read files here from afar"}
+FORBIDDEN = {"byoc": "bring code", "shell_commands": "read files here from afar", "operate": "operate this site"}
 """Rights in words."""
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 _EMAIL = re.compile(r"[A-Za-z0-9._+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
@@ -488,9 +488,7 @@ def loosened(kit: Kit) -> list[str]:
     expected = rights(kit.kind)
     rules = _json(kit.folder / "local/authorization.json", absent={})
     for role, given in rules.get("permissions", {"anybody": "any"}).items():
-        if isinstance(given, str):
-            sentences += [f"local/authorization.json lets a {role} do anything ({given})."] if given != "none" else []
-            continue
+        given = dict.fromkeys(FORBIDDEN, given) if isinstance(given, str) else given
         sentences += [
             f"local/authorization.json lets a {role} {FORBIDDEN.get(right, right)} ({right}: {value})."
             for right, value in given.items()
