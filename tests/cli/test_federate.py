@@ -283,7 +283,7 @@ def log_handler(local):
         (custom_code, "local/custom is no file of a kit; code in it would run here."),
         (component, "local/resources.json starts a component of its own (implant.Implant)."),
         (more_resources, "local/more__p_resources.json is no file of a kit."),
-        (rights, "local/authorization.json lets a project_admin operate (operate: any)."),
+        (rights, "local/authorization.json lets a project_admin operate this site (operate: any)."),
         (log_handler, "local/log_config.json logs by a class of its own (implant.Handler)."),
     ],
 )
@@ -302,6 +302,7 @@ def test_an_implant_is_noticed_by_check_and_keeps_the_site_from_starting(
 
 
 def test_a_person_approves_what_waits(run, refused, done, north, schema, tmp_path):
+    pytest.importorskip("dp_accounting", reason="needs the privacy extra")
     policy = north / "local/fedbilevel.toml"
     policy.write_text(
         policy.read_text().replace("auto = true", "auto = false") + "[privacy]\nclip = 1.0\nnoise = 40.0\n"
