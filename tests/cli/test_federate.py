@@ -271,6 +271,11 @@ def rights(local):
     (local / "authorization.json").write_text(json.dumps(rules))
 
 
+def in_clear(local):
+    file = local.parent / "startup/fed_client.json"
+    file.write_text(file.read_text().replace('"mtls"', '"clear"'))
+
+
 def log_handler(local):
     text = (local / "log_config.json.default").read_text()
     (local / "log_config.json").write_text(text.replace("logging.StreamHandler", "implant.Handler"))
@@ -284,6 +289,7 @@ def log_handler(local):
         (component, "local/resources.json starts a component of its own (implant.Implant)."),
         (more_resources, "local/more__p_resources.json is no file of a kit."),
         (rights, "local/authorization.json lets a project_admin operate this site (operate: any)."),
+        (in_clear, "startup/fed_client.json has settings of its own: connections may be other than mutual TLS."),
         (log_handler, "local/log_config.json logs by a class of its own (implant.Handler)."),
     ],
 )

@@ -527,12 +527,30 @@ def _strange_in_site(folder: Path, resources: dict[str, Any]) -> list[str]:
             for name in classes
             if not name.startswith(LOG_CLASSES)
         ]
+    about = _json(folder / "startup" / FILES["site"])
+    if about != _site_startup(about):
+        sentences.append("startup/fed_client.json has settings of its own: connections may be other than mutual TLS.")
     made = _json(folder / MANIFEST, absent={}).get("files", {})
     if made:
         now = _hashes(folder)
         changed = [name for name in sorted(made.keys() | now.keys()) if made.get(name) != now.get(name)]
         sentences += [f"{name} is not as it was when the kit was made." for name in changed]
     return sentences
+
+
+def _site_startup(about: dict[str, Any]) -> dict[str, Any]:
+    """``startup/fed_client.json`` of a site with this name and server, all of it."""
+    try:
+        server, name = about["servers"][0], about["client"]["fqsn"]
+        target, identity = server["service"]["target"], server["identity"]
+    except (LookupError, TypeError):
+        return {}
+    keys = {"ssl_private_key": "client.key", "ssl_cert": "client.crt", "ssl_root_cert": "rootCA.pem"}
+    return {
+        "format_version": 2,
+        "servers": [{"name": PROJECT, "service": {"target": target, "scheme": "tcp"}, "identity": identity}],
+        "client": {**keys, "fqsn": name, "is_leaf": True, "connection_security": "mtls"},
+    }
 
 
 def _json(file: Path, absent: dict[str, Any] | None = None) -> dict[str, Any]:
