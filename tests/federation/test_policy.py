@@ -2,11 +2,13 @@
 
 import dataclasses
 import re
+import subprocess
+import sys
 
 import pytest
 
 from fedbilevel.engines.stages import Refused
-from fedbilevel.federation.nvflare.job import check_job, write_job
+from fedbilevel.federation.nvflare.job import SIGNED, check_job, write_job
 from fedbilevel.federation.protocol.policy import FILE, Approval, Policy, Privacy, read_policy
 from fedbilevel.federation.protocol.settings import JobSettings
 
@@ -137,6 +139,8 @@ def rewritten(name, change):
         lambda app: (app / "config/config_fed_client.json").rename(app / "config/config_fed_client.conf"),
         lambda app: (app / "config/log_config.json").write_text("{}"),
         lambda app: (app / "custom").mkdir(),
+        lambda app: (app / "config/more").mkdir(),
+        lambda app: (app / "config" / SIGNED[0]).write_bytes(b" " * 5_000_000),
         lambda app: (app / "config/config_fed_server.json").unlink(),
         lambda app: (app / "config/more.json").symlink_to(__file__),
     ],
@@ -145,7 +149,26 @@ def test_a_site_takes_jobs_of_our_own_making_only(tmp_path, spoil):
     settings = JobSettings("run", "fair", ("a", "b"), {"text": "{$HOME}"})
     for inline in (True, False):
         app = write_job(tmp_path / str(inline), settings, inline=inline) / "app"
+        for name in SIGNED:
+            (app / name).touch()
+            (app / "config" / name).touch()
         assert check_job(app) == settings
         spoil(app)
         with pytest.raises(Refused, match="not one that this package writes, byte for byte"):
             check_job(app)
+
+
+def test_a_site_hears_the_commands_that_runs_need_and_no_others():
+    """NVFlare asks a site's rules only where the server says so: what reads files or makes classes is not there to be asked."""
+    pytest.importorskip("nvflare", reason="needs the federation extra: pip install 'fedbilevel[federation]'")
+    script = (
+        "from fedbilevel.federation.nvflare import validator as v\n"
+        "heard = (v.ClientRequestProcessors.request_processors, v.AdminCommands.commands)\n"
+        "print(*sorted(type(each).__name__ for each in sum(heard, [])), *v.ConfigFactory._fmt2Loader, sep=',')"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    names = told.strip().splitlines()[-1].split(",")
+    assert names.pop() == "ConfigFormat.JSON"
+    assert {"DeployProcessor", "StartJobProcessor", "AbortAppProcessor", "AbortCommand"} <= set(names)
+    assert not [name for name in names if re.search("Shell|Log|Restart|Shutdown|Info(?!Processor$)|Errors|Stats", name)]
+    assert len(names) == 14

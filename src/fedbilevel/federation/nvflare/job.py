@@ -26,6 +26,8 @@ REQUEST_INTERVAL = 0.01
 """Seconds after which a site without work asks again; NVFlare's default is 2."""
 APP = "app"
 SERVER, CLIENT = "config/config_fed_server.json", "config/config_fed_client.json"
+SIGNED = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
+"""What NVFlare puts into every folder of a job when it is submitted: signatures, which the site verifies."""
 LARGEST = 1 << 22
 """Bytes of a job's file."""
 RUNS, STATE = "fedbilevel-runs", "fedbilevel-state"
@@ -98,12 +100,13 @@ def _files(packed: str, request_interval: float, inline: bool) -> dict[str, str]
 
 
 def _entries(app: Path) -> Iterator[Path]:
-    """The files of a job, links and empty folders counting as files that cannot be read; few and small."""
+    """The files of a job but for its signatures, few and small; another folder counts as a file that cannot be read."""
     for number, entry in enumerate(sorted(app.rglob("*"))):
-        if number > 3 or entry.is_symlink():
-            raise ValueError("the job holds more than two files, or a link")
+        if number > 8 or entry.is_symlink():
+            raise ValueError("the job holds more than two files and their signatures, or a link")
         if entry == app / "config" and entry.is_dir():
             continue
         if entry.stat().st_size > LARGEST:
             raise ValueError(f"{entry.name} is larger than {LARGEST:,} bytes")
-        yield entry
+        if not (entry.name in SIGNED and entry.is_file() and entry.parent in (app, app / "config")):
+            yield entry
