@@ -257,14 +257,15 @@ class FairProgram:
         if hasattr(message, "row_weights"):
             weights = np.asarray(message.row_weights, np.float64)[train["groups"]]
             return weights if self.recipe.method == "fedminmax" else np.where(train["labels"] > 0, weights, 1.0)
-        return train.get("weights")
+        found: np.ndarray | None = train.get("weights")
+        return found
 
     def _least_even(self, message: Any, cells: np.ndarray) -> np.ndarray:
         """The weights of rows that the outer variable in a message stands for, or those that its momentum leads to within a
         round, whichever are further from equal."""
         form, method = self.recipe.formulation, self.recipe.method
         if method == "fedbio":
-            return form.weights(message)[cells]
+            return np.asarray(form.weights(message)[cells])
         chosen = {"delta": 0.1, "u": 1.0, **self.recipe.constants()}
         step = chosen["outer_step"] if self.recipe.outer_step is None else self.recipe.outer_step
         reach = step * chosen["delta"] / chosen["u"] ** (1 / 3) * self.recipe.local_steps
