@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from rich.text import Text
 from fedbilevel.cli import options
 from fedbilevel.cli.studies import conducted, prepare
 from fedbilevel.cli.terminal import console
+from fedbilevel.report.brief import CONVENTION
 from fedbilevel.report.scales import short
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from fedbilevel.studies.table1 import Verified
 
 OUT = Path("runs/table1")
-MARKS = {"best": " *", "lead": " +", "tied": "", "": ""}
+MARKS = {"best": " *", "lead": " +", "tied": "", "untold": "", "": ""}
 """Behind a cell: the best beyond noise, or the best within noise."""
 
 
@@ -49,8 +51,20 @@ def table1(
     encoding: Annotated[str, typer.Option(help="clean, or paper (its preprocessing, slips included).")] = "clean",
     metric: options.Metric = "equal_opportunity",
     convention: Annotated[
-        str, typer.Option(help="How groups are compared: between_groups, to_overall or majority_vs_rest.")
+        str,
+        typer.Option(help="How groups are compared: between_groups, to_overall, majority_vs_rest or mean_pairwise."),
     ] = "between_groups",
+    positive_label: Annotated[
+        str, typer.Option(help="The label that counts as positive in the gaps: favourable (to the person), or other.")
+    ] = "favourable",
+    contrast: Annotated[
+        int | None,
+        typer.Option(
+            help="Splits of the small comparison below the table: Adult by sex, four methods. By default 5 beside the whole "
+            "experiment on Adult, else 0.",
+            min=0,
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Run folder; the same command goes on where it was stopped.")] = OUT,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
@@ -70,8 +84,10 @@ def table1(
         return
     design = study.Design(
         study.named(datasets), study.named(distributions), study.named(methods, study.SHORT), seeds, steps,
-        splits, grid, encoding, metric, convention,
+        splits, grid, encoding, metric, convention, positive_label=positive_label,
     )  # fmt: skip
+    whole = "adult" in design.datasets and design.steps == 2000 and len(design.methods) >= 6
+    design = replace(design, contrast=contrast if contrast is not None else 5 if whole else 0)
     prepare(out)
     run = conducted(lambda report, line: study.run(design, out, report, line), out, quiet)
     if as_json:
@@ -81,7 +97,26 @@ def table1(
         print_table(paper, run)
         for note in notes(run):
             paper.print(note, highlight=False)
+        _print_contrast(paper, run)
         paper.print(f"Everything is in {out}; fedbilevel report {out} makes a page.", highlight=False, soft_wrap=True)
+
+
+def _print_contrast(paper: Console, run: Run) -> None:
+    """What can be told from noise: a small table, and what follows from it."""
+    from fedbilevel.report.brief import contrast_of
+
+    told = contrast_of(run)
+    if told is None:
+        return
+    table = Table(title=told.table.caption, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    for head in told.table.heads:
+        table.add_column(head)
+    for row in told.table.rows:
+        table.add_row(*row)
+    paper.print()
+    paper.print(table)
+    for sentence in told.sentences:
+        paper.print(sentence, highlight=False)
 
 
 def _verified(again: Verified, folder: Path, as_json: bool, quiet: bool) -> None:
@@ -169,10 +204,7 @@ def notes(run: Run) -> list[str]:
     if diverged:
         told.append(f"{diverged} run(s) diverged and are left out.")
     if kept["metric"] == "equal_opportunity" and kept["convention"] == "between_groups":
-        told.append(
-            "EqOpp is the largest minus the smallest true-positive rate of the groups, as defined in the paper; --convention "
-            "majority_vs_rest compares the largest group with all others and gives numbers of the size the paper prints."
-        )
+        told.append(CONVENTION)
     return told
 
 

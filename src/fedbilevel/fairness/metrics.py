@@ -13,11 +13,12 @@ In front of [group, label, decision] there may be further axes (resamples, model
 A rate without rows is NaN, and so is a gap where fewer than two of several groups have the rate.
 
 A disparity compares a rate between groups (`CRITERIA`): the true positive rate (equal opportunity), true and false positive
-rates (equalized odds), the selection rate (demographic parity); in one of three ways (`CONVENTIONS`):
+rates (equalized odds), the selection rate (demographic parity); in one of four ways (`CONVENTIONS`):
 
     between_groups     the largest rate minus the smallest
     to_overall         the largest distance of a group's rate to the rate over all rows
     majority_vs_rest   the distance between the largest group (in rows) and all others taken together
+    mean_pairwise      the mean distance between two groups, over all pairs of them
 
 The first two equal fairlearn's functions of the same names, with one deliberate difference.  A group without positives has no
 true positive rate.  Fairlearn counts it as 0, which makes the gap large for no fault of the classifier; here the group is
@@ -38,7 +39,7 @@ from numpy.typing import NDArray
 
 from fedbilevel.tables.columns import binary_labels, check_lengths, encode_groups, listed, to_series
 
-CONVENTIONS = ("between_groups", "to_overall", "majority_vs_rest")
+CONVENTIONS = ("between_groups", "to_overall", "majority_vs_rest", "mean_pairwise")
 # Criterion: the rates it compares. Of several rates the largest disparity counts.
 CRITERIA = {
     "equal_opportunity": ("true_positive_rate",),
@@ -135,11 +136,18 @@ class Counts:
         gaps = []
         for rate in CRITERIA[criterion]:
             rates = counts.rates(rate)
+            if method == "mean_pairwise" and rates.shape[-1] > 1:
+                gaps.append(_mean_distance(rates))
+                continue
             reference = counts.overall(rate) if method == "to_overall" else np.fmax.reduce(rates, axis=-1)
             distance = np.fmax.reduce(np.abs(rates - reference[..., None]), axis=-1)
             comparable = (~np.isnan(rates)).sum(axis=-1) >= min(2, rates.shape[-1])
             gaps.append(np.where(comparable, distance, np.nan))
         return np.asarray(np.max(gaps, axis=0))
+
+    def other_label(self) -> Counts:
+        """The same rows with the other of the two labels called positive."""
+        return Counts(self.cells[..., ::-1, ::-1], None if self.weights is None else self.weights[..., ::-1, ::-1])
 
     def lead(self, rate: str) -> Floats:
         """The majority's rate minus that of all others together, with its sign."""
@@ -220,6 +228,13 @@ def _parts(cells: NDArray[Any], rate: str) -> tuple[NDArray[Any], NDArray[Any]]:
         return cells[..., 1, 1], cells[..., 1].sum(axis=-1)
     of_label = cells[..., 1 if rate == "true_positive_rate" else 0, :]
     return of_label[..., 1], of_label.sum(axis=-1)
+
+
+def _mean_distance(rates: Floats) -> Floats:
+    """The mean of |a - b| over all pairs of rates along the last axis; pairs without a rate are left out."""
+    first, second = np.triu_indices(rates.shape[-1], 1)
+    apart = np.abs(rates[..., first] - rates[..., second])
+    return ratio(np.nansum(apart, axis=-1), (~np.isnan(apart)).sum(axis=-1))
 
 
 def ratio(above: NDArray[Any], below: NDArray[Any]) -> Floats:

@@ -201,7 +201,7 @@ def weights(reading: Reading) -> Chart | None:
                 tip = f"{reading.names[number]}, {whose}: {text}"
                 sketch.bar(kind, block.number, str(whose), Mark(number, mean.estimate, 0, mean.low, mean.high, tip=tip))
                 sketch.say(block, number, weight_of=str(whose), weight=text)
-    axis = Axis("weight (1 is neutral)", "number", floor=0, include=1)
+    axis = Axis("weight (1 is neutral)", "number", low=0, include=2)
     sketch.rows(sketch.titles, dict.fromkeys(kinds, axis), baseline=1.0)
     note = "How much a row of a group (or of a group with a label) counts in training. Whiskers: 95 % intervals over seeds."
     names = {"cell": "Of a group and label", "group": "Of a group"}

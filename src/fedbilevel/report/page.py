@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbilevel import storage
 from fedbilevel._version import __version__
+from fedbilevel.report.brief import TABLES, TERMS, Brief, brief_of
 from fedbilevel.report.charts import GLYPHS, Chart, Listing, colours
 from fedbilevel.report.figures import figures
 from fedbilevel.report.reading import WORDS, Block, Estimate, Estimates, Metric, Reading, estimates, reading_of
@@ -39,10 +40,14 @@ TITLES = {
     "fairness": "Fairness over many splits",
 }
 VERDICTS = {
-    "best": ("★", "best, beyond noise"),
-    "lead": ("☆", "best mean, not beyond noise"),
+    "best": ("best", "best, beyond noise"),
+    "lead": ("first", "best mean, not beyond noise"),
     "tied": ("≈", "not beyond noise from the best"),
+    "untold": ("?", "one run only: nothing can be said about noise"),
 }
+"""In words: every sign that would do is the marker of some method."""
+SECONDARY = ("weights", "convergence", "costs", "tables", "run", "reproduce")
+"""Sections that a narrow screen shows folded."""
 FORMATS = ("svg", "png")
 _SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -72,6 +77,10 @@ class Page:
         return f"{title}: {', '.join(named)}" if named and len(named) <= 4 else title
 
     @cached_property
+    def brief(self) -> Brief | None:
+        return brief_of(self.run)
+
+    @cached_property
     def estimates(self) -> Estimates:
         return estimates(self.reading, self.reading.main)
 
@@ -90,7 +99,8 @@ def page_of(run: Run) -> Page:
         told = reading_of(bench.comparable(run))
         return Page(run, told, figures(told), template="bench.html" if len(run.history) else "", extra=bench.extra(run))
     told = reading_of(run)
-    tables = [Listing.first(name, table) for name, table in run.others.items() if len(table)]
+    tables = [Listing.first(name, table) for name, table in run.others.items()
+              if len(table) and name not in TABLES]  # fmt: skip
     drawn = figures
     if run.command in ("rates", "fairness"):
         from fedbilevel.report.studies import charts as drawn
@@ -116,6 +126,7 @@ def render(page: Page) -> str:
     ours = {"plot_css": _asset("plot.css"), "page_css": _asset("page.css"), "program": program}
     return environment().get_template("page.html").render(
         page=page, about=about, frame=FRAME, verdicts=VERDICTS, version=__version__, known=WORDS, glyphs=GLYPHS,
+        secondary=SECONDARY, terms=TERMS,
         themes={"light": colours("light"), "dark": colours("dark")},
         digest=base64.b64encode(hashlib.sha256(program.encode()).digest()).decode(),
         **{name: Markup(text) for name, text in ours.items()},

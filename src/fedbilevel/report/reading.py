@@ -263,7 +263,8 @@ def _title(key: tuple[str, ...]) -> str:
 
 class Estimate(NamedTuple):
     """``verdict``: "best" (beyond noise from all others), "lead" (best mean, not beyond noise from all), "tied" (not
-    beyond noise from the best), "" (worse than the best, or nothing can be said)."""
+    beyond noise from the best), "untold" (one run beside several of the best), "" (worse than the best, or
+    nothing can be said)."""
 
     block: Block
     series: int
@@ -365,6 +366,8 @@ def verdicts(reading: Reading, values: dict[int, pd.Series[Any]], better: str) -
         interval = paired(reading, values[best], theirs, level)
         if interval is None or interval.low == interval.high:  # one seed, or no noise at all: nothing to judge by
             clear = False
+            if interval is None and len(values[best]) > 1:
+                said[number] = "untold"
         elif not interval.excludes_zero:
             clear = False
             said[number] = "tied"

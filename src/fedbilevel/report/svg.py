@@ -16,7 +16,7 @@ from fedbilevel.report.scales import PADDING, Axis, Scale, ladder, shown, tick_c
 WIDTH, HEIGHT = 400, 300
 LEFT, RIGHT, TOP, BOTTOM = 60, 388, 30, 250
 """Frame of a plane; labels stand outside of it."""
-ROW_LEFT, ROW_LABEL, ROW, ROW_GAP, ROW_FOOT = 14, 17, 12, 7, 46
+ROW_LEFT, ROW_LABEL, ROW, ROW_GAP, ROW_FOOT = 14, 17, 12, 7, 52
 """Rows: the group's label on a line of its own, so that long names fit on a phone."""
 SLACK = 6
 """Marks may reach so far over the frame."""
@@ -30,7 +30,7 @@ FRAME = {
 """What the script has to know of a picture."""
 
 
-PARTS = ("layer", "y", "bar", "band", "line", "dash", "whisker")
+PARTS = ("layer", "y", "bar", "band", "line", "dash", "whisker", "label")
 Shape = dict[str, Any]
 """One panel, mark or label as the template reads it."""
 
@@ -130,7 +130,8 @@ def _line(chart: Chart, panel: Panel, line: Line, x: Scale, y: Scale) -> Shape:
     # Where marks stand on a line, it needs no markers of its own.
     marked = [] if panel.marks else [points[place] for place in glyph_places(len(points), line.series)]
     dash = DASHES[chart.styles[line.series].dash]
-    return _shape(chart, line.series, marked, band=band, line=_through(points), dash=dash)
+    label = (line.name, _at(points[-1][0]), _at(points[-1][1] - 8)) if line.name else ""
+    return _shape(chart, line.series, marked, band=band, line=_through(points), dash=dash, label=label)
 
 
 def glyph_places(count: int, series: int) -> list[int]:

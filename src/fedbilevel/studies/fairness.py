@@ -90,7 +90,8 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class Design(Study):
-    """``splits`` random splits of every case; the grids run on the cases in ``grid_cases``."""
+    """``splits`` random splits of every case; the grids run on the cases in ``grid_cases``.  ``methods``: labels of the
+    entries that run; None: all."""
 
     cases: tuple[str, ...] = CASES
     distributions: tuple[str, ...] = DISTRIBUTIONS
@@ -98,6 +99,7 @@ class Design(Study):
     grid_cases: tuple[str, ...] = CASES
     steps: int | None = None
     weight_steps: int | None = None
+    methods: tuple[str, ...] | None = None
     _cases: Cases = field(default_factory=Cases, repr=False, compare=False)
 
     command = "fairness"
@@ -176,7 +178,7 @@ class Design(Study):
         batch_size = SOURCES[case].batch_size
         basic = Recipe("fedavg", Formulation("paper"), **steps, batch_size=batch_size, train_on="train")
         cells = replace(basic, formulation=Formulation("cells"))
-        return [
+        every = [
             Entry(BASELINE, basic),
             Entry("FedReg", replace(basic, method="fedreg")),
             # Group risks from the rows of the step itself: all rows in each of 2,000 rounds would take ten times as long.
@@ -189,6 +191,7 @@ class Design(Study):
             Entry("FedBiO, cells", replace(cells, method="fedbio")),
             Entry("FedBiOAcc, cells", replace(cells, method="fedbioacc")),
         ]
+        return [entry for entry in every if self.methods is None or entry.label in self.methods]
 
     def _sorted(self, rows: pd.DataFrame) -> pd.DataFrame:
         """In the order of the design, however the parts came about."""

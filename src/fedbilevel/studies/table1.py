@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -28,7 +28,7 @@ from fedbilevel.fairness.saving import FittedModel, Scaling, named_weights
 from fedbilevel.fairness.trainer import Fitted, Stop, Trainer
 from fedbilevel.problem import whole_number
 from fedbilevel.runs import Run, RunFolder, read
-from fedbilevel.studies import data
+from fedbilevel.studies import data, fairness
 from fedbilevel.studies.data import CLIENTS, DISTRIBUTIONS, ENCODINGS, PARTS, SOURCES, Case, Cases, Rows
 from fedbilevel.studies.driver import Part, Report, Study, conduct
 
@@ -48,13 +48,19 @@ RATE = 0.1
 TERMS = 10
 """Q of the Neumann series: the paper does not say."""
 SPLITS = ("one", "many")
+CONTRAST = fairness.Design(
+    ("adult-sex",), ("iid",), grid_cases=(), methods=("FedAvg", "FedReg", "FedBiOAcc, paper", "FedBiOAcc, cells")
+)
+"""Beside the table, one comparison that its splits can tell from noise: two groups with thousands of positives each."""
 STOPS = 10
 """How often a run is looked at on its way, besides its start."""
 EXACT = ("test_accuracy", "train_accuracy", "validation_accuracy", "train_gap", "test_gap", "validation_gap", "weights")
 """What `verify` compares."""
 
-Criterion = tuple[str, str]
-"""The metric of the gaps, and how groups are compared."""
+Gap = Callable[..., float]
+"""(counts, convention of the run unless another is given) -> the gap."""
+POSITIVE = ("favourable", "other")
+"""Which label counts as positive in the gaps: the one that is good for a person, or the other."""
 # Milliseconds of one run on one core of an ordinary machine: only for guessing the time that is left.
 _COST = {
     "adult": {"fedavg": 60, "fedreg": 70, "fedminmax": 1200, "fcfl": 2000, "fedbio": 500, "fedbioacc": 700},
@@ -94,7 +100,7 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True)
 class Design(Study):
-    """The options of the command; see `configuration` for all they resolve to."""
+    """The options of the command; see `configuration` for all they resolve to.  ``contrast``: splits of `CONTRAST`."""
 
     datasets: tuple[str, ...] = DATASETS
     distributions: tuple[str, ...] = DISTRIBUTIONS
@@ -106,6 +112,8 @@ class Design(Study):
     encoding: str = "clean"
     metric: str = "equal_opportunity"
     convention: str = "between_groups"
+    contrast: int = 0
+    positive_label: str = "favourable"
     _cases: Cases = field(default_factory=Cases, repr=False, compare=False)
     _trainers: dict[Any, Trainer] = field(default_factory=dict, repr=False, compare=False)
 
@@ -122,9 +130,11 @@ class Design(Study):
                     raise ValueError(f"--{name} {value}: unknown; choose from {', '.join(allowed)}.")
             object.__setattr__(self, name, tuple(value for value in allowed if value in values))
         single = {"splits": SPLITS, "encoding": ENCODINGS, "metric": tuple(CRITERIA), "convention": CONVENTIONS}
+        single["positive_label"] = POSITIVE
         for name, choices in single.items():
             if getattr(self, name) not in choices:
-                raise ValueError(f"--{name} {getattr(self, name)}: unknown; choose {', '.join(choices)}.")
+                option = name.replace("_", "-")
+                raise ValueError(f"--{option} {getattr(self, name)}: unknown; choose {', '.join(choices)}.")
         whole_number("--seeds", self.seeds)
         whole_number("--steps", self.steps)
 
@@ -154,7 +164,8 @@ class Design(Study):
         return {
             "datasets": self.datasets, "distributions": self.distributions, "methods": self.methods,
             "seeds": self.seeds, "steps": self.steps, "splits": self.splits, "rates": self.rates,
-            "encoding": self.encoding, "metric": self.metric, "convention": self.convention,
+            "encoding": self.encoding, "metric": self.metric, "convention": self.convention, "contrast": self.contrast,
+            "positive_label": self.positive_label,
             "test_share": data.TEST_SHARE, "set_aside": data.SET_ASIDE, "clients": data.CLIENTS, "shares": data.SHARES,
             "batch_size": {name: SOURCES[name].batch_size for name in self.datasets},
             "outer_batch_size": {name: SOURCES[name].outer_batch for name in self.datasets},
@@ -180,13 +191,26 @@ class Design(Study):
                             yield Trial(*place, 0 if self.splits == "one" else seed, (seed,))
 
     def parts(self) -> list[Part]:
-        return [trial.part() for trial in self.trials()]
+        return [*(trial.part() for trial in self.trials()), *self.contrasts()]
+
+    def contrasts(self) -> list[Part]:
+        """The parts of `CONTRAST`, after all others."""
+        slices = replace(CONTRAST, splits=self.contrast).slices()
+        return [
+            Part((f"contrast {slice.number}",), slice, "Adult by sex", "contrast", 2.0, (self.seeds, slice.number))
+            for slice in slices
+        ]
 
     def prepare(self, part: Part) -> None:
-        self._trainer(part.what, self._case(part.what))
+        if isinstance(part.what, Trial):
+            self._trainer(part.what, self._case(part.what))
 
     def compute(self, part: Part) -> dict[str, dict[str, Any]]:
         """Of several seeds that one computation serves, only the seed differs."""
+        if not isinstance(part.what, Trial):
+            case = self._cases.get(*part.what[:3])
+            rows = pd.DataFrame([fairness.evaluate(case, *entry) for entry in CONTRAST.entries(part.what)])
+            return {part.keys[0]: {"others": {"contrast-rows": rows}}}
         trial: Trial = part.what
         tables = self.run(trial)
         model = tables.pop("model")
@@ -205,7 +229,11 @@ class Design(Study):
         fitted = trainer.run(case.whole if trial.method in OURS else case.paper, trial.seeds[0], trial.rate, STOPS)
         marks = {"dataset": trial.dataset, "split": trial.distribution, "method": trial.label, "seed": trial.seeds[0]}
         setting = {"split_seed": trial.split_seed, "setting": f"learning rate {trial.rate:g}", "rate": trial.rate}
-        return measured(case, trainer.program.recipe, fitted, marks, setting, (self.metric, self.convention))
+        return measured(case, trainer.program.recipe, fitted, marks, setting, self._gap)
+
+    def _gap(self, counts: Counts, convention: str | None = None) -> float:
+        read = counts if self.positive_label == "favourable" else counts.other_label()
+        return float(read.gap(self.metric, convention or self.convention))
 
     def _case(self, trial: Trial) -> Case:
         return self._cases.get(trial.dataset, trial.distribution, trial.split_seed, self.encoding)
@@ -235,10 +263,15 @@ class Design(Study):
         The rate of a method is the one with the highest accuracy on the rows set aside (on one split: the mean over the
         seeds); of equals the one with the smaller gap there.  Test rows have no say.
         """
-        order, _ = super().merged(folder)
-        if not self.grid:
-            return order, {}
         parts = folder.parts()
+        order = [key for trial in self.trials() for key in trial.part().keys]
+        tables = {}
+        if self.contrast:
+            rows = pd.concat([parts[part.keys[0]]["contrast-rows"] for part in self.contrasts()], ignore_index=True)
+            tables["contrast"] = fairness.compare(rows)
+            tables["contrast-floors"] = fairness.floors(rows, self.contrast)
+        if not self.grid:
+            return order, tables
         every = pd.concat([parts[key]["rows"] for key in order], ignore_index=True)
         by = ["dataset", "split", "method", "split_seed"]
         means = every.groupby([*by, "rate"], sort=False)[["validation_accuracy", "validation_gap"]].mean().reset_index()
@@ -247,7 +280,10 @@ class Design(Study):
         )
         best = ranked.drop_duplicates(by).set_index(by)["rate"]
         chosen = every["rate"].to_numpy() == best.loc[list(every[by].itertuples(index=False, name=None))].to_numpy()
-        return [key for key, kept in zip(order, chosen, strict=True) if kept], {"grid": every.assign(chosen=chosen)}
+        return [key for key, kept in zip(order, chosen, strict=True) if kept], {
+            **tables,
+            "grid": every.assign(chosen=chosen),
+        }
 
 
 def named(text: str, short: Mapping[str, tuple[str, ...]] = MappingProxyType({})) -> tuple[str, ...]:
@@ -262,6 +298,7 @@ def from_configuration(kept: dict[str, Any]) -> Design:
         return Design(
             tuple(kept["datasets"]), tuple(kept["distributions"]), tuple(kept["methods"]), kept["seeds"], kept["steps"],
             kept["splits"], len(kept["rates"]) > 1, kept["encoding"], kept["metric"], kept["convention"],
+            kept.get("contrast", 0), kept.get("positive_label", "favourable"),
         )  # fmt: skip
     except KeyError as error:
         raise ValueError(f"run.toml does not say {error}: this is not a folder of `fedbilevel table1`.") from error
@@ -302,7 +339,12 @@ def verify(path: str | Path, seed: int | None = None) -> Verified:
 
 
 def measured(
-    case: Case, recipe: Recipe, fitted: Fitted, marks: dict[str, Any], setting: dict[str, Any], criterion: Criterion
+    case: Case,
+    recipe: Recipe,
+    fitted: Fitted,
+    marks: dict[str, Any],
+    setting: dict[str, Any],
+    gap: Gap,
 ) -> dict[str, Any]:
     """Rows, groups, weights and history of one run, as a run folder takes them, and ``model``, which writes its file.
 
@@ -314,7 +356,7 @@ def measured(
     row: dict[str, Any] = {
         **marks,
         **setting,
-        **_quality(case, fitted, counts, criterion),
+        **_quality(case, fitted, counts, gap),
         "rounds": sum(stop.round for stop in ends),
         "steps": sum(stop.step for stop in ends),
         **_costs(ends[-1]),
@@ -331,7 +373,7 @@ def measured(
         "rows": pd.DataFrame([row]),
         "groups": pd.concat(groups, ignore_index=True).assign(**marks) if groups else pd.DataFrame(),
         "weights": pd.DataFrame() if weights is None else weights.reset_index().assign(**marks),
-        "history": _history(case, fitted, criterion).assign(**marks),
+        "history": _history(case, fitted, gap).assign(**marks),
         "model": partial(_save_model, case, recipe, fitted, setting["rate"], marks["seed"]),
     }
 
@@ -341,19 +383,19 @@ def _costs(stop: Stop) -> dict[str, int]:
     return {"bytes_up": stop.bytes_up, "bytes_down": stop.bytes_down, **calls}
 
 
-def _quality(case: Case, fitted: Fitted, counted: dict[str, Counts], criterion: Criterion) -> dict[str, float]:
+def _quality(case: Case, fitted: Fitted, counted: dict[str, Counts], gap: Gap) -> dict[str, float]:
     quality = {}
     for part, counts in counted.items():
         quality[f"{part}_accuracy"] = float(counts.overall("accuracy"))
-        quality[f"{part}_gap"] = float(counts.gap(*criterion))
-        quality[f"{part}_gap_majority"] = float(counts.gap(criterion[0], "majority_vs_rest"))
+        quality[f"{part}_gap"] = gap(counts)
+        quality[f"{part}_gap_majority"] = gap(counts, "majority_vs_rest")
     if "test" in counted:
         quality["test_balanced_accuracy"] = float(counted["test"].balanced_accuracy())
         quality["test_auc"] = auc(case.test.labels, case.test.features @ fitted.params)
     return quality
 
 
-def _history(case: Case, fitted: Fitted, criterion: Criterion) -> pd.DataFrame:
+def _history(case: Case, fitted: Fitted, gap: Gap) -> pd.DataFrame:
     """One row a stop: the objective of its stage, and for models also what they do on the test rows."""
     models = [stop for stop in fitted.stops if stop.stage == "model"]
     params = np.stack([stop.outer for stop in models], axis=1)
@@ -367,7 +409,7 @@ def _history(case: Case, fitted: Fitted, criterion: Criterion) -> pd.DataFrame:
             counts = Counts.of(case.test.labels, next(decisions), case.test.groups, len(case.names))
             line["objective"] = float(next(losses))
             line["test_accuracy"] = float(counts.overall("accuracy"))
-            line["test_gap"] = float(counts.gap(*criterion))
+            line["test_gap"] = gap(counts)
         lines.append(line)
     return pd.DataFrame(lines)
 

@@ -4,6 +4,10 @@
   const root = document.documentElement;
   const all = (selector, from = document) => [...from.querySelectorAll(selector)];
   root.classList.add("js");
+  // A phone shows what is secondary folded; printing unfolds it again.
+  const folds = all("details.fold"), narrow = matchMedia("(max-width: 700px)");
+  if (narrow.matches) folds.forEach((fold) => { fold.open = false; });
+  addEventListener("beforeprint", () => folds.forEach((fold) => { fold.open = true; }));
 
   const { width: WIDTH, left: LEFT, right: RIGHT, top: TOP, bottom: BOTTOM, air, rowLeft, rowLabel, row: ROW, rowGap, rowFoot } = about.frame;
   const at = (value) => value.toFixed(1);
@@ -28,7 +32,7 @@
       return points.map((point) => [command === "M" ? "M" : "L", ...point]);
     });
   }
-  const PLACES = { circle: ["cx", "cy"], use: ["x", "y"] };
+  const PLACES = { circle: ["cx", "cy"], use: ["x", "y"], text: ["x", "y"] };
   class Part {
     constructor(element) {
       this.element = element;
@@ -86,7 +90,7 @@
       this.ticks = { x: this.read(".ticks.x text", "x", 0), y: this.read(".ticks.y text", "y", -4) };
       const lines = this.data.lines ?? [];
       this.items = all(".mark", this.svg).map((shape, number) => {
-        const parts = all("path, use, circle", shape).map((part) => new Part(part));
+        const parts = all("path, use, circle, text", shape).map((part) => new Part(part));
         const joined = all(".line", shape).length > 0, tips = this.data.tips;
         const tip = joined ? "" : tips[number - (all(".line", this.svg).length)];
         return { shape, parts, tip, line: joined ? lines[number] : null, series: Number(shape.dataset.series), layer: shape.dataset.layer };

@@ -1,0 +1,252 @@
+"""What a run means for people who decide, in sentences computed from its numbers.
+
+First what the model does for the groups, in people out of a hundred, and whether chance explains the difference; then what
+to know before using it.  Chance is judged by the interval of the difference between the two groups that lie furthest apart
+(Newcombe's, from Wilson's ends; at 95 % for all pairs of groups together).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedbilevel.fairness.metrics import CRITERIA, wilson
+from fedbilevel.report.charts import Listing, with_bounds
+from fedbilevel.report.reading import estimates, reading_of
+from fedbilevel.report.scales import shown
+from fedbilevel.runs import Run
+
+TABLES = ("sites", "facts", "findings", "contrast", "contrast-floors")
+"""Tables of a run that a brief tells."""
+COMMANDS = ("fit", "federate", "audit")
+ASKED = {
+    "true_positive_rate": ("positives", "Of 100 rows with {yes}, the model finds"),
+    "false_positive_rate": ("negatives", "Of 100 rows without {yes}, it wrongly picks"),
+    "selection_rate": ("count", "Of 100 rows, the model picks"),
+}
+"""Rate: the rows it rests on, and how a sentence about it begins."""
+TERMS = {
+    "true-positive rate": "of the rows that are positive, the share the model finds; also called recall",
+    "false-positive rate": "of the rows that are negative, the share the model picks all the same",
+    "selection rate": "of all rows, the share the model picks",
+    "equal-opportunity gap (EqOpp)": "the largest true-positive rate of a group minus the smallest; 0 is fair by this measure",
+    "equalized-odds gap (EqOdds)": "the same, of true- or false-positive rates, whichever differ more",
+    "demographic-parity gap (DemPar)": "the same, of selection rates",
+    "interval": "95 % of such intervals hold the true value; a wide one means few rows",
+    "beyond noise": "the interval of a difference does not hold 0",
+    "FedAvg": "the usual training over sites: for accuracy alone, nothing is made fair",
+    "cells": "rows of one group with one label; the method learns how much each cell counts in training",
+    "seed": "the number that fixes every random choice; the same seed gives the same result",
+}
+"""What a page explains, in the order it does."""
+CONVENTION = (
+    "EqOpp is the largest minus the smallest true-positive rate of the groups, as defined in the paper. The paper prints "
+    "smaller numbers: --convention majority_vs_rest (the largest group against all others) gives numbers of their size, and "
+    "so does --positive-label other with --convention mean_pairwise."
+)
+OURS = "FedBiOAcc, cells"
+
+
+class Contrast(NamedTuple):
+    """A table, and the sentences that follow from it."""
+
+    table: Listing
+    sentences: list[str]
+
+
+@dataclass(frozen=True)
+class Brief:
+    """``verdict``: sentences; ``usable``: whether nothing was found against the model; ``warnings``: what was;
+    ``facts``: names and values; ``tables``: rows by site, and what else should be seen first."""
+
+    verdict: list[str]
+    usable: bool = True
+    warnings: list[str] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+    tables: list[Listing] = field(default_factory=list)
+
+
+def brief_of(run: Run) -> Brief | None:
+    """The brief of a model on test rows; None for runs that are about methods and not about one model."""
+    if run.command == "table1":
+        return _table1(run)
+    if run.command not in COMMANDS or not len(run.rows):
+        return None
+    model = str(run.rows["method"].iloc[-1])
+    ours = run.rows[run.rows["method"] == model].iloc[-1]
+    found = run.others.get("findings", pd.DataFrame(columns=["method", "sentence", "blocks"]))
+    against = found[found["method"] == model]
+    usable = not against["blocks"].astype(bool).any()
+    verdict = [] if usable else ["Do not use this model as it is: the warnings below say why."]
+    verdict += [*_groups(run, model), *_right(ours), *_compared(run, ours, model)]
+    sites = run.others.get("sites")
+    tables = [] if sites is None else [Listing.first("Rows by site", sites.drop_duplicates("site"))]
+    return Brief(verdict, usable, list(dict.fromkeys(against["sentence"])), _facts(run), tables)
+
+
+def _groups(run: Run, model: str) -> list[str]:
+    frame = run.groups
+    if not {"true_positive_rate", "positives"} <= set(frame.columns):
+        return []
+    frame = frame[(frame["method"] == model) & (frame["part"] == "test")].assign(
+        negatives=lambda rows: rows["count"] - rows["positives"]
+    )
+    if "compared" in frame.columns:
+        frame = frame[frame["compared"].astype(bool)]
+    about = run.configuration
+    yes = f"{about.get('target', 'the target')} = {about.get('positive', 'positive')}"
+    sentences = []
+    for rate in CRITERIA.get(str(about.get("metric")), ()):
+        there = frame[frame[rate].notna()]
+        if len(there) > 1:
+            sentences += [_shares(there, rate, yes), _chance(there, rate)]
+    return sentences
+
+
+def _shares(groups: pd.DataFrame, rate: str, yes: str) -> str:
+    """Of 100 rows, how many in which group: all of two or three, else the two ends."""
+    begins = ASKED[rate][1].format(yes=yes)
+    told = [
+        f"{round(100 * value)} in the group {name}" for name, value in zip(groups["group"], groups[rate], strict=True)
+    ]
+    if len(told) <= 3:
+        return f"{begins} {', '.join(told[:-1])} and {told[-1]}."
+    order = np.argsort(groups[rate].to_numpy())
+    return f"{begins} between {told[order[0]]} and {told[order[-1]]}; {len(told)} groups were compared."
+
+
+def _chance(groups: pd.DataFrame, rate: str) -> str:
+    shares, sizes = groups[rate].to_numpy(float), groups[ASKED[rate][0]].to_numpy(float)
+    pairs = list(combinations(range(len(shares)), 2))
+    level = 1 - 0.05 / len(pairs)
+    low, high = wilson(shares, sizes, level)
+    widest, hidden = 0.0, 0.0
+    for a, b in pairs:
+        first, second = (a, b) if shares[a] >= shares[b] else (b, a)
+        apart = shares[first] - shares[second]
+        least = apart - np.hypot(shares[first] - low[first], high[second] - shares[second])
+        most = apart + np.hypot(high[first] - shares[first], shares[second] - low[second])
+        widest, hidden = max(widest, float(least)), max(hidden, float(most))
+    if widest > 0:
+        return (
+            f"The difference is more than chance explains: with 95 % confidence it is at least {_points(widest)} in 100, and "
+            f"it may be {_points(hidden)}."
+        )
+    return (
+        "The difference is within what chance explains; these rows are too few to rule out one of "
+        f"{_points(hidden)} in 100."
+    )
+
+
+def _points(share: float) -> str:
+    value = 100 * share
+    return f"{value:.0f}" if value >= 1.5 else f"{value:.1f}"
+
+
+def _right(row: Any) -> list[str]:
+    if not np.isfinite(row.get("test_accuracy", np.nan)):
+        return []
+    said = f"It is right about {100 * row['test_accuracy']:.0f} of 100 test rows"
+    balanced = row.get("test_balanced_accuracy", np.nan)
+    if np.isfinite(balanced):
+        said += f"; averaged over the classes, so that the larger does not count more, about {100 * balanced:.0f}"
+    return [f"{said} (guessing: 50)." if np.isfinite(balanced) else f"{said}."]
+
+
+def _compared(run: Run, row: Any, model: str) -> list[str]:
+    """Against the baseline of the run, on the same test rows."""
+    others = [name for name in run.rows["method"].astype(str).unique() if name != model]
+    if len(others) != 1 or not np.isfinite(row.get("gap_difference", np.nan)):
+        return []
+    parts = []
+    for name, word in (("gap_difference", "gap"), ("accuracy_difference", "accuracy")):
+        value, low, high = (float(row[f"{name}{end}"]) for end in ("", "_low", "_high"))
+        changed = (
+            "smaller"
+            if word == "gap" and value < 0
+            else "lower"
+            if value < 0
+            else "larger"
+            if word == "gap"
+            else "higher"
+        )
+        beyond = "beyond noise" if low > 0 or high < 0 else "not beyond noise"
+        ends = f"[{100 * low:+.1f}, {100 * high:+.1f}]"
+        parts.append(f"the {word} is {_points(abs(value))} points {changed} ({beyond}, {ends})")
+    return [f"Compared with {others[0]} on the same rows, {' and '.join(parts)}."]
+
+
+def _facts(run: Run) -> dict[str, str]:
+    told = run.others.get("facts")
+    return {} if told is None else dict(zip(told["name"].astype(str), told["value"].astype(str), strict=False))
+
+
+def _table1(run: Run) -> Brief:
+    about = run.configuration
+    usual = about.get("metric") == "equal_opportunity" and about.get("convention") == "between_groups"
+    told = contrast_of(run)
+    verdict = [_best_columns(run), *(() if told is None else told.sentences), *([CONVENTION] if usual else [])]
+    return Brief(verdict, tables=[] if told is None else [told.table])
+
+
+def _best_columns(run: Run) -> str:
+    """In how many columns of the table a method is best beyond noise."""
+    reading = reading_of(run)
+    columns = [metric for metric in reading.main if metric.column in ("test_accuracy", "train_gap", "test_gap")]
+    numbers = estimates(reading, columns)
+    every = {(key[0], key[2]) for key in numbers}
+    clear = {(key[0], key[2]) for key, number in numbers.items() if number.verdict == "best"}
+    return (
+        f"In {len(clear) or 'none'} of the {len(every)} columns of Table 1 (data set, distribution, measure) is one method "
+        "best beyond noise."
+    )
+
+
+def contrast_of(run: Run) -> Contrast | None:
+    """The comparison beside Table 1 whose splits can tell methods apart; its intervals are corrected for the overlap of the
+    splits, so they speak about other splits of such tables."""
+    table = run.others.get("contrast")
+    if table is None or not len(table):
+        return None
+    kept = table[table["interval"] == "corrected"].set_index(["method", "metric"])
+    methods = list(dict.fromkeys(kept.index.get_level_values("method")))
+    baseline, floors = methods[0], run.others["contrast-floors"].iloc[0]
+
+    def number(method: str, metric: str, prefix: str = "") -> str:
+        value, low, high = (float(kept.loc[(method, metric), name]) for name in _names(prefix))
+        low = low if prefix else max(low, 0.0)
+        return with_bounds(value, low, high, "rate") if np.isfinite(value) else ""
+
+    rows = [
+        [method, number(method, "test_accuracy"), number(method, "test_gap"), number(method, "test_gap", "difference")]
+        for method in methods
+    ]
+    splits = int(kept["splits"].max())
+    heads = ["Method", "Test accuracy", "Gap of true-positive rates", f"Gap minus {baseline}'s"]
+    listing = Listing(f"What can be told from noise: Adult by sex, {splits} splits [95 % interval]", heads, rows)
+    sentences = ["Adult by sex has positives enough to tell methods apart:"]
+    sentences += [_found(kept, baseline, method) for method in sorted(methods[1:], key=lambda name: name != OURS)]
+    sentences.append(
+        f"A model that is fair would show a gap of {shown(floors['fair'], 'rate')} on so many test rows by chance alone; one "
+        f"that is exactly fair on its training rows, {shown(floors['fair_in_training'], 'rate')}."
+    )
+    return Contrast(listing, sentences)
+
+
+def _names(prefix: str) -> tuple[str, str, str]:
+    return (prefix, f"{prefix}_low", f"{prefix}_high") if prefix else ("mean", "low", "high")
+
+
+def _found(kept: pd.DataFrame, baseline: str, method: str) -> str:
+    gap, accuracy = kept.loc[(method, "test_gap")], kept.loc[(method, "test_accuracy")]
+    change = gap["difference"] / kept.loc[(baseline, "test_gap"), "mean"]
+    word = "smaller" if change < 0 else "larger"
+    if gap["difference_low"] > 0 or gap["difference_high"] < 0:
+        said = f"{method}: the gap is {abs(change):.0%} {word} than {baseline}'s, beyond noise"
+    else:
+        said = f"{method}: the gap is not beyond noise from {baseline}'s"
+    return f"{said}; accuracy changes by {100 * accuracy['difference']:+.2f} points."
