@@ -101,7 +101,18 @@ def test_only_our_script_may_run(html):
 
 def test_sections_headings_and_labels(html):
     tree = Tree(html)
-    wanted = ["results", "plane", "differences", "rates", "weights", "convergence", "costs", "run", "reproduce"]
+    wanted = [
+        "brief",
+        "results",
+        "plane",
+        "differences",
+        "rates",
+        "weights",
+        "convergence",
+        "costs",
+        "run",
+        "reproduce",
+    ]
     assert sections(html) == wanted
     identities = [have["id"] for _, have in tree.elements if "id" in have]
     assert len(identities) == len(set(identities))
@@ -241,7 +252,7 @@ def test_rows_alone_are_enough(tmp_path):
         assert "not finished" in page(read(tmp_path / "run"))
         folder.finish()
     html = page(read(tmp_path / "run"))
-    assert sections(html) == ["results", "run", "reproduce"]
+    assert sections(html) == ["brief", "results", "run", "reproduce"]
     assert "not finished" not in html
 
 

@@ -17,7 +17,6 @@ from rich.text import Text
 from fedbilevel.cli import options
 from fedbilevel.cli.studies import conducted, prepare
 from fedbilevel.cli.terminal import console
-from fedbilevel.report.brief import CONVENTION
 from fedbilevel.report.scales import short
 
 if TYPE_CHECKING:
@@ -189,6 +188,8 @@ def _printed(figure: tuple[float, float] | None) -> Text:
 
 def notes(run: Run) -> list[str]:
     """What has to be said with the table."""
+    from fedbilevel.report.brief import CONVENTION
+
     kept = run.configuration
     told = [
         f"Mean ± standard deviation of {kept['seeds']} runs of {kept['steps']:,} steps; below each row the paper's figures.",

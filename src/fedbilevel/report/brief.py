@@ -85,7 +85,8 @@ def brief_of(run: Run) -> Brief | None:
     verdict += [*_groups(run, model), *_right(ours), *_compared(run, ours, model)]
     sites = run.others.get("sites")
     tables = [] if sites is None else [Listing.first("Rows by site", sites.drop_duplicates("site"))]
-    return Brief(verdict, usable, list(dict.fromkeys(against["sentence"])), _facts(run), tables)
+    told = Brief(verdict, usable, list(dict.fromkeys(against["sentence"])), _facts(run), tables)
+    return told if told.verdict or told.warnings or told.facts or told.tables else None
 
 
 def _groups(run: Run, model: str) -> list[str]:
