@@ -6,7 +6,7 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.engines.simulation import Options, Simulation
-from fedbilevel.fairness.baseline import plain_loss
+from fedbilevel.fairness.baseline import PlainLoss
 from fedbilevel.fairness.fairfed import fairfed
 from fedbilevel.fairness.fcfl import fcfl
 from fedbilevel.fairness.fedfb import fedfb
@@ -192,7 +192,7 @@ def test_fedfb_narrows_the_gap_of_the_positive_losses():
 def test_fairfed_without_beta_is_fedavg():
     _, data = federation(2, SIZES)
     algorithm = fairfed(LINEAR.package, LINEAR.first(), 0.3, 2, None, 0.0, groups=2)
-    plain = fb.fedavg(plain_loss(LINEAR.package, 0.0), LINEAR.first(), 0.3, 2)
+    plain = fb.fedavg(PlainLoss(LINEAR.package, 0.0), LINEAR.first(), 0.3, 2)
     close(run(algorithm, data, 4).outer, run(plain, data, 4).outer)
 
 

@@ -7,13 +7,19 @@ import pandas as pd
 import polars as pl
 import pytest
 import sklearn
+from scipy.sparse import csc_matrix, csr_array
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from fedbilevel.engines.simulation import advance
 from fedbilevel.fairness import FairFederatedClassifier, equal_opportunity_difference
+from fedbilevel.fairness.methods import Recipe
+from fedbilevel.fairness.models import Model
+from fedbilevel.fairness.program import FairProgram, smoothness
+from fedbilevel.fairness.trainer import dealt, fit
 from tests.fairness.conftest import QUICK, table
 
 # Eight rows a step: tables of ten rows and of two hundred then run on the same compiled programs.
@@ -74,13 +80,128 @@ def test_same_seed_same_model(fitted, raw):
 
 
 def test_columns_that_fill_up_the_shapes_leave_no_trace(raw):
-    """Without a history the features get columns of zeros; with one they do not, so that bytes are those of the model."""
+    """The features get columns of zeros; bytes are those of the model without them."""
     X, y, _, site = raw
     clf = FairFederatedClassifier("fedavg", **QUICK)
     plain, recorded = (clone(clf).set_params(history_rows=rows).fit(X, y, clients=site) for rows in (0, 2))
-    assert plain.params_.shape == recorded.params_.shape == (8,)
-    np.testing.assert_allclose(plain.params_, recorded.params_, atol=1e-5)
-    assert recorded.history_["bytes_up"].iloc[-1] == 12 * 2 * 8 * 4  # rounds, clients, numbers, float32
+    assert plain.params_.shape == recorded.params_.shape == (7,)
+    np.testing.assert_array_equal(plain.params_, recorded.params_)
+    assert recorded.history_["bytes_up"].iloc[-1] == 12 * 2 * 7 * 4  # rounds, clients, numbers, float32
+
+
+def test_ten_folds_compile_once():
+    """Folds of different sizes, some without the rarest job: every stage is compiled once, with all that it records."""
+    X, y, sex, site = table(609, seed=3)
+    X = X.assign(job=np.where(np.arange(609) < 13, "astronaut", X["job"].astype(str)))
+    clf = FairFederatedClassifier(steps=20, weight_steps=10, random_state=0)
+    folds = StratifiedKFold(10).split(X, y)
+    sizes, counted = set(), []
+    for train, _ in folds:
+        before = advance._cache_size()
+        clf.fit(X.iloc[train], y[train], sensitive_features=sex[train], clients=site[train])
+        counted.append(advance._cache_size() - before)
+        sizes.add((len(train), clf.params_.shape))
+        assert len(clf.history_) == 8
+    assert len(sizes) > 2
+    assert counted[0] <= 2  # nothing, where another test has compiled them
+    assert counted[1:] == [0] * 9
+
+
+def test_cross_val_score_with_defaults_compiles_once(raw):
+    X, y, sex, _ = raw
+    with sklearn.config_context(enable_metadata_routing=True):
+        clf = FairFederatedClassifier(steps=20, weight_steps=10, random_state=0).set_fit_request(
+            sensitive_features=True
+        )
+        before = advance._cache_size()
+        scores = cross_val_score(clf, X, y, cv=10, params={"sensitive_features": sex})
+    assert advance._cache_size() - before <= 2
+    assert scores.mean() > 0.6
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbioacc"])
+def test_padding_gives_the_numbers_of_the_unpadded_fit(method, raw):
+    X, y, sex, site = raw
+    clf = FairFederatedClassifier(method, **{**QUICK, "history_rows": 4}).fit(
+        X, y, sensitive_features=sex, clients=site
+    )
+    codes, groups = (sex == "male").astype(np.int32), ["female", "male"]
+    features = clf.encoder_.transform(X)
+    rows = {"features": features, "labels": (y == "rich").astype(np.float32), "groups": codes}
+    program = FairProgram(
+        Recipe(method, steps=60, weight_steps=20, batch_size=32).asked(2, None), Model("logistic", features.shape[1]), 2,
+        curvature=smoothness(features), names=groups,
+    )  # fmt: skip
+    parts = [np.flatnonzero(site == name) for name in ("Bern", "Lyon")]
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    plain = fit(program, dealt(program, rows, parts), seed=seed, record_every=program.recipe.record_every(4))
+    np.testing.assert_allclose(clf.params_, plain.params, atol=2e-6)
+    np.testing.assert_allclose(clf.history_["objective"], plain.history["objective"], rtol=2e-5)
+    counts = ["bytes_up", "bytes_down", "gradient_calls"]
+    pd.testing.assert_frame_equal(clf.history_[counts], plain.history[counts])
+
+
+def test_missing_cells_dates_codes_and_free_text(raw):
+    """What `fit` accepts in files: missing cells with a flag, rare values pooled, dates as days, identifiers left out."""
+    X, y, sex, _ = raw
+    n = len(X)
+    rng = np.random.default_rng(0)
+    messy = X.assign(
+        age=X["age"].where(rng.random(n) > 0.1),
+        job=X["job"].astype(object).where(rng.random(n) > 0.1, None),
+        code=[f"code {i}" for i in rng.integers(0, 2500, n)],
+        town=np.where(np.arange(n) < 4, "Ulm", np.where(rng.random(n) < 0.5, "Bern", "Lyon")),
+        born=pd.Timestamp("1970-01-01") + pd.to_timedelta(rng.integers(0, 9000, n), unit="D"),
+        patient_id=rng.permutation(n),
+    )
+    clf = FairFederatedClassifier("fedavg", **QUICK)
+    with pytest.warns(UserWarning, match="'code', 'patient_id' are left out"):
+        clf.fit(messy, y, sensitive_features=sex)
+    names = clf.get_feature_names_out().tolist()
+    assert names == [
+        "age", "age missing", "size", "born", "job=cook", "job=judge", "job=none", "job missing", "old=true",
+        "town=Bern", "town=Lyon", "town=(other)",
+    ]  # fmt: skip
+    assert clf.coef_.shape == (1, len(names))
+    features = clf.encoder_.transform(messy)
+    assert features[:, 1].sum() == messy["age"].isna().sum()
+    days = (messy["born"] - pd.Timestamp("1970-01-01")).dt.days
+    np.testing.assert_allclose(features[:, 3], (days - days.mean()) / days.std(ddof=0), atol=1e-5)
+    assert np.isfinite(clf.predict_proba(messy.assign(size=np.nan, town="Rome"))).all()
+
+
+def test_coefficients_in_both_units(raw):
+    X, y, sex, _ = raw
+    clf = FairFederatedClassifier("fedavg", **QUICK).fit(X, y, sensitive_features=sex)
+    logit = np.log(clf.predict_proba(X)[:, 1] / clf.predict_proba(X)[:, 0])
+    np.testing.assert_allclose(clf.encoder_.transform(X)[:, :-1] @ clf.coef_[0] + clf.intercept_, logit, atol=1e-5)
+    own = clf.coefficients()["rich"]
+    by_hand = own["age"] * X["age"] + own["size"] * X["size"] + own["old=true"] * X["old"] + own["(intercept)"]
+    by_hand += X["job"].astype(str).map(lambda job: own[f"job={job}"])
+    np.testing.assert_allclose(by_hand, logit, atol=1e-5)
+    network = FairFederatedClassifier("fedavg", **QUICK, model="mlp", hidden=2).fit(X, y)
+    assert not hasattr(network, "coef_")
+
+
+def test_sparse_and_missing_matrices_are_the_dense_ones():
+    rng = np.random.default_rng(0)
+    X = np.where(rng.random((200, 5)) < 0.7, 0, rng.normal(size=(200, 5)))
+    y = (X.sum(axis=1) > 0).astype(int)
+    clf = FairFederatedClassifier("fedavg", **QUICK)
+    dense, sparse = (clone(clf).fit(one, y).predict_proba(X) for one in (X, csr_array(X)))
+    np.testing.assert_array_equal(dense, sparse)
+    np.testing.assert_array_equal(clone(clf).fit(X, y).predict_proba(csc_matrix(X)), dense)
+    holes = np.where(rng.random(X.shape) < 0.1, np.nan, X)
+    assert clone(clf).fit(holes, y).get_feature_names_out().tolist()[:2] == ["x0", "x0 missing"]
+    with pytest.raises(ValueError, match=r"would take 8000 GB; choose fewer columns"):
+        clf.fit(csr_array((10**6, 10**6)), np.arange(10**6) % 2)
+
+
+@pytest.mark.parametrize("values", [np.random.default_rng(0).normal(size=400), np.arange(400) // 6])
+def test_a_column_of_measurements_makes_no_groups(values, raw):
+    X, y, *_ = raw
+    with pytest.raises(ValueError, match=r"makes \d+ groups .*pandas\.cut\(column"):
+        FairFederatedClassifier(**QUICK).fit(X, y, sensitive_features=values)
 
 
 def test_defaults_make_a_table_fairer_that_it_has_never_seen():
@@ -198,7 +319,7 @@ def with_missing(values):
         (lambda X, y, s, c: {"clients": with_missing(c)}, "clients has 1 missing value"),
         (lambda X, y, s, c: {"y": np.full(60, "rich")}, "y holds one class only"),
         (lambda X, y, s, c: {"clients": np.arange(60)}, "Client 0 has one row"),
-        (lambda X, y, s, c: {"X": X.assign(age=np.nan)}, "column 'age' has 60 missing value"),
+        (lambda X, y, s, c: {"X": X[["age"]].assign(age=np.nan)}, r"No column of X is left .*'age': no values"),
         (lambda X, y, s, c: {"X": X.assign(age=np.inf)}, "column 'age' has infinite values"),
         (lambda X, y, s, c: {"sensitive_features": s[:9]}, "sensitive_features has 9 rows but X has 60"),
         (lambda X, y, s, c: {"clients": c[:9]}, "clients has 9 rows but X has 60"),

@@ -30,16 +30,36 @@ def test_comes_back_the_same(fitted, tmp_path):
     assert list(back.feature_names_in_) == ["age", "job", "old", "size"]
 
 
-def test_files_of_version_0_1_0_are_read(fitted, tmp_path):
-    """They had the encoder under another name, and what the estimator remembers beside it."""
+@pytest.mark.parametrize("written", [1, 2])
+@pytest.mark.parametrize("named", [True, False])
+def test_files_of_earlier_formats_are_read(written, named, fitted, tmp_path):
+    """They had categories by value and no other columns, or (a matrix) nothing but scales; at first under another name."""
+    X = table(seed=1)[0] if named else np.array([[1.0, 200.0], [-900.0, 0.0]])
+    means, scales, params = np.array([40.0, 170.0]), np.array([10.0, 8.0]), np.arange(8 if named else 3) / 7
     with np.load(fitted.save(tmp_path / "m.npz")) as file:
-        arrays = dict(file)
-    about = json.loads(bytes(arrays.pop("about")))
-    remembered, encoder = about.pop("estimator"), about.pop("encoding")
-    old = {**about, **remembered, "encoder": encoder, "format": 1, "version": "0.1.0"}
+        arrays = {
+            "weights": dict(file)["weights"],
+            "means": means,
+            "scales": scales,
+            "params0": params.astype(np.float32),
+        }
+        about = json.loads(bytes(file["about"]))
+    encoding = {"numbers": ["age", "size"], "categories": {"job": ["cook", "judge", "none"], "old": [False, True]}}
+    old = {**about, "format": written, "encoding": encoding if named else {}}
+    old["model"]["features"] = len(params)
+    old["estimator"] |= {} if named else {"names": None, "features": 2}
+    if written == 1:
+        remembered, encoder = old.pop("estimator"), old.pop("encoding")
+        old |= {**remembered, "encoder": encoder, "version": "0.1.0"}
     np.savez(tmp_path / "old.npz", about=np.frombuffer(json.dumps(old).encode(), np.uint8), **arrays)
-    X, back = table(seed=1)[0], load(tmp_path / "old.npz")
-    np.testing.assert_array_equal(back.predict_proba(X), fitted.predict_proba(X))
+    back = load(tmp_path / "old.npz")
+    numbers = X[["age", "size"]].to_numpy() if named else X
+    by_hand = [(numbers - means) / scales]  # never cut
+    if named:
+        by_hand += [X["job"].astype(str).to_numpy()[:, None] == np.array(["cook", "judge", "none"])]
+        by_hand += [X["old"].to_numpy()[:, None] == np.array([False, True])]
+    logit = np.concatenate([*by_hand, np.ones((len(X), 1))], axis=1) @ params
+    np.testing.assert_allclose(back.predict_proba(X)[:, 1], 1 / (1 + np.exp(-logit)), atol=1e-6)
     assert back.get_params() == fitted.get_params()
     pd.testing.assert_series_equal(back.group_weights_, fitted.group_weights_)
 

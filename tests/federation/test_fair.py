@@ -51,6 +51,28 @@ def tables():
     return made
 
 
+def test_a_site_with_a_mapping_of_its_own_trains_as_one_that_needs_none(tmp_path):
+    """The file lies beside the site's table and brings it into the schema's language."""
+    settings = settings_for("fedavg", steps=6)
+    plain = table_sites(tmp_path, settings)
+    (wanted,) = coordinate(tmp_path, settings, Direct(plain))
+    file, mapping = tmp_path / f"{SITES[1]}.csv", tmp_path / "mapping.toml"
+    own = tables()[1].rename(columns={"sex": "Geschlecht"})
+    own.assign(hired=own["hired"].map({"yes": "1", "no": "0", "": ""}), age=own["age"] * 12).to_csv(file, index=False)
+    mapping.write_text(
+        f'format = 1\n[sites.{SITES[1]}]\nrename = {{Geschlecht = "sex"}}\n'
+        f'[sites.{SITES[1]}.columns.hired]\nvalues = {{1 = "yes", 0 = "no"}}\n'
+        f"[sites.{SITES[1]}.columns.age]\nfactor = {1 / 12!r}\n"
+    )
+    offered = Source(table=file, columns=("age", "job", "sex", "hired"), mapping=mapping)
+    mapped = {**plain, SITES[1]: site(tmp_path / "mapped", SITES[1], settings, offered, tell=TELL)}
+    (found,) = coordinate(tmp_path / "again", settings, Direct(mapped))
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-9)
+    other = dataclasses.replace(offered, table=file.rename(tmp_path / "site-9.csv"))
+    with pytest.raises(ValueError, match=r"none for 'site-9', as .* is called: add"):
+        other.frame(("age",))
+
+
 def table_sites(folder, settings, columns=("age", "job", "sex", "hired"), **policy):
     made = {}
     for name, frame in zip(SITES, tables(), strict=True):

@@ -61,6 +61,7 @@ def test_without_a_file_nothing_is_offered(tmp_path):
         ("[data]\ntabel = 'x'", "no setting 'tabel'"),
         ("[data]\ntable = 'x'\narrays = 'y'", "names a table and arrays"),
         ("[data]\ncolumns = 'age'", "data.columns must be a list of names"),
+        ("[data]\narrays = 'x'\nmapping = 'y'", "names a mapping but no table"),
         ("[policy]\ntell = ['secrets']", "lists 'secrets'; choose from rows"),
         ("[policy]\nminimum_rows = 0", "minimum_rows must be at least 1"),
         ("[policy]\nlargest_scale = 0", "largest_scale must be a positive number"),

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbilevel.tables.reading import DELIMITERS, check_same_columns, open_table
+from fedbilevel.tables.reading import DELIMITERS, open_table
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=8)
 
@@ -137,15 +137,6 @@ def test_faults_of_the_call(file, tmp_path):
     with pytest.raises(ValueError, match="not valid UTF-8"):
         open_table(file(b"a,b\n\xe9,1\n"), encoding="utf-8")
     assert open_table(file(b"a,b\n\xc3\xa9,1\n"), encoding="latin-1").encoding == "latin-1"
-
-
-def test_sites_must_have_the_same_columns(file):
-    tables = [
-        open_table(file(head + b"\n1,2,3\n", f"{i}.csv")) for i, head in enumerate([b"a,b,c", b"c,a,b", b"a,b,d"])
-    ]
-    check_same_columns(tables[:2])
-    with pytest.raises(ValueError, match=r"2\.csv has no column 'c', but 'd'; .*0\.csv says otherwise"):
-        check_same_columns(tables)
 
 
 def test_parquet(tmp_path):

@@ -28,6 +28,14 @@ from fedbilevel.sampling import Batches, LocalData, Sampler
 ModelLoss = Annotated[Callable[[Tree, Tree], jax.Array], function_of("(model, batch) -> scalar")]
 
 
+def whole_loss(loss: ModelLoss, model: Tree, data: LocalData) -> jax.Array:
+    """On all training rows.  A loss with a method ``masked(model, rows, real)`` leaves padding out itself, and clients of any
+    sizes then share one program."""
+    if hasattr(loss, "masked"):
+        return loss.masked(model, *data.whole_with_mask("train"))  # type: ignore[no-any-return]
+    return loss(model, data.whole("train"))
+
+
 @algorithm()
 def fedavg(
     loss: ModelLoss, init: Start, step: Positive = 0.1, local_steps: Count = 5, batch_size: Batch = None
@@ -57,6 +65,6 @@ def fedavg(
         enroll,
         plan=(phase("local", lambda server: server, loop, lambda server, mean: mean.outer),),
         outer=lambda server: server,
-        objective=lambda outer, inner, data: loss(outer, data.whole("train")),
+        objective=lambda outer, inner, data: whole_loss(loss, outer, data),
         check=check,
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbilevel.cli import options
-from fedbilevel.cli.own_data import encoding_notes, inferred, opened, schema_frame
+from fedbilevel.cli.own_data import encoding_notes, mapping_at, opened, schema_frame, understood
 from fedbilevel.cli.terminal import (
     Shown,
     check_folder,
@@ -43,6 +43,7 @@ def fit(
     site: options.SiteColumn = None,
     clients: Annotated[int | None, typer.Option(help="Deal the rows of one file to so many clients.", min=1)] = None,
     schema: options.SchemaFile = None,
+    mapping: options.MappingFile = None,
     positive: options.Positive = None,
     keep_sensitive: options.KeepSensitive = False,
     method: options.Method = "fedbioacc",
@@ -72,11 +73,12 @@ def fit(
     One file a site; or one file with --site; or one file dealt to --clients.  Writes the run folder with model, tables and
     page; the same command goes on where it was stopped.
     """
-    tables = opened(files, delimiter, encoding)
-    if schema is None:
-        meaning = inferred(tables, target, sensitive, site, positive, keep_sensitive, otherwise=", or a --schema")
-    else:
-        meaning = _kept(schema, target, sensitive, site, positive, keep_sensitive)
+    given = None if schema is None else _kept(schema, target, sensitive, site, positive, keep_sensitive)
+    meant = understood(
+        opened(files, delimiter, encoding), target, sensitive, site, positive, keep_sensitive,
+        mapping=mapping_at(mapping), schema=given, otherwise=", or a --schema",
+    )  # fmt: skip
+    tables, meaning = meant.tables, meant.schema
     from fedbilevel.jobs import fit as job
 
     chosen = job.FitOptions(
@@ -93,15 +95,22 @@ def fit(
 
     try:
         with progress_lines(quiet) as progress:
-            result = job.run(tables, meaning, folder, chosen, clients=clients, line=typed(), tell=progress)
+            result = job.run(
+                tables, meaning, folder, chosen, clients=clients, mapping=meant.mapping, line=typed(), tell=progress
+            )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"Stopped; the same command goes on with what is in {folder}.") from None
     run = result.run
     frames = {"rows": run.rows, "groups": run.groups, "weights": run.weights, "sites": result.sites}
     told = {name: records(frame) for name, frame in frames.items()}
     where = f"Model, tables and page are in {folder}; open {result.page}"
-    shown: Shown = [*_tables(result, metric), *result.notes, *encoding_notes(tables), where]
-    tell(as_json, quiet, {"folder": str(folder), "page": str(result.page), **told, "notes": result.notes}, shown)
+    shown: Shown = [*_tables(result, metric), *meant.warnings, *result.notes, *encoding_notes(tables), where]
+    tell(
+        as_json,
+        quiet,
+        {"folder": str(folder), "page": str(result.page), **told, "notes": [*meant.warnings, *result.notes]},
+        shown,
+    )
 
 
 def _kept(file: Path, target: str | None, sensitive: list[str] | None, site: str | None, positive: str | None,

@@ -28,6 +28,10 @@ Delimiter = Annotated[
 ]
 Encoding = Annotated[str | None, typer.Option(help="utf-8, latin-1 or windows-1252; recognised if not given.")]
 SchemaFile = Annotated[Path | None, typer.Option("--schema", help="What the columns mean, from the command schema.")]
+MappingFile = Annotated[
+    Path | None,
+    typer.Option("--mapping", help="How each site's table becomes the common one; schema --propose drafts it."),
+]
 
 # A fit, simulated or over sites.
 Method = Annotated[

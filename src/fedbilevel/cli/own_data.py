@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -15,6 +15,8 @@ from fedbilevel.cli.terminal import tell
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedbilevel.tables.agreement import Difference
+    from fedbilevel.tables.mapping import Mapping
     from fedbilevel.tables.reading import Table
     from fedbilevel.tables.schema import Schema
 
@@ -35,18 +37,57 @@ def encoding_notes(tables: Sequence[Table]) -> list[str]:
     ]
 
 
-def inferred(tables: Sequence[Table], target: str | None, sensitive: list[str] | None, site: str | None,
-             positive: str | None, keep_sensitive: bool, rare: int = 10, otherwise: str = "") -> Schema:  # fmt: skip
-    """What the columns are taken for; ``otherwise``: what could have been named instead of them."""
+LAYERS = 4
+"""How often a draft is applied and looked at again: a column that got its name may then turn out to be spelled differently."""
+
+
+class Meant(NamedTuple):
+    """Tables in the common language, what their columns mean, the mapping, and sentences about what is odd."""
+
+    tables: list[Table]
+    schema: Schema
+    mapping: Mapping | None
+    warnings: list[str]
+    found: list[Difference]
+
+
+def understood(
+    tables: Sequence[Table], target: str | None, sensitive: list[str] | None, site: str | None, positive: str | None,
+    keep_sensitive: bool = False, rare: int = 10, mapping: Mapping | None = None, schema: Schema | None = None,
+    otherwise: str = "", settled: bool = True,
+) -> Meant:  # fmt: skip
+    """What the columns are taken for, by a ``schema`` if there is one; sites that contradict each other are refused, unless
+    that is still to be ``settled``.  ``otherwise``: what could have been named instead of target and sensitive columns."""
+    from fedbilevel.tables.agreement import differences, stop
+    from fedbilevel.tables.profile import look
+    from fedbilevel.tables.schema import MISSING, check_roles, schema_of
+
+    if schema is not None:
+        target, sensitive, site, positive = schema.target, list(schema.sensitive), schema.site, schema.positive
     if target is None:
         raise ValueError(f"--target is missing: name the column to predict{otherwise}.")
     if not sensitive:
         raise ValueError(f"--sensitive is missing: name the column that makes the groups{otherwise}.")
-    from fedbilevel.tables.schema import infer
+    changed = list(tables) if mapping is None else mapping.applied(tables, site)
+    check_roles(changed, target, sensitive, site)
+    missing = MISSING if schema is None else schema.missing
+    seen = look(changed, sensitive, frozenset(missing), site, None if schema is None else schema.needed())
+    found = differences(seen, target, sensitive, positive, () if mapping is None else mapping.checked, site)
+    if settled:
+        stop(found)
+    elif any(one.stops for one in found):
+        return Meant(changed, schema, mapping, [], found)  # type: ignore[arg-type]
+    meant = schema or schema_of(seen, target, sensitive, site, positive, keep_sensitive, missing, rare)
+    used = {column.name for column in meant.features}
+    odd = [f"{one.sentence}." for one in found if one.column in used]
+    advice = ["`fedbilevel schema FILES ... --propose mapping.toml` drafts a file that settles this."] if odd else []
+    return Meant(changed, meant, mapping, odd + advice, found)
 
-    return infer(
-        tables, target=target, sensitive=sensitive, site=site, positive=positive, keep_sensitive=keep_sensitive, rare=rare
-    )  # fmt: skip
+
+def mapping_at(file: Path | None) -> Mapping | None:
+    from fedbilevel.tables.mapping import Mapping
+
+    return None if file is None else Mapping.read(file)
 
 
 def schema_frame(schema: Schema) -> pd.DataFrame:
@@ -81,21 +122,60 @@ def schema(
     positive: options.Positive = None,
     keep_sensitive: options.KeepSensitive = False,
     rare: Annotated[int, typer.Option(help="Values of a category with fewer rows are pooled.", min=1)] = 10,
+    mapping: options.MappingFile = None,
+    propose: Annotated[
+        Path | None, typer.Option(help="Where sites differ, draft a mapping to this TOML file, to be edited.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the schema to this TOML file, to be edited.")] = None,
     delimiter: options.Delimiter = None,
     encoding: options.Encoding = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """What the columns of tables are taken for.
+    """What the columns of tables are taken for, and whether the sites agree.
 
     Types, categories, the positive class and the groups, inferred from the files; edit the TOML file to change them, and
-    pass it to fit with --schema.
+    pass it to fit with --schema.  Labels, groups or values that contradict each other between sites are refused; --propose
+    drafts a mapping that brings them into one language.
     """
     tables = opened(files, delimiter, encoding)
-    meaning = inferred(tables, target, sensitive, site, positive, keep_sensitive, rare)
+    asked = (target, sensitive, site, positive, keep_sensitive, rare)
+    meant = understood(tables, *asked, mapping_at(mapping), settled=propose is None)
+    shown: list[str | tuple[str, pd.DataFrame]] = []
+    if propose is not None:
+        from fedbilevel.tables import agreement
+        from fedbilevel.tables.mapping import write
+
+        found, base, proposed = list(meant.found), meant.mapping, meant.mapping
+        for _ in range(LAYERS):
+            known, (proposed, text) = proposed, agreement.propose(found, base)
+            if proposed == known:
+                break
+            meant = understood(tables, *asked, proposed, settled=False)
+            found += [one for one in meant.found if one not in found]
+        write(propose, text)
+        left = [one.sentence for one in meant.found if one.stops]
+        if left:
+            more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+            raise ValueError(
+                f"{propose} is written, but this is for you to decide: {left[0]}{more}; edit it, and try again."
+            )
+        shown = [_differences(found), f"Edit {propose}, and pass it on with --mapping."] if found else []
+        shown = shown or [f"The sites agree: {propose} changes nothing."]
+        meant = meant._replace(warnings=[])
     if out is not None:
-        meaning.write(out)
+        meant.schema.write(out)
     edit = [] if out is None else [f"Edit {out} to change this, and pass it on with --schema."]
-    columns = f"Columns of {len(files)} file(s), as they would be used", schema_frame(meaning)
-    tell(as_json, quiet, asdict(meaning), [columns, *encoding_notes(tables), *edit])
+    columns = f"Columns of {len(files)} file(s), as they would be used", schema_frame(meant.schema)
+    told = {**asdict(meant.schema), "warnings": meant.warnings}
+    tell(as_json, quiet, told, [columns, *encoding_notes(tables), *meant.warnings, *shown, *edit])
+
+
+def _differences(found: Sequence[Difference]) -> tuple[str, pd.DataFrame]:
+    import pandas as pd
+
+    rows = [
+        (one.column, one.sentence, "mapped" if one.rules else "for you to decide" if one.hints else "said only")
+        for one in found
+    ]
+    return "What differs between the sites", pd.DataFrame(rows, columns=["column", "difference", "in the draft"])

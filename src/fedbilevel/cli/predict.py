@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from fedbilevel import storage
-from fedbilevel.cli.options import AsJson, Delimiter, Encoding, Quiet
-from fedbilevel.cli.own_data import encoding_notes, opened
+from fedbilevel.cli.options import AsJson, Delimiter, Encoding, MappingFile, Quiet
+from fedbilevel.cli.own_data import encoding_notes, mapping_at, opened
 
 if TYPE_CHECKING:
     from fedbilevel.jobs.predict import Predictions
@@ -24,6 +24,10 @@ def predict(
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="Table, CSV or Parquet.")],
     keep: Annotated[list[str] | None, typer.Option(help="Copy this column into the answer; may be repeated.")] = None,
     model: Annotated[str | None, typer.Option(help="Which model of the folder; the fitted one if not given.")] = None,
+    mapping: MappingFile = None,
+    site: Annotated[
+        str | None, typer.Option(help="Whose rows these are, in the mapping; as the file, if not given.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File for the answer; standard output if not given.")] = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
@@ -35,10 +39,12 @@ def predict(
     Columns prediction and probability (of the positive class), one row for every row of the table and in its order; read and
     written chunk by chunk, so files may be larger than memory.
     """
-    from fedbilevel.jobs.predict import Predictions, fitted_model
+    from fedbilevel.jobs.predict import Predictions, fitted_model, in_common_language
 
-    (table,) = opened([rows], delimiter, encoding)
-    answer = Predictions(fitted_model(folder, model), table, keep or ())
+    (own,) = opened([rows], delimiter, encoding)
+    fitted = fitted_model(folder, model)
+    table, notes = in_common_language(own, folder, mapping_at(mapping), site)
+    answer = Predictions(fitted, table, keep or ())
     try:
         with _written(out) as file:
             _copy(answer, file, as_json)
@@ -48,7 +54,7 @@ def predict(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
     if not quiet:
-        _notes(answer, encoding_notes([table]))
+        _notes(answer, [*encoding_notes([table]), *notes])
 
 
 def _copy(answer: Predictions, file: TextIO, as_json: bool) -> None:

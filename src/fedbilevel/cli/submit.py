@@ -20,6 +20,7 @@ from rich.table import Table
 
 from fedbilevel.cli import options
 from fedbilevel.cli.federate import UP_SECONDS, ended_by_signals, hushed, kits_at, need_nvflare
+from fedbilevel.cli.own_data import mapping_at
 from fedbilevel.cli.terminal import check_folder, prepare_jax, records, tell, typed
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ def submit(
     patience: Annotated[float, typer.Option(help="Seconds without progress before giving up.")] = 600.0,
     run: Annotated[str | None, typer.Option(help="Name of the run; made from the options if not given.")] = None,
     test: Annotated[Path | None, typer.Option(help="The coordinator's own rows to measure the model on.")] = None,
+    mapping: Annotated[
+        Path | None, typer.Option(help="How those become common; sites keep their own mapping beside their tables.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/federate-TARGET if not given.")] = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
@@ -89,7 +93,7 @@ def submit(
         fit, meaning, _sites(named, site), run=run, validation=validation, min_sites=min_sites, reply_timeout=reply_timeout
     )  # fmt: skip
     with ended_by_signals():
-        result = carry_out(named, settings, fit, meaning, folder, test, patience, quiet or as_json)
+        result = carry_out(named, settings, fit, meaning, folder, test, patience, quiet or as_json, mapping)
     tell_result(result, folder, as_json, quiet)
 
 
@@ -112,6 +116,7 @@ def carry_out(
     test: Path | None,
     patience: float,
     quiet: bool,
+    mapping: Path | None = None,
 ) -> FederateResult:
     """Submit, show the rounds, collect; a run that is left is stopped at the server too."""
     from fedbilevel.federation.operator.sessions import Supervisor, run_folder, stop_run
@@ -120,6 +125,7 @@ def carry_out(
 
     held = None if test is None else open_table(test)
     if held is not None:
+        held = held if (rules := mapping_at(mapping)) is None else rules.alone(held)
         held.check_columns(schema.needed())
 
     def supervised() -> Path:

@@ -155,7 +155,7 @@ def measure(algorithm: Algorithm, layout: Layout, fleet: Fleet, state: State, le
     if level != "cheap":
         row |= _errors(algorithm, outer, level, everyone, average)
     view = jax.eval_shape(algorithm.view, state.server, jax.tree.map(lambda leaf: leaf[0], state.local))
-    if view.inner_momentum is not None:
+    if level != "cheap" and view.inner_momentum is not None:
         row["inner_momentum_error"] = average(everyone(lambda data, view: _inner_momentum_error(algorithm, view, data)))
     row["consensus_error"] = state.consensus
     if view.calls is not None:

@@ -274,6 +274,22 @@ def traffic(algorithm: Algorithm, fleet: Fleet) -> tuple[Traffic, set[str]]:
     return Traffic(down, up, tuple(each)), whole
 
 
+def read_by_objective(algorithm: Algorithm, fleet: Fleet) -> set[str]:
+    """Which parts of a client's data the objective reads whole."""
+    key = jax.random.key(0)
+    server, local = jax.eval_shape(algorithm.init, key), jax.eval_shape(algorithm.enroll, key)
+    train, val = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (fleet.train, fleet.val))
+    number: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    whole: set[str] = set()
+
+    def objective(server: Any, local: Any, data: LocalData) -> jax.Array:
+        inner = algorithm.view(server, local).inner
+        return algorithm.objective(algorithm.outer(server), inner, replace(data, notice=whole.add))
+
+    jax.eval_shape(objective, server, local, LocalData(train, val, number, number, number, number=number))
+    return whole
+
+
 @partial(jax.tree_util.register_dataclass, data_fields=(), meta_fields=("parts",))
 @dataclass(frozen=True)
 class _Whole:

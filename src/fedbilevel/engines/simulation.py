@@ -24,7 +24,15 @@ from fedbilevel.engines.diagnose import STEPS, level_for, measure
 from fedbilevel.engines.fleet import CHUNK, Fleet, Layout, host_fleet, size_groups
 from fedbilevel.engines.hosts import client_mesh, of_all_hosts, place_fleet, place_state, seen_from_here, specs_like
 from fedbilevel.engines.result import Result
-from fedbilevel.engines.rounds import State, counters_at_zero, run_round, run_traced_round, start, traffic
+from fedbilevel.engines.rounds import (
+    State,
+    counters_at_zero,
+    read_by_objective,
+    run_round,
+    run_traced_round,
+    start,
+    traffic,
+)
 from fedbilevel.plan import Algorithm
 from fedbilevel.problem import ClientData, whole_number
 
@@ -186,13 +194,23 @@ class Simulation:
         # Clients grouped by size live on one device.
         alone = replace(layout, mesh=None, places=layout.clients)
         grouped = replace(alone, groups=size_groups(self.data)) if layout.padded else layout
-        records = layout.padded and self.level is not None  # which reads whole sets too
+        records = (
+            layout.padded and self.level is not None
+        )  # which reads whole sets too, unless it leaves the padding out
+        if records and self.level == "cheap":
+            records = bool(read_by_objective(self.algorithm, fleet) & set(layout.padded))
         if whole & set(layout.padded):
             layout = grouped
         elif records:
             layout = alone
         self.loop = CompiledLoop(self.algorithm.build, layout, grouped if records else layout, self.level)
         self.fleet: Fleet = place_fleet(fleet, layout)
+
+    def weighed(self, algorithm: Algorithm, data: ClientData) -> Simulation:
+        """The same simulation, with the bytes that ``algorithm`` would send on ``data``, whose arrays may be narrower."""
+        other = copy(self)
+        other.traffic, _ = traffic(algorithm, host_fleet(data, self.weights, self.options.dropout))
+        return other
 
     def on(self, data: ClientData) -> Simulation:
         """The same simulation on other clients; with arrays of the same shapes nothing is traced or compiled again."""

@@ -11,6 +11,7 @@ the oracle.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ from fedbilevel import kernels
 from fedbilevel.algorithms.arguments import Kind, Start, function_of
 from fedbilevel.algorithms.fedavg import ModelLoss, fedavg
 from fedbilevel.calculus import Tree, dtype_of
-from fedbilevel.fairness.models import LinearScores, Rates, largest_gap, penalty, row_losses
+from fedbilevel.fairness.models import LinearScores, Rates, largest_gap, mean_of, penalty, row_losses
 from fedbilevel.plan import Algorithm
 from fedbilevel.problem import ClientData, shapes_of
 from fedbilevel.sampling import LocalData
@@ -31,11 +32,21 @@ Scores = Annotated[Callable[[Tree, jax.Array], jax.Array], function_of("(params,
 LEAVES = ("features", "labels", "groups")
 
 
-def plain_loss(scores: Scores, ridge: Any) -> Callable[[Tree, Tree], jax.Array]:
+@dataclass(frozen=True, eq=False)
+class PlainLoss:
     """Mean logistic loss plus ridge: what FedAvg would minimise."""
-    return lambda params, batch: (
-        jnp.mean(row_losses(scores(params, batch["features"]), batch["labels"])) + penalty(params, ridge)
-    )
+
+    scores: Scores
+    ridge: Any
+
+    def __call__(self, params: Tree, batch: Tree) -> jax.Array:
+        return jnp.mean(row_losses(self.scores(params, batch["features"]), batch["labels"])) + penalty(
+            params, self.ridge
+        )
+
+    def masked(self, params: Tree, batch: Tree, real: jax.Array) -> jax.Array:
+        losses = row_losses(self.scores(params, batch["features"]), batch["labels"])
+        return mean_of(losses, real) + penalty(params, self.ridge)
 
 
 def counts_by_group(remedy: str) -> Kind:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pandas as pd
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
@@ -21,15 +20,17 @@ from fedbilevel.fairness.formulation import Deviation, Formulation
 from fedbilevel.fairness.methods import COMPARES_GROUPS, Recipe
 from fedbilevel.fairness.models import Model, probabilities
 from fedbilevel.fairness.program import FairProgram, smoothness
-from fedbilevel.fairness.saving import FittedModel, Scaling, named_weights, plain
-from fedbilevel.fairness.trainer import capacity_for, dealt, fit, padded
+from fedbilevel.fairness.saving import FittedModel, named_weights, plain
+from fedbilevel.fairness.trainer import dealt, fit_alike
 from fedbilevel.problem import whole_number
-from fedbilevel.tables.columns import check_lengths, encode_groups, shown, to_frame
+from fedbilevel.tables.columns import check_lengths, encode_groups, listed, shown, to_frame
 from fedbilevel.tables.encoder import Encoder
+from fedbilevel.tables.profile import MOST_GROUPS
 
-WIDTH = 16
-"""Columns of zeros fill up the features of a logistic model to a multiple of this, where no bytes are recorded: like padding to
-`capacity_for` rows, that makes tables of similar sizes share a compiled program."""
+MATRIX = {"dtype": np.float64, "accept_sparse": True, "ensure_all_finite": "allow-nan"}
+MOST_CELLS = 1 << 30
+SEVERAL = 10
+"""More groups than this are refused where all are fractions: such a column measures, it does not name groups."""
 
 
 class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -57,15 +58,15 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         validation: the share of each client's rows that the outer level reads and the inner one does not.  None: "cells" reads
             the same rows on both levels (it fits a handful of numbers), "paper" takes a fifth.
         client_weights: clients count "uniform" or by "samples", their rows (FedMinMax, FedFB and FairFed: always by rows).
-        history_rows: about how many rounds of every stage ``history_`` shows; 0 records nothing, and tables of similar sizes
-            then share one compiled program, which saves seconds in a cross-validation.
+        history_rows: about how many rounds of every stage ``history_`` shows; 0 records nothing.
         random_state: seed or generator; None for a new one each time.
 
     Attributes:
         classes_, n_features_in_, feature_names_in_ (tables with named columns), groups_, clients_: what was seen in fit.
         group_weights_: the learned weights, a Series over groups or over (group, label); None for methods without.
         history_: objective, bytes sent and calls of gradients at ``history_rows`` rounds.
-        params_, model_, encoder_: the fitted model.
+        params_, model_, encoder_: the fitted model; coef_, intercept_ (logistic): for the features get_feature_names_out
+            names; `coefficients` gives them in the units of the table.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -122,7 +123,9 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         """Train on the rows of ``X``.
 
         Args:
-            X: a table (pandas, polars) with number and text columns, or a matrix.
+            X: a table (pandas, polars) with columns of numbers, text, truth values and dates, or a matrix, also a sparse one of
+                SciPy's.  Cells may be missing.  What becomes of them docs/your-own-data.md says: the encoding is that of
+                the command ``fit``.
             y: the class of every row: numbers or text.
             sensitive_features: the group of every row: a column, or a table whose columns are joined.  None: everybody is
                 one group, and nothing is made fair; a warning says so.
@@ -133,9 +136,8 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         codes = self._groups(sensitive_features, features)
         parts = self._clients(clients, features)
         whole_number("history_rows", self.history_rows, least=0)
-        extra = -features.shape[1] % WIDTH if self.history_rows == 0 and self.model == "logistic" else 0
         rows = {
-            "features": np.pad(features, [(0, 0), (extra, 0)]),
+            "features": features,
             "labels": labels.astype(np.float32),
             "groups": codes,
             **_row_weights(sample_weight, len(labels)),
@@ -143,22 +145,20 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         self.model_ = Model(self.model, features.shape[1], len(self.classes_), self.hidden)
         program = FairProgram(
             self._recipe(),
-            replace(self.model_, features=features.shape[1] + extra),
+            self.model_,
             len(self.groups_),
             share=self.validation,
             curvature=smoothness(features),
             names=self.groups_,
             row_weights=sample_weight is not None,
         )
-        capacity = None if self.method == "fcfl" or self.batch_size is None else capacity_for(max(map(len, parts)))
-        fitted = fit(
+        fitted = fit_alike(
             program,
-            padded(dealt(program, rows, parts), capacity, capacity),
+            dealt(program, rows, parts),
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
             record_every=program.recipe.record_every(self.history_rows) if self.history_rows else None,
-            capacity=capacity,
         )
-        self.params_, self.history_ = jax.tree.map(lambda leaf: leaf[extra:], fitted.params), fitted.history
+        self.params_, self.history_ = fitted.params, fitted.history
         self._name_weights(fitted.weights)
         return self
 
@@ -171,6 +171,40 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         """The most probable class of every row."""
         check_is_fitted(self)
         return np.asarray(self.classes_[np.argmax(self.predict_proba(X), axis=1)])
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Names of the encoded features, to which ``coef_`` belongs."""
+        check_is_fitted(self)
+        return np.asarray(self.encoder_.feature_names[:-1], dtype=object)
+
+    @property
+    def coef_(self) -> np.ndarray:
+        """``[1, features]`` (two classes) or ``[classes, features]``, for the encoded features; logistic models only."""
+        return self._linear[:, :-1]
+
+    @property
+    def intercept_(self) -> np.ndarray:
+        """``[1]`` or ``[classes]``; the encoded numbers have mean 0."""
+        return self._linear[:, -1]
+
+    @property
+    def _linear(self) -> np.ndarray:
+        check_is_fitted(self)
+        if self.model_.kind != "logistic":
+            raise AttributeError(f"A model of kind {self.model_.kind!r} has no coefficients.")
+        return np.atleast_2d(np.asarray(self.params_, np.float64).T)
+
+    def coefficients(self) -> pd.DataFrame:
+        """Coefficients in the units of the columns: of a number, what one more of it adds; ``(intercept)`` is last.
+
+        One column a class, or one for two classes.  Cut (at 20 spreads) and missing cells are not seen here.
+        """
+        table = np.array(self._linear)
+        scales, shifts = self.encoder_.units
+        table[:, -1] -= table[:, :-1] @ (shifts / scales)
+        table[:, :-1] /= scales
+        names = self.classes_[1:] if len(table) == 1 else self.classes_
+        return pd.DataFrame(table.T, index=[*self.get_feature_names_out(), "(intercept)"], columns=names)
 
     def save(self, path: str | Path) -> Path:
         """Write the fitted classifier to one ``.npz`` file (the suffix is added if there is none), without pickle."""
@@ -232,12 +266,12 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
             raise ValueError("This FairFederatedClassifier requires y to be passed, but the target y is None.")
         if hasattr(X, "columns"):
             validate_data(self, X, skip_check_array=True)
-            self.encoder_: Encoder | Scaling = Encoder.learn(X)
-            features = self.encoder_.transform(X)
+            self.encoder_ = Encoder.learn(X)
+            _say_what_is_left_out(X, self.encoder_)
         else:
-            matrix = validate_data(self, X, dtype=np.float64)
-            self.encoder_ = Scaling.learn(matrix)
-            features = self.encoder_.transform(matrix)
+            X = _dense(validate_data(self, X, **MATRIX))
+            self.encoder_ = Encoder.learn(X)
+        features = self.encoder_.transform(X)
         values = column_or_1d(y.to_numpy() if hasattr(y, "to_numpy") else y, warn=True)
         if values.dtype.kind == "f":
             assert_all_finite(values, input_name="y")
@@ -252,7 +286,8 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         return features, labels
 
     def _encoded(self, X: Any) -> np.ndarray:
-        if isinstance(self.encoder_, Encoder):
+        by_place = [column.name for column in self.encoder_.columns] == [f"x{i}" for i in range(self.n_features_in_)]
+        if not by_place or hasattr(self, "feature_names_in_"):
             if not hasattr(X, "columns"):
                 raise TypeError("X must be a table with the columns seen in fit, not a matrix without names.")
             return self.encoder_.transform(X)
@@ -261,7 +296,7 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
                 "X has feature names, but FairFederatedClassifier was fitted without feature names", stacklevel=3
             )
             X = to_frame(X).to_numpy()
-        return self.encoder_.transform(validate_data(self, X, dtype=np.float64, reset=False))
+        return self.encoder_.transform(_dense(validate_data(self, X, **MATRIX, reset=False)))
 
     def _groups(self, sensitive_features: Any, features: np.ndarray) -> np.ndarray:
         if sensitive_features is None:
@@ -274,6 +309,12 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
             return np.zeros(len(features), np.int32)
         codes, self.groups_ = encode_groups(sensitive_features)
         check_lengths(X=features, sensitive_features=codes)
+        fractions = all(isinstance(group, float) and not group.is_integer() for group in self.groups_[:SEVERAL])
+        if len(self.groups_) > MOST_GROUPS or (len(self.groups_) > SEVERAL and fractions):
+            raise ValueError(
+                f"sensitive_features makes {len(self.groups_)} groups ({listed(self.groups_, 3)}): gather its values into a "
+                "few ranges first, as pandas.cut(column, [0, 40, 60, 120]) does, or name another column."
+            )
         return codes
 
     def _clients(self, clients: Any, features: np.ndarray) -> list[np.ndarray]:
@@ -292,7 +333,32 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_class = self.method not in COMPARES_GROUPS
         tags.input_tags.categorical = True
+        tags.input_tags.allow_nan = True
+        tags.input_tags.sparse = True
         return tags
+
+
+def _dense(matrix: Any) -> Any:
+    """A matrix with all its zeros: standardised features have none."""
+    if not issparse(matrix):
+        return matrix
+    rows, columns = matrix.shape
+    if rows * columns > MOST_CELLS:
+        raise ValueError(
+            f"X has {rows:,} rows and {columns:,} columns: written out they would take {rows * columns * 8 / 1e9:.0f} GB; "
+            "choose fewer columns first, for example with scikit-learn's TruncatedSVD."
+        )
+    return matrix.toarray()
+
+
+def _say_what_is_left_out(X: Any, encoder: Encoder) -> None:
+    used = {column.name for column in encoder.columns}
+    gone = [column for column in map(str, X.columns) if column not in used]
+    if gone:
+        warnings.warn(
+            f"X: {listed(gone, 5)} {'is' if len(gone) == 1 else 'are'} left out: an identifier, free text, or one value only.",
+            stacklevel=4,
+        )
 
 
 def _row_weights(sample_weight: Any, rows: int) -> dict[str, np.ndarray]:

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from fedbilevel.algorithms.arguments import AtLeastTwo, Batch, Count, NotNegative, Positive, Start, algorithm
 from fedbilevel.algorithms.local import Local as Counted
 from fedbilevel.calculus import Calls, Tree, dtype_of, no_calls
-from fedbilevel.fairness.baseline import Scores, fair_averaging, plain_loss
+from fedbilevel.fairness.baseline import PlainLoss, Scores, fair_averaging
 from fedbilevel.fairness.models import Rates, group_totals, largest_gap
 from fedbilevel.plan import Algorithm, Phase, weighted_mean
 from fedbilevel.sampling import LocalData
@@ -91,7 +91,7 @@ def fairfed(
     >>> [phase.name for phase in algo.plan]
     ['rates', 'disagreement', 'local']
     """
-    base = fair_averaging(plain_loss(scores, ridge), scores, init, step, local_steps, batch_size, groups)
+    base = fair_averaging(PlainLoss(scores, ridge), scores, init, step, local_steps, batch_size, groups)
     (training,) = base.plan
     assert isinstance(training, Phase)
 

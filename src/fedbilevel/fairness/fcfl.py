@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from fedbilevel.algorithms.arguments import AtLeastTwo, Kind, MaybeCount, NotNegative, Positive, Start, algorithm
 from fedbilevel.algorithms.local import Local
 from fedbilevel.calculus import Calls, Tree, counted, dtype_of, scale, select, squared_norm, step_along, zeros
-from fedbilevel.fairness.baseline import Scores, fair_averaging, loss_and_gap, plain_loss, serves
+from fedbilevel.fairness.baseline import PlainLoss, Scores, fair_averaging, loss_and_gap, serves
 from fedbilevel.fairness.linear_program import balance, gram, maximise
 from fedbilevel.fairness.models import largest_gap, penalty, row_losses, soft_true_positive_rates
 from fedbilevel.plan import Algorithm, Phase, weighted_mean
@@ -109,7 +109,7 @@ def fcfl(
     >>> algo.settings.stage_one
     1569.0
     """
-    base = fair_averaging(plain_loss(scores, ridge), scores, init, step, 1, None, groups)
+    base = fair_averaging(PlainLoss(scores, ridge), scores, init, step, 1, None, groups)
 
     def first(key: jax.Array) -> Server:
         model = base.init(key)

@@ -66,7 +66,7 @@ def fedfb(
     ['local']
     """
     count, weights = len(positive_counts), GroupWeights(positive_counts)
-    loss = baseline.plain_loss(scores, ridge)
+    loss = baseline.PlainLoss(scores, ridge)
     base = baseline.fair_averaging(loss, scores, init, step, local_steps, batch_size, count)
 
     def work(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:

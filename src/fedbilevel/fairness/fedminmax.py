@@ -70,7 +70,7 @@ def fedminmax(
     ['descent', 'ascent']
     """
     count, weights = len(group_counts), GroupWeights(group_counts)
-    loss = baseline.plain_loss(scores, ridge)
+    loss = baseline.PlainLoss(scores, ridge)
     base = baseline.fair_averaging(loss, scores, init, step, 1, batch_size, count)
 
     def by_group(losses: jax.Array, groups: jax.Array) -> GroupLosses:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.calculus import Tree
-from fedbilevel.fairness.models import Model, group_totals, penalty, row_losses, soft_decisions
+from fedbilevel.fairness.models import Model, group_totals, mean_of, penalty, row_losses, soft_decisions
 from fedbilevel.linear import LinearInner
 from fedbilevel.problem import BilevelProblem, linear_problem, not_negative, positive, whole_number
 
@@ -137,7 +137,7 @@ class OuterLoss:
         if REAL in batch:
             real = batch[REAL] > 0
             groups = jnp.where(real, groups, -1)
-            loss = jnp.sum(jnp.where(real, losses, 0)) / jnp.sum(real, dtype=losses.dtype)
+            loss = mean_of(losses, real)
         else:
             loss = jnp.mean(losses)
         if self.deviation is None:

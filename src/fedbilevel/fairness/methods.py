@@ -24,7 +24,7 @@ from fedbilevel.fairness.fedfb import fedfb
 from fedbilevel.fairness.fedminmax import fedminmax
 from fedbilevel.fairness.fedreg import fedreg
 from fedbilevel.fairness.formulation import Formulation
-from fedbilevel.fairness.models import Model, penalty, row_losses
+from fedbilevel.fairness.models import Model, mean_of, penalty, row_losses
 from fedbilevel.hypergradients.neumann import neumann
 from fedbilevel.plan import Algorithm
 from fedbilevel.problem import BilevelProblem, positive, whole_number
@@ -193,6 +193,11 @@ class RowWeightedLoss:
     def __call__(self, params: Tree, batch: Any) -> jax.Array:
         losses = row_losses(self.scores(params, batch["features"]), batch["labels"])
         return jnp.mean(batch["weights"] * losses) + penalty(params, self.ridge)
+
+    def masked(self, params: Tree, batch: Any, real: jax.Array) -> jax.Array:
+        """The same over the rows that are ``real``."""
+        losses = batch["weights"] * row_losses(self.scores(params, batch["features"]), batch["labels"])
+        return mean_of(losses, real) + penalty(params, self.ridge)
 
 
 def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray) -> tuple[Algorithm, str]:

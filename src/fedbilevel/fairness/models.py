@@ -116,6 +116,11 @@ def row_losses(scores: jax.Array, labels: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(scores, axis=1) - chosen
 
 
+def mean_of(losses: jax.Array, real: jax.Array) -> jax.Array:
+    """The mean over the rows that are ``real``; the others are padding."""
+    return jnp.sum(jnp.where(real, losses, 0)) / jnp.sum(real, dtype=losses.dtype)
+
+
 def penalty(params: Tree, ridge: Any) -> jax.Array:
     """``ridge / 2 * |params|^2``, over all parameters."""
     square = squared_norm(params)

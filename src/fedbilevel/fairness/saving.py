@@ -1,7 +1,7 @@
 """A trained classifier and its file: encoding, model and parameters in one ``.npz`` of arrays and JSON.  No pickle.
 
 Whoever trains (the estimator, the commands, a federation, a study) writes the same file, and predicting needs nothing else.
-Files of version 0.1.0 are read too.
+Files of earlier versions are read too.
 """
 
 from __future__ import annotations
@@ -21,26 +21,9 @@ from fedbilevel.calculus import Tree
 from fedbilevel.fairness.models import Model, probabilities
 from fedbilevel.storage import Unreadable, read_arrays, write_arrays
 from fedbilevel.tables.encoder import Encoder, Parsed, Statistics
-from fedbilevel.tables.schema import Schema
+from fedbilevel.tables.schema import Column, Schema
 
-FORMAT = 2
-
-
-@dataclass(frozen=True, eq=False)
-class Scaling:
-    """The encoding of a matrix: columns standardised, a constant 1 last."""
-
-    means: np.ndarray
-    scales: np.ndarray
-
-    @classmethod
-    def learn(cls, matrix: np.ndarray) -> Scaling:
-        means, spread = matrix.mean(axis=0), matrix.std(axis=0)
-        return cls(means, np.where(spread > 10 * np.finfo(np.float64).eps * np.abs(means), spread, 1.0))
-
-    def transform(self, matrix: np.ndarray) -> np.ndarray:
-        scaled = (matrix - self.means) / self.scales
-        return np.concatenate([scaled, np.ones((len(matrix), 1))], axis=1).astype(np.float32)
+FORMAT = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +34,7 @@ class FittedModel:
     besides, as JSON can hold it; None for models of other makers.
     """
 
-    encoder: Encoder | Scaling
+    encoder: Encoder
     model: Model
     params: Tree
     classes: np.ndarray
@@ -72,7 +55,7 @@ class FittedModel:
     @property
     def by_schema(self) -> Encoder:
         """The encoder of a model for tables with a schema."""
-        if not isinstance(self.encoder, Encoder) or self.encoder.source is None:
+        if self.encoder.source is None:
             raise ValueError("This is no model for tables; name a folder made by `fedbilevel fit`.")
         return self.encoder
 
@@ -123,7 +106,7 @@ class FittedModel:
         except (OSError, Unreadable) as error:
             raise ValueError(f"{source} is damaged or no model of fedbilevel ({_short(error)}); fit again.") from error
         written = about.get("format") if isinstance(about, dict) else None
-        if written not in (1, FORMAT):
+        if written not in (1, 2, FORMAT):
             raise ValueError(
                 f"{source} was written in format {written} by fedbilevel "
                 f"{about.get('version') if isinstance(about, dict) else None}; this is "
@@ -141,7 +124,7 @@ class FittedModel:
         leaves = [_like(arrays[f"params{i}"], leaf) for i, leaf in enumerate(jax.tree.leaves(like))]
         params = jax.tree.unflatten(jax.tree.structure(like), leaves)
         encoder = _encoder(about["encoding"], arrays, f"The schema in {source}")
-        if isinstance(encoder, Encoder) and encoder.source is not None:
+        if encoder.source is not None:
             if len(encoder.feature_names) != model.features:
                 raise ValueError(f"{len(encoder.feature_names)} columns where the model has {model.features}")
             return cls.of_schema(encoder, model, params, arrays.get("weights"), about["label"])
@@ -167,28 +150,30 @@ def plain(value: Any, name: str) -> Any:
     raise TypeError(f"{name}={value!r} cannot be saved without pickle: use text, numbers or truth values.")
 
 
-def _described(encoder: Encoder | Scaling) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    if isinstance(encoder, Scaling):
-        return {}, {"means": encoder.means, "scales": encoder.scales}
+def _described(encoder: Encoder) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if encoder.source is not None:
         statistics = {f"statistics_{name}": value for name, value in encoder.statistics._asdict().items()}
         return {"schema": encoder.schema.text()}, statistics
-    categories = {
-        column.name: [plain(value, column.name) for value in column.values]
-        for column in encoder.columns
-        if column.kind == "category"
-    }
-    return {"numbers": encoder.numbers, "categories": categories}, {"means": encoder.means, "scales": encoder.spreads}
+    furthest = encoder.furthest if np.isfinite(encoder.furthest) else None
+    about = {"columns": [asdict(column) for column in encoder.columns], "absent": encoder.absent, "furthest": furthest}
+    return about, {"means": encoder.means, "scales": encoder.spreads}
 
 
-def _encoder(encoding: dict[str, Any], arrays: dict[str, np.ndarray], source: str) -> Encoder | Scaling:
+def _encoder(encoding: dict[str, Any], arrays: dict[str, np.ndarray], source: str) -> Encoder:
     if "schema" in encoding:
         sums = Statistics(*(arrays[f"statistics_{name}"] for name in Statistics._fields))
         return Encoder.from_statistics(Schema.parse(encoding["schema"], source), sums)
     scaling = arrays["means"], arrays["scales"]
-    if not encoding:
-        return Scaling(*scaling)
-    return Encoder.of_values(encoding["numbers"], *scaling, encoding["categories"])
+    if "columns" in encoding:
+        columns = (
+            Column(**{name: tuple(value) if isinstance(value, list) else value for name, value in column.items()})
+            for column in encoding["columns"]
+        )
+        furthest = np.inf if encoding["furthest"] is None else float(encoding["furthest"])
+        return Encoder(tuple(columns), *scaling, absent=tuple(encoding["absent"]), furthest=furthest)
+    # Before format 3: of a matrix, or of a table by kind.
+    numbers = encoding.get("numbers", [f"x{place}" for place in range(len(scaling[0]))])
+    return Encoder.of_values(numbers, *scaling, encoding.get("categories"))
 
 
 def _first_format(about: dict[str, Any]) -> dict[str, Any]:

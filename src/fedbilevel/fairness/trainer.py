@@ -27,6 +27,8 @@ from fedbilevel.problem import ClientData
 Tell = Callable[[int, int], None]
 """``(rounds done, of how many)``, counted through the stages."""
 SMALLEST_CAPACITY = 512
+WIDTH = 16
+"""Features of a logistic model are filled up to a multiple of this, see `fit_alike`."""
 
 
 class Clients(NamedTuple):
@@ -166,11 +168,48 @@ def fit(
     return Trainer(program, clients, record_every).run(clients, seed, tell=tell)
 
 
-class Trainer:
-    """A program for clients like those of ``example``; `compile` once, then `run` from any thread."""
+def fit_alike(
+    program: FairProgram, data: ClientData, *, seed: int = 0, record_every: int | None = None, tell: Tell | None = None
+) -> Fitted:
+    """`fit` on arrays of a few sizes only, so that tables of similar sizes, such as the folds of a cross-validation, share one
+    compiled program.
 
-    def __init__(self, program: FairProgram, example: Clients, record_every: int | None = None) -> None:
-        self.program, self.example, self.record_every = program, example, record_every
+    Rows are padded to `capacity_for` rows, and padding is never read.  A logistic model gets columns of zeros in front, up to a
+    multiple of `WIDTH`: their coefficients stay zero and are taken away again.  Bytes are those of the true width.
+    """
+    model, recipe = program.model, program.recipe
+    extra = -model.features % WIDTH if model.kind == "logistic" else 0
+    wide = replace(program, model=replace(model, features=model.features + extra))
+
+    def widened(rows: Any) -> Any:
+        front = [(0, 0), (0, 0), (extra, 0)]
+        return None if rows is None else {**rows, "features": np.pad(np.asarray(rows["features"]), front)}
+
+    capacity = None
+    if recipe.method != "fcfl" and recipe.batch_size is not None:
+        apart = recipe.train_on == "all" and data.val is not None
+        capacity = capacity_for(int((data.train_sizes + (data.val_sizes if apart else 0)).max()))
+    filled = padded(replace(data, train=widened(data.train), val=widened(data.val)), capacity, capacity)
+    clients = Clients.of(wide, filled, capacity)
+    fitted = Trainer(wide, clients, record_every, program if extra else None).run(clients, seed, tell=tell)
+    params = jax.tree.map(lambda leaf: leaf[extra:], fitted.params)
+    return fitted._replace(answers=[*fitted.answers[:-1], params])
+
+
+class Trainer:
+    """A program for clients like those of ``example``; `compile` once, then `run` from any thread.
+
+    ``narrow``: the same program without the columns that fill up the features, whose bytes are counted.
+    """
+
+    def __init__(
+        self,
+        program: FairProgram,
+        example: Clients,
+        record_every: int | None = None,
+        narrow: FairProgram | None = None,
+    ) -> None:
+        self.program, self.example, self.record_every, self.narrow = program, example, record_every, narrow
         self._laid_out: dict[int, Simulation] = {}
 
     def compile(self) -> None:
@@ -230,8 +269,18 @@ class Trainer:
             return self._laid_out[number].on(data)
         every = None if self.record_every is None else min(self.record_every, stage.rounds)
         options = Options(stage.weights, record_every=every, diagnostics="cheap")
-        self._laid_out[number] = Simulation(stage.algorithm, data, options)
-        return self._laid_out[number]
+        made = Simulation(stage.algorithm, data, options)
+        if self.narrow is not None:
+            width = self.narrow.model.features
+            true = self.narrow.stage(number, agreed, answers)
+            assert true is not None
+            made = made.weighed(true.algorithm, replace(data, train=_cut(data.train, width), val=_cut(data.val, width)))
+        self._laid_out[number] = made
+        return made
+
+
+def _cut(rows: Any, width: int) -> Any:
+    return None if rows is None else {**rows, "features": rows["features"][..., -width:]}
 
 
 def _walk(

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from fedbilevel import storage
 from fedbilevel.fairness import trainer
+from fedbilevel.fairness.effects import TrainingRows, effects
 from fedbilevel.fairness.formulation import Formulation
 from fedbilevel.fairness.intervals import percentile, redrawn_counts
 from fedbilevel.fairness.methods import BILEVEL, METHODS, Recipe
@@ -34,10 +35,12 @@ from fedbilevel.fairness.metrics import Counts, Floats, auc
 from fedbilevel.fairness.models import Model, probabilities
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.fairness.saving import FittedModel, named_weights
-from fedbilevel.jobs.predict import file_name
+from fedbilevel.jobs.predict import MAPPING_FILE, file_name
 from fedbilevel.jobs.sites import Decided, Part, Prepared, Site, Tell, digests, joined, prepare, read_sites
 from fedbilevel.report import page
 from fedbilevel.runs import Run, RunFolder, model_file, read
+from fedbilevel.tables.mapping import Mapping
+from fedbilevel.tables.mapping import write as write_mapping
 from fedbilevel.tables.reading import Table
 from fedbilevel.tables.schema import Schema
 
@@ -150,6 +153,7 @@ def run(
     options: FitOptions | None = None,
     *,
     clients: int | None = None,
+    mapping: Mapping | None = None,
     line: str = "",
     tell: Tell | None = None,
 ) -> FitResult:
@@ -161,6 +165,7 @@ def run(
         out: the run folder; the same call goes on where it was stopped.
         options: how to fit.
         clients: deal the rows of the only table to so many.
+        mapping: what was done to the tables before, for the folder and its page.
         line: the command that reproduces the run, for the folder.
         tell: hears about progress, (what, done, total).
     """
@@ -177,6 +182,7 @@ def run(
         "files": paths,
         "sha256": digests(tables),
         "schema_sha256": hashlib.sha256(schema.text().encode()).hexdigest(),
+        "mapping_sha256": None if mapping is None else hashlib.sha256(mapping.text().encode()).hexdigest(),
         "clients": clients,
         "convention": "between_groups",
         **chosen.configuration(),
@@ -185,8 +191,13 @@ def run(
     prepared = prepare(sites, schema, test_share=chosen.test_share, seed=chosen.seed)
     with RunFolder.open(out, command="fit", configuration=configuration, line=line) as folder:
         if not folder.complete:
+            if mapping is not None:
+                write_mapping(folder.path / MAPPING_FILE, mapping.text())
             _fill(folder, prepared, schema, chosen, say)
-        finished = folder.finish(order=[entry.label for entry in _entries(chosen)])
+        changes = pd.DataFrame() if mapping is None else mapping.frame()
+        finished = folder.finish(
+            [entry.label for entry in _entries(chosen)], {"mapping": changes} if len(changes) else {}
+        )
     return FitResult(finished, site_table(prepared), notes(sites, schema), page.write(out))
 
 
@@ -218,7 +229,16 @@ def _fill(folder: RunFolder, prepared: Prepared, schema: Schema, options: FitOpt
             row |= differences(test, decided, theirs, len(schema.groups), chosen.metric, chosen.seed)
         row |= _costs(program, fitted)
         history = fitted.history.rename(columns={"hessian_vector_calls": "hvp_calls"})
-        save(folder, chosen, model, len(prepared.names), row, tables, history)
+        save(
+            folder,
+            chosen,
+            model,
+            len(prepared.names),
+            row,
+            tables,
+            history,
+            training_rows(program, fitted, prepared.train),
+        )
         folder.log(f"{entry.label}: trained in {fitted.seconds:.1f} s")
 
 
@@ -249,12 +269,11 @@ def train(
     leaves = {"features": rows.features, "labels": rows.labels.astype(np.float32), "groups": rows.groups}
     sizes = [len(part.labels) for part in parts]
     ends = np.cumsum([0, *sizes])
-    return trainer.fit(
+    return trainer.fit_alike(
         program,
         trainer.dealt(program, leaves, [np.arange(first, last) for first, last in pairwise(ends)]),
         seed=options.seed,
         record_every=program.recipe.record_every(HISTORY_ROWS) if record else None,
-        capacity=None if program.recipe.method == "fcfl" else trainer.capacity_for(max(sizes)),
         tell=tell,
     )
 
@@ -399,8 +418,10 @@ def save(
     row: dict[str, Any],
     groups: list[pd.DataFrame],
     history: pd.DataFrame,
+    rows: TrainingRows | None = None,
 ) -> None:
-    """One fit as a part of a run folder, on one machine or over real sites; ``row``: what was measured."""
+    """One fit as a part of a run folder, on one machine or over real sites; ``row``: what was measured; ``rows``: what it was
+    trained on, for the intervals of the features' effects."""
     schema = model.schema
     key: dict[str, Any] = {
         "dataset": f"{schema.target} by {' & '.join(schema.sensitive)}",
@@ -419,8 +440,28 @@ def save(
         groups=pd.concat(groups, ignore_index=True).assign(**key) if groups else None,
         weights=weights,
         history=history.assign(**key),
+        others=_effects(options, model, rows),
         models={file_name(options.label): model.write},
     )
+
+
+def _effects(options: FitOptions, model: FittedModel, rows: TrainingRows | None) -> dict[str, pd.DataFrame]:
+    if model.model.kind != "logistic" or model.model.classes != 2:
+        return {}
+    found = effects(model.by_schema, np.asarray(model.params), rows, ridge=options.ridge, level=LEVEL)
+    return {"effects": found.assign(method=options.label)[["method", *found.columns]]}
+
+
+def training_rows(program: FairProgram, fitted: trainer.Fitted, parts: Sequence[Part]) -> TrainingRows | None:
+    """All rows with their weights in the loss that the model minimises; None where it minimises another loss."""
+    rows, sizes = joined(parts), np.array([len(part.labels) for part in parts])
+    leaves = {"features": rows.features, "labels": rows.labels, "groups": rows.groups}
+    used = program.training_rows(len(fitted.answers) - 1, leaves, fitted.answers)
+    if "weights" not in used:
+        return None
+    share = np.ones(len(sizes)) if program.recipe.client_weights == "samples" else sizes.mean() / sizes
+    weights = np.asarray(used["weights"], np.float64) * np.repeat(share, sizes)
+    return TrainingRows(rows.features, rows.labels.astype(np.float64), weights)
 
 
 def site_table(prepared: Prepared) -> pd.DataFrame:

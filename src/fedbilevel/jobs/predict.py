@@ -13,9 +13,11 @@ from fedbilevel.fairness.saving import FittedModel
 from fedbilevel.runs import model_file, read
 from fedbilevel.tables.columns import MISSING_CODE, UNKNOWN_CODE
 from fedbilevel.tables.encoder import Parsed, parse
+from fedbilevel.tables.mapping import Mapping
 from fedbilevel.tables.reading import CHUNK_ROWS, Table
 
 OWN = ("prediction", "probability")
+MAPPING_FILE = "mapping.toml"
 
 
 def file_name(label: str) -> str:
@@ -35,6 +37,27 @@ def fitted_model(folder: Path, name: str | None = None) -> FittedModel:
     if wanted not in labels:
         raise ValueError(f"{folder} has no model {wanted!r}; it has {', '.join(map(repr, labels))}.")
     return FittedModel.read(model_file(kept, file_name(wanted)))
+
+
+def in_common_language(
+    table: Table, folder: Path, mapping: Mapping | None = None, site: str | None = None
+) -> tuple[Table, list[str]]:
+    """The rows of a ``site`` (None: called as the file) as the model of a run folder knows them, by ``mapping`` or the one the
+    folder was made with; and sentences about that."""
+    kept = folder / MAPPING_FILE
+    if mapping is None and not kept.exists():
+        if site is not None:
+            raise ValueError(f"--site {site}: {folder} was made without a mapping; name one with --mapping.")
+        return table, []
+    chosen = mapping or Mapping.read(kept)
+    name = site or table.path.stem
+    if site is not None and site not in chosen.sites:
+        raise ValueError(f"--site {site}: the mapping has {', '.join(chosen.sites) or 'no sites'}.")
+    if name in chosen.sites or not chosen.sites:
+        return chosen.of(table, name if chosen.sites else None, partly=True), []
+    others = ", ".join(chosen.sites)
+    note = f"taken as written in the common language: no site of the mapping is called {name!r}; --site says which ({others})"
+    return chosen.of(table, None, partly=True), [note]
 
 
 class Predictions:

@@ -17,11 +17,11 @@ from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.program import smoothness
 from fedbilevel.tables.columns import texts
 from fedbilevel.tables.encoder import Encoder, Parsed, combine, parse, site_statistics, stack
-from fedbilevel.tables.reading import Table
+from fedbilevel.tables.profile import MOST_SITES
+from fedbilevel.tables.reading import Table, site_names
 from fedbilevel.tables.schema import Schema
 
 FEWEST_ROWS = 4
-MOST_SITES = 1000
 Decided = NDArray[np.bool_]
 Tell = Callable[[str, int, int], None]
 
@@ -73,7 +73,7 @@ def read_sites(
     if clients is not None and schema.site is not None:
         raise ValueError("--clients and --site exclude each other: the site column says whose a row is.")
     owned: dict[str, list[Parsed]] = {}
-    for number, (table, name) in enumerate(zip(tables, _names(tables), strict=True)):
+    for number, (table, name) in enumerate(zip(tables, site_names(tables), strict=True)):
         table.check_columns(schema.needed())
         chunks = 0
         for chunk in table.chunks(schema.needed()):
@@ -167,8 +167,3 @@ def _dealt(site: Site, clients: int, seed: int) -> list[Site]:
         Site(f"client {number:0{width}d}", site.rows.take(rows), site.left_out if number == 1 else (0, 0))
         for number, rows in enumerate(parts, 1)
     ]
-
-
-def _names(tables: Sequence[Table]) -> list[str]:
-    short = [table.path.stem for table in tables]
-    return short if len(set(short)) == len(short) else [str(table.path) for table in tables]

@@ -196,7 +196,7 @@ def _encoding(data: Dataset, rows: np.ndarray, encoding: str) -> tuple[Encoder |
     """The clean encoding takes its statistics from ``rows``; the paper's table is already numbers."""
     if encoding == "paper":
         return None, lambda frame: np.pad(frame.to_numpy(np.float32), ((0, 0), (0, 1)), constant_values=1)
-    encoder = Encoder.learn(data.X.iloc[rows])
+    encoder = Encoder.learn(data.X.iloc[rows], every_value=True)
     return encoder, encoder.transform
 
 

@@ -24,13 +24,14 @@ from fedbilevel.fairness.methods import Recipe
 from fedbilevel.fairness.metrics import CONVENTIONS, CRITERIA, Counts, auc
 from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.program import FairProgram
-from fedbilevel.fairness.saving import FittedModel, Scaling, named_weights
+from fedbilevel.fairness.saving import FittedModel, named_weights
 from fedbilevel.fairness.trainer import Fitted, Stop, Trainer
 from fedbilevel.problem import whole_number
 from fedbilevel.runs import Run, RunFolder, read
 from fedbilevel.studies import data, fairness
 from fedbilevel.studies.data import CLIENTS, DISTRIBUTIONS, ENCODINGS, PARTS, SOURCES, Case, Cases, Rows
 from fedbilevel.studies.driver import Part, Report, Study, conduct
+from fedbilevel.tables.encoder import Encoder
 
 DATASETS = ("adult", "credit")
 PAPER = {
@@ -446,6 +447,7 @@ def _save_model(case: Case, recipe: Recipe, fitted: Fitted, rate: float, seed: i
         "names": None if case.encoder is None else case.columns,
         "history": {},
     }  # fmt: skip
-    encoder = case.encoder or Scaling(np.zeros(len(params) - 1), np.ones(len(params) - 1))
+    width = len(params) - 1
+    encoder = case.encoder or Encoder.of_values([f"x{i}" for i in range(width)], np.zeros(width), np.ones(width))
     model, classes = Model("logistic", len(params)), np.array([0, 1])
     FittedModel(encoder, model, params, classes, case.names, fitted.weights, recipe.method, remembered).write(path)

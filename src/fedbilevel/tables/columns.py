@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,12 @@ UNKNOWN_CODE = -2
 LARGEST = 1e100
 """A number beyond this is taken for a mistake; squares and sums of smaller ones stay finite."""
 
+_DATE = re.compile(
+    r"(?:(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})|(\d{1,2})[-/.](\d{1,2})([-/.])(\d{4}|\d{2}))"
+    r"(?:[T ](\d{1,2}):(\d{2})(?::(\d{2}(?:\.\d+)?))?.*)?"
+)
+_TIME = re.compile(r"\d{1,2}:\d{2}(:\d{2}.*)?")
+_EPOCH = date(1970, 1, 1).toordinal()
 _WHOLE = re.compile(r"([+-]?\d+)\.0+")
 _NEGATIVE_AND_POSITIVE = ((0, 1), (-1, 1))  # the two codings of a binary label that need no `pos_label`
 
@@ -143,10 +150,11 @@ def distinct_texts(column: pd.Series[Any], missing: frozenset[str]) -> tuple[NDA
     The same value is the same text wherever it comes from: 1, 1.0 and "1.0" are "1", True is "true".
     """
     codes, values = pd.factorize(column.astype(object))
-    return codes, [_text(value, missing) for value in values]
+    return codes, [text_of(value, missing) for value in values]
 
 
-def _text(value: Any, missing: frozenset[str]) -> str | None:
+def text_of(value: Any, missing: frozenset[str]) -> str | None:
+    """A cell as text, None where it is missing."""
     if isinstance(value, str):
         stripped = value.strip()
         if stripped in missing:
@@ -188,6 +196,56 @@ def numbers_of(column: pd.Series[Any], decimal: str, missing: frozenset[str]) ->
     values = pd.to_numeric(cells.where(~absent), errors="coerce").to_numpy(np.float64, na_value=np.nan)
     values = np.where(np.abs(values) <= LARGEST, values, np.nan)
     return values, np.isnan(values) & ~absent.to_numpy(bool)
+
+
+def date_order(text: str) -> str | None:
+    """How a date is written: "ymd", "dmy" or "mdy"; "?" where day and month could change places; "time" for a time of day
+    alone; None for anything else.
+
+    >>> [date_order(text) for text in ("2024-03-31", "31/3/24", "3/31/2024 08:15", "1.3.2024", "1/3/2024", "8:15", "12")]
+    ['ymd', 'dmy', 'mdy', 'dmy', '?', 'time', None]
+    """
+    if not 4 <= len(text) < 40 or not text[0].isdigit():
+        return None
+    found = _DATE.fullmatch(text)
+    if found is None:
+        return "time" if _TIME.fullmatch(text) else None
+    if found[1]:
+        return "ymd"
+    first, second = int(found[4]), int(found[5])
+    if found[6] == "." or first > 12:
+        return "dmy"
+    return "mdy" if second > 12 else "?"
+
+
+def days_of(column: pd.Series[Any], order: str, missing: frozenset[str]) -> tuple[Numbers, NDArray[np.bool_]]:
+    """Every cell as days since 1970 (times of day are fractions), NaN where it is missing or no date; where it is the latter.
+
+    A date that begins with its year is read as that; ``order`` is for the others.  Of years with two digits, 69 to 99 are 19..
+    """
+    codes, values = distinct_texts(column, missing)
+    days = [np.nan if value is None else day_of(value, order) for value in values]
+    absent = np.array([value is None for value in values] + [True], bool)[codes]
+    numbers = np.array([*days, np.nan], np.float64)[codes]
+    return numbers, np.isnan(numbers) & ~absent
+
+
+def day_of(text: str, order: str) -> float:
+    """Days since 1970, NaN where ``text`` is no date."""
+    found = _DATE.fullmatch(text)
+    if found is None:
+        return np.nan
+    if found[1]:
+        year, month, day = int(found[1]), int(found[2]), int(found[3])
+    else:
+        day, month = (int(found[4]), int(found[5])) if order != "mdy" else (int(found[5]), int(found[4]))
+        year = int(found[7]) + (0 if len(found[7]) == 4 else 1900 if int(found[7]) > 68 else 2000)
+    try:
+        whole = date(year, month, day).toordinal() - _EPOCH
+    except ValueError:
+        return np.nan
+    hours, minutes, seconds = (float(part or 0) for part in found.groups()[7:10])
+    return whole + (hours + minutes / 60 + seconds / 3600) / 24
 
 
 def group_texts(

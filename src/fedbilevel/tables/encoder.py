@@ -1,4 +1,4 @@
-"""Tables as matrices: one `Encoder`, learned from a typed table, or a pure function of a schema and of sums over the sites.
+"""Tables as matrices: one `Encoder`, learned from a table, or a pure function of a schema and of sums over the sites.
 
 Every number column is standardised.  Between sites mean and spread are those of all sites' training rows; they come from
 per-site counts, sums and sums of squares.  So the sites agree on an encoding by adding up three numbers a column, and one
@@ -24,13 +24,15 @@ from fedbilevel.tables.columns import (
     Numbers,
     check_columns,
     codes_of,
+    days_of,
     group_texts,
     is_number_column,
     listed,
     numbers_of,
+    text_of,
     to_frame,
 )
-from fedbilevel.tables.schema import Column, Schema
+from fedbilevel.tables.schema import MISSING, Column, Schema, learned_columns
 
 FURTHEST = 20.0
 """Standardised numbers are cut here: a mistyped value must not outweigh all others."""
@@ -87,21 +89,27 @@ class Parsed:
 def parse(schema: Schema, frame: pd.DataFrame, *, labelled: bool = False, source: str = "The table") -> Parsed:
     """Cells read by the schema's rules; the first that breaks them is reported with its place in ``source``."""
     check_columns(frame, schema.needed(labelled=labelled), source)
-    cells = {column.name: _cells(schema, column, frame, source) for column in schema.features}
+    missing = frozenset(schema.missing)
+    cells = {column.name: _cells(column, frame, missing, source) for column in schema.features}
     marks = {}
     if labelled:
         marks = {"labels": _labels(schema, frame, source), "groups": _groups(schema, frame, source)}
     return Parsed(cells, len(frame), marks)
 
 
-def _cells(schema: Schema, column: Column, frame: pd.DataFrame, source: str) -> Numbers | Codes:
+def _cells(column: Column, frame: pd.DataFrame, missing: frozenset[str], source: str) -> Numbers | Codes:
     """Numbers, NaN where missing; of a category or boolean column, codes."""
-    missing = frozenset(schema.missing) | frozenset(column.also_missing)
+    missing |= frozenset(column.also_missing)
     values: Numbers | Codes
     if column.kind == "number":
         values, bad = numbers_of(frame[column.name], column.decimal, missing)
         hint = "mend it, or list such cells in also_missing of the column in the schema"
         _refuse(frame, column.name, bad, "must hold numbers (up to 1e100)", source=source, hint=hint)
+        absent = np.isnan(values)
+    elif column.kind == "date":
+        values, bad = days_of(frame[column.name], column.order, missing)
+        hint = "mend it, or list such cells in also_missing of the column in the schema"
+        _refuse(frame, column.name, bad, "must hold dates", source=source, hint=hint)
         absent = np.isnan(values)
     else:
         values = codes_of(frame[column.name], column.values, missing)
@@ -181,23 +189,24 @@ def combine(parts: Iterable[Statistics]) -> Statistics:
 class Encoder:
     """Rows to a float32 matrix, with the columns ``feature_names``.
 
-    Numbers are standardised.  A category is one 0/1 column a value; a value that is not listed is "(other)" if there is that
-    column, else all zeros.  The last column is 1.
-
-    By a schema (`from_statistics`) cells are read as text: numbers are cut at 20 spreads and a missing one is the mean, 0; a
-    missing category is all zeros; a boolean is 0 or 1, and a half where it is missing or another word.  With
-    ``missing = "flag"`` a further column is 1 where a cell is missing.  In a typed table (`learn`) nothing may be missing.
+    Numbers are standardised and cut at ``furthest`` spreads, dates are days since 1970 and then numbers; a missing one is the
+    mean, 0.  A category is one 0/1 column a value; a value that is not listed is "(other)" if there is that column, else all
+    zeros, and so is a missing one.  A boolean is 0 or 1, and a half where it is missing or another word.  With
+    ``missing = "flag"`` a further column is 1 where a cell is missing.  The last column is 1.
 
     Attributes:
         columns: how each column becomes numbers, in the order of the matrix.
-        means, spreads: of the number columns.
+        means, spreads: of the number and date columns.
         source: the schema and the statistics it was made from; None: learned from a table.
+        absent: cells that mean missing, besides empty ones.
     """
 
     columns: tuple[Column, ...]
     means: Numbers
     spreads: Numbers
     source: tuple[Schema, Statistics] | None = None
+    absent: tuple[str, ...] = ()
+    furthest: float = FURTHEST
 
     @classmethod
     def from_statistics(cls, schema: Schema, statistics: Statistics) -> Encoder:
@@ -213,29 +222,47 @@ class Encoder:
         variance = statistics.squares / count - shift**2
         # Below these bounds the difference is rounding: of the sums, or of the values themselves.
         varies = variance > 1e-12 * statistics.squares / count + (1e-12 * means) ** 2
-        return cls(schema.features, means, np.sqrt(np.where(varies, variance, 1.0)), (schema, statistics))
+        spreads = np.sqrt(np.where(varies, variance, 1.0))
+        return cls(schema.features, means, spreads, (schema, statistics), schema.missing)
 
     @classmethod
-    def learn(cls, table: Any) -> Encoder:
-        """Means, spreads and categories of a typed table: number columns first, then the others."""
-        from sklearn.preprocessing import OneHotEncoder, StandardScaler
+    def learn(cls, table: Any, *, every_value: bool = False) -> Encoder:
+        """From a table in memory, number columns first.
 
-        frame = typed(table)
-        check_features(frame)
-        numbers = [name for name in frame.columns if is_number_column(frame[name])]
-        others = [name for name in frame.columns if name not in numbers]
+        Columns are taken for what `fedbilevel.tables.schema.infer` takes those of a file for; a column of numbers is one, and a
+        matrix has no other.  ``every_value``: numbers are standardised, all else is one 0/1 column for every value, and nothing
+        may be missing.
+        """
+        from sklearn.preprocessing import StandardScaler
+
+        frame = to_frame(table)
+        check_features(frame, missing=not every_value)
+        if every_value:
+            learned, absent = [_every_value(name, frame[name]) for name in frame.columns], ()
+        else:
+            learned, absent = learned_columns(frame, named=hasattr(table, "columns")), MISSING
+        columns = sorted((one for one in learned if one.kind != "ignore"), key=lambda one: not one.scaled)
+        if not columns:
+            why = "; ".join(f"{one.name!r}: {one.note}" for one in learned[:5])
+            raise ValueError(f"No column of X is left as a feature ({why}).")
+        scaled = [_cells(one, frame, frozenset(absent), "X") for one in columns if one.scaled]
         means, spreads = np.zeros(0), np.ones(0)
-        if numbers:
-            scaler = StandardScaler().fit(frame[numbers])
-            means, spreads = np.asarray(scaler.mean_, np.float64), np.asarray(scaler.scale_, np.float64)
-        values = OneHotEncoder().fit(frame[others]).categories_ if others else []
-        return cls.of_values(numbers, means, spreads, dict(zip(others, values, strict=True)))
+        if scaled:
+            scaler = StandardScaler().fit(np.stack(scaled, axis=1))
+            known = ~np.isnan(scaler.mean_)
+            means, spreads = np.where(known, scaler.mean_, 0.0), np.where(known, scaler.scale_, 1.0)
+        return cls(tuple(columns), means, spreads, absent=absent)
 
     @classmethod
-    def of_values(cls, numbers: Sequence[str], means: Numbers, spreads: Numbers, values: dict[str, Any]) -> Encoder:
-        """The encoder of a typed table from what `learn` learned: for a model that is read back."""
-        categories = [Column(name, "category", tuple(known)) for name, known in values.items()]
-        return cls((*map(Column, numbers), *categories), means, spreads)
+    def of_values(
+        cls, numbers: Sequence[str], means: Numbers, spreads: Numbers, values: dict[str, Any] | None = None
+    ) -> Encoder:
+        """Numbers standardised and never cut, categories with all their values: what models before version 0.2 have."""
+        words = {
+            name: tuple(str(text_of(value, frozenset())) for value in known) for name, known in (values or {}).items()
+        }
+        categories = [Column(name, "category", known) for name, known in words.items()]
+        return cls((*map(Column, numbers), *categories), means, spreads, furthest=np.inf)
 
     @property
     def schema(self) -> Schema:
@@ -253,29 +280,39 @@ class Encoder:
 
     @property
     def numbers(self) -> list[str]:
-        """Names of the number columns."""
-        return [column.name for column in self.columns if column.kind == "number"]
+        """Names of the number and date columns."""
+        return [column.name for column in self.columns if column.scaled]
 
     @property
     def feature_names(self) -> list[str]:
         """Names of the matrix's columns."""
         return [name for column in self.columns for name in column.features] + ["1"]
 
+    @property
+    def units(self) -> tuple[Numbers, Numbers]:
+        """Of every feature but the constant, what it is divided by, and what is taken away before."""
+        scales, shifts = np.ones(len(self.feature_names) - 1), np.zeros(len(self.feature_names) - 1)
+        scaling, place = zip(self.means, self.spreads, strict=True), 0
+        for column in self.columns:
+            if column.scaled:
+                shifts[place], scales[place] = next(scaling)
+            place += len(column.features)
+        return scales, shifts
+
     def transform(self, table: Any, *, source: str = "The table") -> NDArray[np.float32]:
         """The encoded rows of a table, or of rows that are parsed already."""
         parsed = table if isinstance(table, Parsed) else self._parsed(table, source)
         out = np.ones((parsed.rows, len(self.feature_names)), np.float32)
-        furthest = np.inf if self.source is None else FURTHEST
         scaling = zip(self.means, self.spreads, strict=True)
         place = 0
         for column in self.columns:
             cells = parsed.cells[column.name]
             width = len(column.features)
             block = out[:, place : place + width]
-            if column.kind == "number":
+            if column.scaled:
                 mean, spread = next(scaling)
                 absent = np.isnan(cells)
-                block[:, 0] = np.where(absent, 0.0, np.clip((cells - mean) / spread, -furthest, furthest))
+                block[:, 0] = np.where(absent, 0.0, np.clip((cells - mean) / spread, -self.furthest, self.furthest))
             else:
                 absent = cells == MISSING_CODE
                 _fill(column, np.asarray(cells, np.int32), block)
@@ -297,52 +334,33 @@ class Encoder:
     def _parsed(self, table: Any, source: str) -> Parsed:
         if self.source is not None:
             return parse(self.schema, table, source=source)
-        frame = typed(table)
-        names = [column.name for column in self.columns]
-        check_columns(frame, names, "X")
-        frame = frame[names]
-        check_features(frame)
-        cells: dict[str, Numbers | Codes] = {}
-        for column in self.columns:
-            values = frame[column.name]
-            if column.kind != "number":
-                # A value that is not listed has code -1.
-                codes = pd.Index(list(column.values)).get_indexer(pd.Index(values.astype(object)))
-                cells[column.name] = codes.astype(np.int32)
-                continue
-            if not is_number_column(values):
-                raise ValueError(
-                    f"X: the column {column.name!r} held numbers in the training part but holds text here."
-                )
-            cells[column.name] = values.to_numpy(np.float64)
-        return Parsed(cells, len(frame), {})
+        frame = to_frame(table)
+        check_columns(frame, [column.name for column in self.columns], "X")
+        absent = frozenset(self.absent)
+        return Parsed({column.name: _cells(column, frame, absent, "X") for column in self.columns}, len(frame), {})
 
 
-def typed(table: Any) -> pd.DataFrame:
-    """A pandas table whose text and category columns hold plain values."""
-    frame = to_frame(table)
-    plain = {
-        column: frame[column].astype(object)
-        for column in frame.columns
-        if isinstance(frame[column].dtype, pd.CategoricalDtype)
-    }
-    return frame.assign(**plain) if plain else frame
-
-
-def check_features(frame: pd.DataFrame, name: str = "X") -> None:
-    """Missing and infinite values are errors: what they mean is for the owner of the data to say."""
+def check_features(frame: pd.DataFrame, name: str = "X", *, missing: bool = False) -> None:
+    """Infinite values are errors, and so are missing ones that are not allowed: their owner must say what they mean."""
     if frame.shape[0] == 0 or frame.shape[1] == 0:
         raise ValueError(f"{name} has {frame.shape[0]} rows and {frame.shape[1]} columns; it needs one at least.")
     for column in frame.columns:
         values = frame[column]
-        missing = np.flatnonzero(values.isna().to_numpy())
-        if missing.size:
+        absent = np.flatnonzero(values.isna().to_numpy())
+        if absent.size and not missing:
             raise ValueError(
-                f"{name}: the column {column!r} has {missing.size} missing value(s), the first in row {missing[0]}; "
+                f"{name}: the column {column!r} has {absent.size} missing value(s), the first in row {absent[0]}; "
                 "fill them in or leave those rows out."
             )
-        if is_number_column(values) and not np.isfinite(values.to_numpy(dtype=np.float64)).all():
+        if is_number_column(values) and np.isinf(values.to_numpy(np.float64, na_value=np.nan)).any():
             raise ValueError(f"{name}: the column {column!r} has infinite values; replace them by numbers.")
+
+
+def _every_value(name: str, values: pd.Series[Any]) -> Column:
+    if is_number_column(values):
+        return Column(name)
+    known = pd.factorize(values.astype(object), sort=True)[1]
+    return Column(name, "category", tuple(str(text_of(value, frozenset())) for value in known))
 
 
 def _fill(column: Column, codes: Codes, block: NDArray[np.float32]) -> None:

@@ -28,16 +28,16 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedbilevel.tables.columns import check_columns, listed
+from fedbilevel.tables.columns import check_columns
 
 CHUNK_ROWS = 16_384
 CHUNK_CHARACTERS = 1 << 22
@@ -81,6 +81,23 @@ class Table:
     delimiter: str = ""
     unread: dict[str, str] = field(default_factory=dict)
     held: pd.DataFrame | None = field(default=None, repr=False, compare=False)
+    _mapped: tuple[Table, dict[str, str], Callable[[pd.DataFrame], pd.DataFrame]] | None = field(
+        default=None, repr=False, compare=False
+    )
+
+    def mapped(
+        self, names: Mapping[str, str], left_out: Collection[str], change: Callable[[pd.DataFrame], pd.DataFrame]
+    ) -> Table:
+        """The same table with some columns called by other ``names``, some ``left_out``, and every chunk ``change``d then."""
+        kept = [column for column in self.columns if column not in left_out]
+        unread = {names.get(column, column): kind for column, kind in self.unread.items()}
+        columns = _distinct(self.path, [names.get(column, column) for column in kept])
+        back = {names.get(column, column): column for column in kept}
+
+        def renamed(chunk: pd.DataFrame) -> pd.DataFrame:
+            return change(chunk.rename(columns=dict(names)))
+
+        return replace(self, columns=columns, unread=unread, _mapped=(self, back, renamed))
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> Table:
@@ -93,6 +110,9 @@ class Table:
         self.check_columns(wanted)
         if rows < 1:
             raise ValueError(f"rows={rows!r} must be at least 1.")
+        if self._mapped is not None:
+            own, back, change = self._mapped
+            return (change(chunk) for chunk in own.chunks([back[column] for column in wanted], rows))
         if self.held is not None:
             return iter([self.held[list(wanted)]])
         if self.kind == "parquet":
@@ -167,19 +187,12 @@ def open_table(path: str | Path, *, delimiter: str | None = None, encoding: str 
     return Table(source, kind, _distinct(source, names), found, chosen)
 
 
-def check_same_columns(tables: Sequence[Table]) -> None:
-    """The files of all sites must have the same columns, in any order."""
-    first, *others = tables
-    for other in others:
-        lacking = [column for column in first.columns if column not in other.columns]
-        extra = [column for column in other.columns if column not in first.columns]
-        if lacking or extra:
-            what = f"has no column {listed(lacking)}" if lacking else f"has the column {listed(extra)} as well"
-            also = f", but {listed(extra)}" if lacking and extra else ""
-            raise ValueError(
-                f"{other.path} {what}{also}; {first.path} says otherwise: "
-                "all sites need the same columns, so rename, add or remove them."
-            )
+def site_names(tables: Sequence[Table]) -> list[str]:
+    """What sites are called whose tables these are: as the files, without suffix where that tells them apart."""
+    for names in ([table.path.stem for table in tables], [str(table.path) for table in tables]):
+        if len(set(names)) == len(names):
+            return names
+    return [f"table {number}" for number in range(1, len(tables) + 1)]
 
 
 def _look(path: Path, encoding: str | None) -> tuple[str, str]:

@@ -15,7 +15,7 @@ docs/your-own-data.md explains the file.
 over all tables together; missing cells count for nothing:
 
 - no value, or one value only: ignored.
-- all cells are dates or times: ignored.
+- all cells are dates: date, days since 1970; ignored where nothing tells day from month.  Times of day: ignored.
 - all cells are words for true and false: boolean.
 - all cells are numbers (or all but a few different words, a tenth of the cells at most, which then mean missing): number;
   ignored if it counts the rows (1, 2, 3, ...) or is named like an identifier and differs in every row.
@@ -31,9 +31,8 @@ import difflib
 import hashlib
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,45 +40,35 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel import storage
-from fedbilevel.tables.columns import distinct_texts, group_texts, listed, numbers_of
-from fedbilevel.tables.reading import Table, check_same_columns, open_bytes
+from fedbilevel.tables.agreement import MOST_CLASSES, differences, stop
+from fedbilevel.tables.columns import day_of, is_number_column, listed
+from fedbilevel.tables.profile import LONGEST_VALUE, MOST_GROUPS, MOST_ODD, MOST_ODD_SHARE, Profile, Seen, look, merged
+from fedbilevel.tables.reading import Table, open_bytes
 
 FORMAT = 1
 LARGEST_FILE = 1 << 24
 LONGEST_LINE = 100
 HEADING = """\
 # What the columns of the table mean.  Edit this file and pass it on with --schema.
-#   kind       "number", "category", "boolean" or "ignore"
+#   kind       "number", "category", "boolean", "date" (days) or "ignore"
 #   missing    "flag" (a further column says that the cell was missing), "plain" (it does not), "refuse"
 #   pooled     whether values that are not listed share one column, "(other)"; if not they are all zeros
 #   positive   the class that counts as 1
 
 """
 
-KINDS = ("number", "category", "boolean", "ignore")
+KINDS = ("number", "category", "boolean", "date", "ignore")
+ORDERS = ("ymd", "dmy", "mdy")
 MISSING_RULES = ("flag", "plain", "refuse")
 MISSING_GROUP_RULES = ("leave out", "own")
 OTHER = "(other)"
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None")
-MOST_GROUPS = 50
-MOST_CLASSES = 20
 RARE = 10
 MOST = 100
 ENOUGH_ROWS = 20
-MOST_ODD_SHARE = 0.1
 WORDS = (("false", "true"), ("no", "yes"), ("f", "t"), ("n", "y"))
 CODED = ({"0", "1"}, {"-1", "1"}, *({false, true} for false, true in WORDS))
-MOST_VALUES = 2000
-"""Different values counted per column and table; later ones only add to ``uncounted``."""
-LONGEST_VALUE = 200
-"""Characters of a category's name; a column with longer cells is free text."""
-MOST_ODD = 5
-"""Different words that a number column may hold besides numbers."""
 
-_DATE = re.compile(
-    r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))([T ]\d{1,2}:\d{2}.*)?|\d{1,2}:\d{2}(:\d{2}.*)?"
-)
-_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
 _IDENTIFIER = re.compile(r"(.*[ _.-])?(id|uuid|guid|key|index|nr|no|rownames|row|column_1)", re.IGNORECASE)
 
 
@@ -89,7 +78,8 @@ class Column:
 
     Attributes:
         name: of the column.
-        kind: "number" (standardised), "category" (one 0/1 column a value), "boolean" (one 0/1 column) or "ignore".
+        kind: "number" (standardised), "category" (one 0/1 column a value), "boolean" (one 0/1 column), "date" (days since 1970,
+            standardised) or "ignore".
         values: of a category, in the order of their columns (texts, but for typed tables); of a boolean, the words for false
             and for true.
         pooled: of a category: whether rare values, and values first seen later, share a column "(other)".  Without it a value
@@ -98,7 +88,8 @@ class Column:
             error.  In the column's own place a missing cell is the mean (number), all zeros (category), a half (boolean).
         also_missing: cells of this column that mean missing, besides those of the schema.
         decimal: of a number: "." or ",".
-        center: of a number: a rough middle.  Sums are taken around it, so that sums of squares keep their precision.
+        order: of a date that does not begin with its year: "dmy" or "mdy".
+        center: of a number or date: a rough middle.  Sums are taken around it, so that sums of squares keep their precision.
         note: for the reader: why the column was taken as it was.
     """
 
@@ -111,12 +102,14 @@ class Column:
     decimal: str = "."
     center: float = 0.0
     note: str = ""
+    order: str = "ymd"
 
     def __post_init__(self) -> None:
         where = self.place
         _choice(f"{where}: kind", self.kind, KINDS)
         _choice(f"{where}: missing", self.missing, MISSING_RULES)
         _choice(f"{where}: decimal", self.decimal, (".", ","))
+        _choice(f"{where}: order", self.order, ORDERS)
         _texts(f"{where}: also_missing", self.also_missing)
         if not isinstance(self.pooled, bool):
             raise ValueError(f"{where}: pooled must be true or false, not {self.pooled!r}.")
@@ -134,6 +127,11 @@ class Column:
     def place(self) -> str:
         """What the column is called in messages about the schema."""
         return f"columns.{self.name if self.name.isprintable() else repr(self.name)}"
+
+    @property
+    def scaled(self) -> bool:
+        """Whether it becomes one standardised number."""
+        return self.kind in ("number", "date")
 
     @property
     def features(self) -> list[str]:
@@ -221,8 +219,8 @@ class Schema:
 
     @property
     def numbers(self) -> tuple[Column, ...]:
-        """The number columns: those that statistics are taken of."""
-        return tuple(column for column in self.features if column.kind == "number")
+        """The number and date columns: those that statistics are taken of."""
+        return tuple(column for column in self.features if column.scaled)
 
     @property
     def feature_names(self) -> list[str]:
@@ -360,8 +358,11 @@ def infer(
     missing: Sequence[str] = MISSING,
     rare: int = RARE,
     most: int = MOST,
+    checked: Iterable[str] = (),
 ) -> Schema:
     """Read all tables once, chunk by chunk, and say what their columns are.
+
+    Sites that contradict each other are refused; see `fedbilevel.tables.agreement`.
 
     Args:
         tables: one per site (or one): opened files or pandas tables, with the same columns.
@@ -373,52 +374,51 @@ def infer(
         missing: cells that mean missing.
         rare: values of a category with fewer rows are pooled.
         most: values of a category at most; the rest is pooled.
+        checked: columns whose differences between sites are right as they are.
     """
     columns = [sensitive] if isinstance(sensitive, str) else list(sensitive)
-    roles = [target, *columns] + ([] if site is None else [site])
+    opened = [Table.of(table) if isinstance(table, pd.DataFrame) else table for table in tables]
+    check_roles(opened, target, columns, site)
+    seen = look(opened, columns, frozenset(missing), site)
+    stop(differences(seen, target, columns, positive, checked, site))
+    return schema_of(seen, target, columns, site, positive, keep_sensitive, missing, rare, most)
+
+
+def check_roles(tables: Sequence[Table], target: str, sensitive: Sequence[str], site: str | None) -> None:
+    """The columns that people name must be there, at one site at least."""
+    roles = [target, *sensitive] + ([] if site is None else [site])
     for name in roles:
         if roles.count(name) > 1:
             raise ValueError(f"The column {name!r} is named twice among target, sensitive columns and site.")
     if not tables:
         raise ValueError("There are no tables: name one file at least.")
-    opened = [Table.of(table) if isinstance(table, pd.DataFrame) else table for table in tables]
-    for table in opened:
-        table.check_columns(roles)
-    check_same_columns(opened)
-    names = opened[0].columns
-    absent = frozenset(missing)
-    profiles: dict[str, list[Profile]] = {name: [Profile() for _ in opened] for name in names}
-    groups: set[str] = set()
-    for place, table in enumerate(opened):
-        for chunk in table.chunks():
-            for name in names:
-                profiles[name][place].add(chunk[name], absent)
-            groups |= {group for group in pd.unique(group_texts(chunk, columns, absent)) if group is not None}
-            if len(groups) > MOST_GROUPS:
-                raise ValueError(
-                    f"The sensitive column {listed(columns)} makes more than {MOST_GROUPS} groups "
-                    f"({listed(sorted(groups), 3)}): gather its values into fewer, larger groups (say, ages into ranges), "
-                    "or name another column."
-                )
-        if profiles[target][place].rows == 0:
-            raise ValueError(f"{table.path} names its columns but has no rows; leave it out or fill it.")
-    classes, chosen = _classes(target, merged(profiles[target]), positive)
-    unread = {name: kind for table in opened for name, kind in table.unread.items()}
+    for name in roles:
+        if name == site or not any(name in table.columns for table in tables):
+            for table in tables:
+                table.check_columns([name])
+
+
+def schema_of(
+    seen: Seen, target: str, sensitive: Sequence[str], site: str | None = None, positive: str | None = None,
+    keep_sensitive: bool = False, missing: Sequence[str] = MISSING, rare: int = RARE, most: int = MOST,
+) -> Schema:  # fmt: skip
+    """What the columns are, from what was seen; see `infer`."""
+    classes, chosen = _classes(target, merged(seen.profiles[target]), positive)
     made = []
-    for name in names:
+    for name, profiles in seen.profiles.items():
         if name in (target, site):
             continue
-        if name in unread:
-            made.append(Column(name, "ignore", note=f"holds {unread[name][:60]}, which is not read"))
+        if name in seen.unread:
+            made.append(Column(name, "ignore", note=f"holds {seen.unread[name][:60]}, which is not read"))
             continue
-        column = _column(name, profiles[name], rare=rare, most=most)
-        if name in columns and not keep_sensitive:
+        column = column_of(name, profiles, rare=rare, most=most)
+        if name in sensitive and not keep_sensitive:
             column = Column(name, "ignore", column.values, note="sensitive, and so no feature")
         made.append(column)
-    if not groups:
-        raise ValueError(f"The sensitive column {listed(columns)} has no values in rows of these tables.")
+    if not seen.groups:
+        raise ValueError(f"The sensitive column {listed(sensitive)} has no values in rows of these tables.")
     return Schema(
-        target, classes, chosen, tuple(columns), tuple(sorted(groups)), tuple(made), site, tuple(missing)
+        target, classes, chosen, tuple(sensitive), tuple(sorted(seen.groups)), tuple(made), site, tuple(missing)
     )  # fmt: skip
 
 
@@ -448,7 +448,31 @@ def _classes(target: str, profile: Profile, positive: str | None) -> tuple[tuple
     return classes, min(classes, key=lambda value: (profile.counts[value], value))
 
 
-def _column(name: str, profiles: list[Profile], *, rare: int, most: int) -> Column:
+def learned_columns(frame: pd.DataFrame, *, named: bool, rare: int = RARE, most: int = MOST) -> list[Column]:
+    """What the columns of a table in memory are.  Numbers are numbers, but for whole ones that differ in every row and are
+    ``named`` like an identifier; all else is taken as in a file."""
+    made = []
+    for name in frame.columns:
+        values, rule = frame[name], "flag" if frame[name].isna().any() else "plain"
+        if not is_number_column(values):
+            profile = Profile()
+            profile.add(values, frozenset(MISSING))
+            made.append(column_of(name, [profile], rare=rare, most=most))
+        elif named and _IDENTIFIER.fullmatch(name) and len(values) >= ENOUGH_ROWS and _numbers_rows(values):
+            made.append(Column(name, "ignore", note="an identifier: it names the rows"))
+        elif named and values.isna().all():
+            made.append(Column(name, "ignore", note="no values"))
+        else:
+            made.append(Column(name, missing=rule))
+    return made
+
+
+def _numbers_rows(values: pd.Series[Any]) -> bool:
+    numbers = values.dropna().to_numpy(np.float64)
+    return bool((numbers == np.floor(numbers)).all()) and len(np.unique(numbers)) >= 0.9 * len(numbers)
+
+
+def column_of(name: str, profiles: list[Profile], *, rare: int, most: int) -> Column:
     profile = merged(profiles)
     rule = "flag" if profile.missing else "plain"
     if profile.present == 0:
@@ -456,7 +480,7 @@ def _column(name: str, profiles: list[Profile], *, rare: int, most: int) -> Colu
     if profile.distinct == 1 and not profile.uncounted:
         return Column(name, "ignore", note="one value only")
     if profile.dates == profile.present:
-        return Column(name, "ignore", note="dates and times are not used; add their year or age as a number")
+        return _date(name, profile, rule)
     words = {value.lower(): value for value in profile.counts}
     for false, true in WORDS:
         if set(words) == {false, true} and profile.distinct == 2 and not profile.uncounted:
@@ -477,6 +501,20 @@ def _column(name: str, profiles: list[Profile], *, rare: int, most: int) -> Colu
     return Column(name, "category", tuple(sorted(frequent)), bool(pooled), rule, note=note)
 
 
+def _date(name: str, profile: Profile, rule: str) -> Column:
+    if "time" in profile.orders:
+        return Column(name, "ignore", note="times of day are not used; add the hour as a number")
+    order = next((one for one in ("dmy", "mdy") if one in profile.orders), "ymd")
+    if {"dmy", "mdy"} <= profile.orders or ("?" in profile.orders and order == "ymd"):
+        asked = 'day or month first? write kind = "date" and order = "dmy" or "mdy"'
+        return Column(name, "ignore", note=f"dates: {asked}")
+    days = np.array([day_of(value, order) for value in profile.counts])
+    if np.isnan(days).any():
+        return Column(name, "ignore", note="dates, some of which the calendar does not have")
+    center = _rounded(float(days.mean()), float(days.std()))
+    return Column(name, "date", missing=rule, order=order, center=center, note="as days since 1970")
+
+
 def _number(name: str, profile: Profile, profiles: list[Profile]) -> Column | None:
     """A number column, or None if too many cells are no numbers."""
     decimal = "."
@@ -493,7 +531,9 @@ def _number(name: str, profile: Profile, profiles: list[Profile]) -> Column | No
     if profile.numeric and decimal == ".":
         mean, spread = profile.mean, float(np.sqrt(profile.squares / profile.numeric))
     if not odd and profile.present >= ENOUGH_ROWS and profile.whole and decimal == ".":
-        counted = all(one.consecutive for one in profiles if one.present > 1)
+        # In one file the rows of several sites may be numbered through.
+        through = all(one.rising for one in profiles) and profile.high - profile.low == profile.numeric - 1
+        counted = through or all(one.consecutive for one in profiles if one.present > 1)
         named = _IDENTIFIER.fullmatch(name) is not None and all(one.all_different for one in profiles if one.present)
         if counted or named:
             return Column(name, "ignore", note="an identifier: it counts or names the rows")
@@ -511,114 +551,3 @@ def _rounded(mean: float, spread: float) -> float:
         return float(f"{mean:.3g}") if np.isfinite(mean) else 0.0
     digits = int(np.clip(-np.floor(np.log10(spread)), -300, 300))
     return round(mean, digits) + 0.0  # no negative zero
-
-
-@dataclass
-class Profile:
-    """What one column of one table looks like, gathered chunk by chunk in bounded memory.
-
-    ``counts``: how often each of the first values occurred; ``rows_counted``: in how many rows, up to the first value that was
-    not counted; ``odd``: cells that are no numbers.
-    """
-
-    rows: int = 0
-    missing: int = 0
-    numeric: int = 0
-    comma: int = 0
-    thousands_like: int = 0
-    dates: int = 0
-    longest: int = 0
-    uncounted: int = 0
-    rows_counted: int = 0
-    whole: bool = True
-    consecutive: bool = True
-    previous: float = math.nan
-    measured: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-    counts: Counter[str] = field(default_factory=Counter)
-    odd: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def present(self) -> int:
-        return self.rows - self.missing
-
-    @property
-    def distinct(self) -> int:
-        """How many different values there are, at least."""
-        return len(self.counts)
-
-    @property
-    def all_different(self) -> bool:
-        """Whether nearly every row, as far as values were counted, has a value of its own."""
-        return self.rows_counted > 0 and self.distinct >= 0.9 * self.rows_counted
-
-    def add(self, column: pd.Series[Any], missing: frozenset[str]) -> None:
-        """Take a chunk in."""
-        codes, values = distinct_texts(column, missing)
-        often = np.bincount(codes[codes >= 0], minlength=len(values)).tolist()
-        there = [(value, count) for value, count in zip(values, often, strict=True) if value is not None]
-        self.rows += len(column)
-        self.missing += len(column) - sum(count for _, count in there)
-        if len(self.odd) <= MOST_ODD:  # else it is no number column, and nobody will ask
-            numbers, bad = numbers_of(pd.Series(values, dtype=object), ".", frozenset())
-            rows = numbers[codes[codes >= 0]]
-            self._numbers(rows[~np.isnan(rows)])
-            self._not_numbers([(str(values[i]), often[i]) for i in np.flatnonzero(bad)])
-        for value, count in there:
-            self._value(value, count)
-
-    def _numbers(self, numbers: np.ndarray) -> None:
-        if len(numbers) == 0:
-            return
-        self.numeric += len(numbers)
-        self.whole = self.whole and bool((numbers == np.floor(numbers)).all())
-        start = numbers[0] - 1 if math.isnan(self.previous) else self.previous
-        self.consecutive = self.consecutive and bool((np.diff(numbers, prepend=start) == 1).all())
-        self.previous = float(numbers[-1])
-        # Squares of larger numbers would not add up to a finite one; the center is a rough middle anyway.
-        small = np.clip(numbers, -1e140, 1e140)
-        mean = float(small.mean())
-        self._join(len(small), mean, float(((small - mean) ** 2).sum()))
-
-    def _join(self, count: int, mean: float, squares: float) -> None:
-        """Means and squared deviations of two sets of numbers, put together without losing digits."""
-        both = self.measured + count
-        step = mean - self.mean
-        self.squares += squares + step * step * self.measured * count / max(both, 1)
-        self.mean += step * count / max(both, 1)
-        self.measured = both
-
-    def _value(self, value: str, count: int) -> None:
-        self.longest = max(self.longest, len(value))
-        self.dates += count if len(value) < 40 and _DATE.fullmatch(value) else 0
-        if value in self.counts or (len(self.counts) < MOST_VALUES and len(value) <= LONGEST_VALUE):
-            self.counts[value] += count
-            self.rows_counted += 0 if self.uncounted else count
-        else:
-            self.uncounted += count
-
-    def _not_numbers(self, cells: list[tuple[str, int]]) -> None:
-        for value, count in cells:
-            if _COMMA.fullmatch(value):
-                self.comma += count
-                self.thousands_like += count if len(value.rpartition(",")[2]) == 3 else 0
-            elif value in self.odd or len(self.odd) <= MOST_ODD:
-                self.odd[value[:LONGEST_VALUE]] += count
-
-
-def merged(profiles: list[Profile]) -> Profile:
-    """The column over several tables."""
-    out = Profile()
-    for name in (
-        "rows", "missing", "numeric", "comma", "thousands_like", "dates", "uncounted", "rows_counted",
-    ):  # fmt: skip
-        setattr(out, name, sum(getattr(profile, name) for profile in profiles))
-    out.longest = max(profile.longest for profile in profiles)
-    out.whole = all(profile.whole for profile in profiles)
-    out.consecutive = all(profile.consecutive for profile in profiles if profile.numeric)
-    for profile in profiles:
-        out._join(profile.measured, profile.mean, profile.squares)
-        out.counts.update(profile.counts)
-        out.odd.update(profile.odd)
-    return out

@@ -26,12 +26,17 @@ TOLD_BY_DEFAULT = ("rows", "seconds", "objective", "smoothness", "statistics")
 
 @dataclass(frozen=True)
 class Source:
-    """A site's data as programs see it: a table of which only the listed columns can be read, or named arrays."""
+    """A site's data as programs see it: a table of which only the listed columns can be read, or named arrays.
+
+    ``mapping``: the site's own file that brings its table into the common language, in which the columns are listed; no job
+    brings one along.
+    """
 
     table: Path | None = None
     arrays_file: Path | None = None
     columns: tuple[str, ...] = ()
     minimum_cell: int = 1
+    mapping: Path | None = None
 
     def frame(self, columns: tuple[str, ...]) -> pd.DataFrame:
         """The table's ``columns``; refused where the site does not list one of them."""
@@ -42,9 +47,13 @@ class Source:
             raise Refused("columns", f"It is {barred[0]!r}.")
         import pandas as pd  # sites that offer arrays start without it
 
+        from fedbilevel.tables.mapping import Mapping
         from fedbilevel.tables.reading import open_table
 
-        return pd.concat(list(open_table(self.table).chunks(columns)))
+        table = open_table(self.table)
+        if self.mapping is not None:
+            table = Mapping.read(self.mapping).alone(table)
+        return pd.concat(list(table.chunks(columns)))
 
     def arrays(self) -> dict[str, np.ndarray]:
         if self.arrays_file is None:
@@ -141,7 +150,7 @@ class Policy:
 LEAST = ("minimum_rows", "minimum_batch", "minimum_cell")
 LARGEST = ("largest_scale", "largest_megabytes")
 KNOWN: dict[str, tuple[str, ...]] = {
-    "data": ("table", "arrays", "columns"),
+    "data": ("table", "arrays", "columns", "mapping"),
     "policy": ("tell", "functions", *LEAST, *LARGEST),
     "approve": tuple(each.name for each in fields(Approval)),
     "privacy": ("clip", "noise", "epsilon", "delta"),
@@ -186,7 +195,10 @@ def read_policy(folder: Path) -> Policy:
     bounds = {name: policy[name] for name in (*LEAST, *LARGEST) if name in policy}
     lists = {name: names("approve", name) for name in ("schemas", "methods")}
     approval = Approval(**{**sections.get("approve", {}), **lists})
-    source = Source(path(data.get("table")), path(data.get("arrays")), names("data", "columns"))
+    if "mapping" in data and "table" not in data:
+        raise ValueError(f"{file}: [data] names a mapping but no table; a mapping changes the cells of a table.")
+    table, arrays, mapping = (path(data.get(name)) for name in ("table", "arrays", "mapping"))
+    source = Source(table, arrays, names("data", "columns"), mapping=mapping)
     privacy = Privacy(**sections["privacy"]) if "privacy" in sections else None
     functions = names("policy", "functions")
     folder_named = path(state.get("folder"))
