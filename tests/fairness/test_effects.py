@@ -28,6 +28,7 @@ def test_each_comparison_against_predictions_by_hand():
     """Change one cell of a row: the odds of the model change by the odds ratio."""
     rng = np.random.default_rng(0)
     table, labels = people(200, rng)
+    table = table.astype({"smoker": object})
     table.loc[:20, "age"], table.loc[30:40, "smoker"] = np.nan, None
     encoder = Encoder.learn(table)
     params = rng.normal(size=len(encoder.feature_names))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from fedbilevel.datasets import load_credit
 from fedbilevel.tables.columns import numbers_of
 from fedbilevel.tables.encoder import Encoder, Statistics, combine, parse, site_statistics, stack
-from fedbilevel.tables.reading import open_table
-from fedbilevel.tables.schema import MISSING, Column, Schema, infer
+from fedbilevel.tables.reading import Table, open_table
+from fedbilevel.tables.schema import MISSING, Column, Schema, infer, misfits
 
 ROWS = 60
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=10)
@@ -435,3 +435,23 @@ def test_any_cells_give_finite_features_or_a_sentence(data):
     except ValueError as error:
         sentence = str(error)
     assert "\n" not in sentence
+
+
+def test_what_is_odd_about_one_table_in_the_light_of_a_schema(small):
+    """At a real site there is one table and the schema that others made."""
+    rng = np.random.default_rng(0)
+    schema = dataclasses.replace(small, columns=tuple(dataclasses.replace(one, center=1.0) for one in small.columns))
+    frame = pd.DataFrame(
+        {
+            "n": rng.uniform(0.5, 1.5, 100).round(3), "c": rng.choice(["a", "b"], 100), "d": rng.choice(["a", "b"], 100),
+            "t": "no", "r": rng.uniform(0.5, 1.5, 100).round(3), "sex": rng.choice(["f", "m"], 100), "y": "0",
+        }
+    ).astype(object)  # fmt: skip
+    assert misfits(schema, Table.of(frame.assign(y=["0", "1"] * 50))) == []
+    odd = frame.assign(n=frame["n"] * 88.4, c="z", t="", r=frame["r"].where(frame.index > 4, -999))
+    said = " ".join(misfits(schema, Table.of(odd)))
+    for words in (
+        "'y' has no row with '1' here", "'n' has another scale here: its median is", "'c' holds mostly values",
+        "'t' is empty here", "'r' has -999 in 5 rows",
+    ):  # fmt: skip
+        assert words in said

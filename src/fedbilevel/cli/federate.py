@@ -196,14 +196,14 @@ def check(
     from fedbilevel.federation.operator.rehearsal import rehearse
     from fedbilevel.jobs.federate import job
     from fedbilevel.jobs.fit import FitOptions
-    from fedbilevel.tables.reading import open_table
-    from fedbilevel.tables.schema import Schema
+    from fedbilevel.tables.schema import Schema, misfits
 
-    table, meaning = open_table(source.table), Schema.read(schema)
+    table, meaning = source.opened(), Schema.read(schema)
     table.check_columns(source.columns)
     fit = FitOptions(method=method, formulation=formulation, metric=metric, compare_with=None)
     left, said = rehearse(opened.name, job(fit, meaning, [opened.name]), policy)
     needs_person = not policy.approval.auto or not {"any", meaning.digest} & set(policy.approval.schemas)
+    warnings += misfits(meaning, table)
     if policy.privacy is None:
         warnings.append("Replies leave without noise: [privacy] in local/fedbilevel.toml would add it.")
     until = f"{opened.until:%Y-%m-%d}"

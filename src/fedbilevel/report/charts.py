@@ -158,7 +158,14 @@ class Listing:
         left = f" (the first {LISTED} of {len(table):,} rows; all are in {name}.csv)" if len(table) > LISTED else ""
         rows = [[shown(value, "number") if isinstance(value, float) else str(value) for value in row]
                 for row in table.head(LISTED).itertuples(index=False)]  # fmt: skip
-        return cls(name + left, [str(column).replace("_", " ") for column in table.columns], rows)
+        return cls(CAPTIONS.get(name, name) + left, [str(column).replace("_", " ") for column in table.columns], rows)
+
+
+CAPTIONS = {
+    "mapping": "Mapping applied: what was changed in the tables of the sites",
+    "effects": "What each feature does: odds ratios with 95 % intervals",
+}
+"""What a command's own tables are called on its page."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbilevel.tables.columns import listed
-from fedbilevel.tables.mapping import ColumnRules, Mapping, SiteRules
+from fedbilevel.tables.mapping import ColumnRules, Mapping, SiteRules, toml_key, toml_list, toml_table
 from fedbilevel.tables.mapping import draft as drafted
 from fedbilevel.tables.profile import MOST_VALUES, Profile, Seen, merged
 
@@ -49,7 +49,7 @@ UNITS = {
 NEAR = 0.1
 """How near, in logarithms, a ratio of medians must come to a known unit for that to be named."""
 CHANCE = 1e-4
-FAR = 5.0
+FAR, CLOSE = 5.0, 1.5
 ENOUGH = 20
 MOST_CLASSES = 20
 FEWEST_CODES = 3
@@ -59,8 +59,8 @@ _NAMES = ({"sex", "gender", "geschlecht"}, {"age", "alter"})
 
 @dataclass(frozen=True)
 class Difference:
-    """``stops``: nothing may be trained before it is settled.  ``rules``: what would settle it, by site and for ``sure``; else
-    only ``hints``, lines for a person to decide about."""
+    """``stops``: nothing may be trained before it is settled.  ``rules``: what settles it, by site, where that is obvious; else
+    ``hints``, lines for a person to decide about."""
 
     column: str
     sentence: str
@@ -81,11 +81,8 @@ def differences(
     for name in (*roles, *rest):
         if name in done or name in settled or name not in seen.profiles:
             continue
-        profiles, kind = (
-            seen.profiles[name],
-            "target" if name == target else "group" if name in sensitive else "feature",
-        )
-        found += _values(seen.sites, name, profiles, kind, positive)
+        kind = "target" if name == target else "group" if name in sensitive else "feature"
+        found += _values(seen.sites, name, seen.profiles[name], kind, positive)
     found += [one for name in rest if name not in done for one in _codes(seen.sites, name, seen.profiles[name])]
     rank = {name: place for place, name in enumerate(roles)}
     kept = [one for one in found if one.column not in done]
@@ -158,7 +155,7 @@ def _columns(seen: Seen, roles: Sequence[str]) -> Iterator[Difference]:
             called = ", ".join(f"{own!r} at {site}" for site, one in rules.items() for own in one.rename)
             yield Difference(name, f"The column {name!r} is called {called}", True, rules, {})
         if without and name in roles:
-            hint = f'rename = {{"..." = "{name}"}}'
+            hint = f"rename = {toml_table({'...': name})}"
             yield Difference(
                 name, f"The column {name!r} is missing at {_some(without)}", True, {}, dict.fromkeys(without, hint)
             )
@@ -261,7 +258,7 @@ def _shares(sites: Sequence[str], name: str, profiles: Sequence[Profile], positi
     for site, one in zip(sites, profiles, strict=True):
         others = [other for other in profiles if other is not one]
         rows = sum(other.present for other in others)
-        wanted = [positive] if positive in every.counts else sorted(every.counts)
+        wanted = [positive] if positive is not None and positive in every.counts else sorted(every.counts)
         absent = {
             value: sum(other.counts[value] for other in others) / max(rows, 1)
             for value in wanted
@@ -270,7 +267,9 @@ def _shares(sites: Sequence[str], name: str, profiles: Sequence[Profile], positi
         value = max(absent, key=lambda value: absent[value], default="")
         if absent and one.present * math.log1p(-min(absent[value], 1 - 1e-9)) < math.log(CHANCE):
             text = f"The target {name!r} has no row with {value!r} at {site} ({_few(one)}), and {absent[value]:.0%} elsewhere"
-            yield Difference(name, text, True, {}, {site: f'checked = ["{name}"]   # at the top, if this is right'})
+            yield Difference(
+                name, text, True, {}, {site: f"checked = {toml_list([name])}   # at the top, if this is right"}
+            )
 
 
 def _strangers(sites: Sequence[str], name: str, profiles: Sequence[Profile], what: str) -> Iterator[Difference]:
@@ -311,30 +310,33 @@ def _kinds(sites: Sequence[str], name: str, profiles: Sequence[Profile]) -> Iter
 
 
 def _scales(name: str, there: Sequence[tuple[str, Profile]]) -> Iterator[Difference]:
-    middle = {site: _middle(one) for site, one in there if one.present >= ENOUGH}
+    middles = {site: middle(one) for site, one in there if one.present >= ENOUGH}
     apart = {}
-    for site, own in middle.items():
-        others = [other for place, other in middle.items() if place != site]
+    for site, own in middles.items():
+        others = [other for place, other in middles.items() if place != site]
         if others and all(own[0] > other[2] or own[2] < other[0] for other in others):
             apart[site] = own[1], float(np.median([other[1] for other in others]))
     if not apart:
         return
     # Of two sites neither is the odd one: the second is taken to follow the first.
-    for site in [*apart][1:] if len(apart) == len(middle) else [*apart]:
-        own, elsewhere = apart[site]
-        ratio = own / elsewhere if elsewhere and own / elsewhere > 0 else math.nan
-        far = not (1 / FAR < ratio < FAR)
-        text = f"The column {name!r} has another scale at {site}: its median is {own:.4g}, elsewhere {elsewhere:.4g}"
+    for site in [*apart][1:] if len(apart) == len(middles) else [*apart]:
+        median, elsewhere = apart[site]
+        ratio = median / elsewhere if median * elsewhere > 0 else math.nan
+        if 1 / CLOSE < ratio < CLOSE:
+            continue
+        far = ratio <= 1 / FAR or ratio >= FAR
+        text = f"The column {name!r} has another scale at {site}: its median is {median:.4g}, elsewhere {elsewhere:.4g}"
         hint = f"factor = {1 / ratio:.4g}" if ratio == ratio else "factor = 1.0, offset = 0.0"
         for factor, unit in UNITS.items():
             if ratio == ratio and abs(abs(math.log(ratio)) - math.log(factor)) < NEAR:
                 hint = f"factor = {factor if ratio < 1 else 1 / factor:.6g}"
                 text += f"; perhaps another unit ({unit}, {factor:g} to 1)"
-        lines = f'[sites.{site}.columns.{name}]\n{hint}\nor, at the top, if this is right:\nchecked = ["{name}"]'
+        place = f"[sites.{toml_key(site)}.columns.{toml_key(name)}]"
+        lines = f"{place}\n{hint}\nor, at the top, if this is right:\nchecked = {toml_list([name])}"
         yield Difference(name, text, far, {}, {site: lines})
 
 
-def _middle(one: Profile) -> tuple[float, float, float]:
+def middle(one: Profile) -> tuple[float, float, float]:
     """Where the middle nine tenths of a site's numbers begin and end, and their median."""
     values, often = one.distribution
     place = (np.cumsum(often) - 0.5 * often) / often.sum()
@@ -358,7 +360,7 @@ def _codes(sites: Sequence[str], name: str, profiles: Sequence[Profile]) -> Iter
                 rules[site] = SiteRules(columns={name: ColumnRules(missing=(text,))})
                 line += "; it looks like a code for missing"
             else:
-                hints[site] = f'[sites.{site}.columns.{name}]\nmissing = ["{text}"]'
+                hints[site] = f"[sites.{toml_key(site)}.columns.{toml_key(name)}]\nmissing = {toml_list([text])}"
             yield Difference(name, line, False, rules, hints)
 
 
@@ -377,7 +379,7 @@ def _outside(values: np.ndarray, often: np.ndarray) -> Iterator[tuple[float, int
 
 def _blank(one: Profile) -> str:
     """The site's values, for a person to write the common ones beside."""
-    return "values = {" + ", ".join(f'"{value}" = "..."' for value, _ in one.counts.most_common(6)) + "}"
+    return f"values = {toml_table({value: '...' for value, _ in one.counts.most_common(6)})}"
 
 
 def _few(one: Profile) -> str:

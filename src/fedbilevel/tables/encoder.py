@@ -238,9 +238,10 @@ class Encoder:
         frame = to_frame(table)
         check_features(frame, missing=not every_value)
         if every_value:
-            learned, absent = [_every_value(name, frame[name]) for name in frame.columns], ()
+            learned = [_every_value(name, frame[name]) for name in frame.columns]
         else:
-            learned, absent = learned_columns(frame, named=hasattr(table, "columns")), MISSING
+            learned = learned_columns(frame, named=hasattr(table, "columns"))
+        absent = () if every_value else MISSING
         columns = sorted((one for one in learned if one.kind != "ignore"), key=lambda one: not one.scaled)
         if not columns:
             why = "; ".join(f"{one.name!r}: {one.note}" for one in learned[:5])

@@ -216,27 +216,27 @@ class Mapping:
 
 def draft(mapping: Mapping, comments: Entries[tuple[str, str], Sequence[str]]) -> str:
     """The file as text.  ``comments``: lines to stand above the part of a (site, column); "" for the site as a whole."""
-    lines = [HEADING, f"format = {FORMAT}", f"checked = {_list(mapping.checked)}"]
+    lines = [HEADING, f"format = {FORMAT}", f"checked = {toml_list(mapping.checked)}"]
     sites = {"": mapping.every, **mapping.sites}
     sites |= {site: SiteRules() for site, _ in comments if site not in sites}
     for site, rules in sites.items():
-        head = f"sites.{_key(site)}" if site else "all"
+        head = f"sites.{toml_key(site)}" if site else "all"
         about = {column: comments[place, column] for place, column in comments if place == site}
         if rules == SiteRules() and not about:
             continue
         whole = about.pop("", ())
         if whole or rules.rename or rules.leave_out:
             lines += ["", *(f"# {line}" for line in whole), f"[{head}]"]
-        lines += [f"rename = {_table(rules.rename)}"] if rules.rename else []
-        lines += [f"leave_out = {_list(rules.leave_out)}"] if rules.leave_out else []
+        lines += [f"rename = {toml_table(rules.rename)}"] if rules.rename else []
+        lines += [f"leave_out = {toml_list(rules.leave_out)}"] if rules.leave_out else []
         for column in dict.fromkeys([*rules.columns, *about]):
             lines += ["", *(f"# {line}" for line in about.get(column, ()))]
             if column not in rules.columns:
                 continue
             rule = rules.columns[column]
-            lines.append(f"[{head}.columns.{_key(column)}]")
-            lines += [f"values = {_table(rule.values)}"] if rule.values else []
-            lines += [f"missing = {_list(rule.missing)}"] if rule.missing else []
+            lines.append(f"[{head}.columns.{toml_key(column)}]")
+            lines += [f"values = {toml_table(rule.values)}"] if rule.values else []
+            lines += [f"missing = {toml_list(rule.missing)}"] if rule.missing else []
             lines += [f"factor = {float(rule.factor)!r}"] if rule.factor != 1 else []
             lines += [f"offset = {float(rule.offset)!r}"] if rule.offset != 0 else []
             lines += [f"dates = {_text(rule.dates)}"] if rule.dates else []
@@ -330,13 +330,13 @@ def _text(value: str) -> str:
     return json.dumps(storage.plain(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _key(name: str) -> str:
+def toml_key(name: str) -> str:
     return name if _BARE.fullmatch(name) else _text(name)
 
 
-def _list(values: Sequence[str]) -> str:
+def toml_list(values: Sequence[str]) -> str:
     return f"[{', '.join(map(_text, values))}]"
 
 
-def _table(values: Entries[str, str]) -> str:
-    return "{" + ", ".join(f"{_key(own)} = {_text(common)}" for own, common in values.items()) + "}"
+def toml_table(values: Entries[str, str]) -> str:
+    return "{" + ", ".join(f"{toml_key(own)} = {_text(common)}" for own, common in values.items()) + "}"

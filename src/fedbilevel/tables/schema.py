@@ -40,7 +40,7 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel import storage
-from fedbilevel.tables.agreement import MOST_CLASSES, differences, stop
+from fedbilevel.tables.agreement import FAR, MOST_CLASSES, differences, middle, stop
 from fedbilevel.tables.columns import day_of, is_number_column, listed
 from fedbilevel.tables.profile import LONGEST_VALUE, MOST_GROUPS, MOST_ODD, MOST_ODD_SHARE, Profile, Seen, look, merged
 from fedbilevel.tables.reading import Table, open_bytes
@@ -382,6 +382,32 @@ def infer(
     seen = look(opened, columns, frozenset(missing), site)
     stop(differences(seen, target, columns, positive, checked, site))
     return schema_of(seen, target, columns, site, positive, keep_sensitive, missing, rare, most)
+
+
+def misfits(schema: Schema, table: Table) -> list[str]:
+    """What is odd about one site's table in the light of a schema that others made; what it refuses is refused elsewhere."""
+    missing = frozenset(schema.missing)
+    seen = look([table], schema.sensitive, missing, only=schema.needed())
+    own = {name: profiles[0] for name, profiles in seen.profiles.items()}
+    said = []
+    if own[schema.target].present and not own[schema.target].counts[schema.positive]:
+        said.append(f"The target {schema.target!r} has no row with {schema.positive!r} here.")
+    for column in schema.features:
+        profile = own[column.name]
+        listed_rows = sum(profile.counts[value] for value in column.values)
+        if profile.present == 0:
+            said.append(f"The column {column.name!r} is empty here.")
+        elif column.kind == "category" and 2 * listed_rows < profile.present:
+            said.append(f"The column {column.name!r} holds mostly values that the schema does not list.")
+        elif column.kind == "number" and profile.present >= ENOUGH_ROWS and column.center:
+            low, median, high = middle(profile)
+            if not low <= column.center <= high and not 1 / FAR < median / column.center < FAR:
+                said.append(
+                    f"The column {column.name!r} has another scale here: its median is {median:.4g}, in the schema about "
+                    f"{column.center:.4g}; perhaps another unit."
+                )
+    odd = differences(seen, schema.target, schema.sensitive, schema.positive)
+    return said + [f"{one.sentence}." for one in odd if one.column in schema.needed(labelled=False)]
 
 
 def check_roles(tables: Sequence[Table], target: str, sensitive: Sequence[str], site: str | None) -> None:

@@ -20,6 +20,8 @@ from fedbilevel.problem import positive, whole_number
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedbilevel.tables.reading import Table
+
 FILE = "fedbilevel.toml"
 TOLD_BY_DEFAULT = ("rows", "seconds", "objective", "smoothness", "statistics")
 
@@ -47,13 +49,16 @@ class Source:
             raise Refused("columns", f"It is {barred[0]!r}.")
         import pandas as pd  # sites that offer arrays start without it
 
+        return pd.concat(list(self.opened().chunks(columns)))
+
+    def opened(self) -> Table:
+        """The table in the common language."""
+        assert self.table is not None
         from fedbilevel.tables.mapping import Mapping
         from fedbilevel.tables.reading import open_table
 
         table = open_table(self.table)
-        if self.mapping is not None:
-            table = Mapping.read(self.mapping).alone(table)
-        return pd.concat(list(table.chunks(columns)))
+        return table if self.mapping is None else Mapping.read(self.mapping).alone(table)
 
     def arrays(self) -> dict[str, np.ndarray]:
         if self.arrays_file is None:
