@@ -165,15 +165,17 @@ def _encoder(encoding: dict[str, Any], arrays: dict[str, np.ndarray], source: st
         return Encoder.from_statistics(Schema.parse(encoding["schema"], source), sums)
     scaling = arrays["means"], arrays["scales"]
     if "columns" in encoding:
-        columns = (
-            Column(**{name: tuple(value) if isinstance(value, list) else value for name, value in column.items()})
-            for column in encoding["columns"]
-        )
+        columns = tuple(_column(entry) for entry in encoding["columns"])
         furthest = np.inf if encoding["furthest"] is None else float(encoding["furthest"])
-        return Encoder(tuple(columns), *scaling, absent=tuple(encoding["absent"]), furthest=furthest)
+        return Encoder(columns, *scaling, absent=tuple(encoding["absent"]), furthest=furthest)
     # Before format 3: of a matrix, or of a table by kind.
     numbers = encoding.get("numbers", [f"x{place}" for place in range(len(scaling[0]))])
     return Encoder.of_values(numbers, *scaling, encoding.get("categories"))
+
+
+def _column(entry: dict[str, Any]) -> Column:
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    return Column(**given)
 
 
 def _first_format(about: dict[str, Any]) -> dict[str, Any]:
