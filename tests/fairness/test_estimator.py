@@ -28,7 +28,7 @@ CHECKED = FairFederatedClassifier("fedavg", steps=300, batch_size=8, step=0.3, h
 
 def expected_failures(estimator):
     minibatches = "steps draw random minibatches: a repeated row and a row of weight two are drawn differently"
-    return {"check_sample_weight_equivalence_on_dense_data": minibatches}
+    return {f"check_sample_weight_equivalence_on_{kind}_data": minibatches for kind in ("dense", "sparse")}
 
 
 # The default method gets steps enough for the checks that look at accuracy, and few for the weights: without groups it has

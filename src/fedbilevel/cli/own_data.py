@@ -143,8 +143,7 @@ def schema(
     meant = understood(tables, *asked, mapping_at(mapping), settled=propose is None)
     shown: list[str | tuple[str, pd.DataFrame]] = []
     if propose is not None:
-        from fedbilevel.tables import agreement
-        from fedbilevel.tables.mapping import write
+        from fedbilevel.tables import agreement, documents
 
         found, base, proposed = list(meant.found), meant.mapping, meant.mapping
         for _ in range(LAYERS):
@@ -153,7 +152,7 @@ def schema(
                 break
             meant = understood(tables, *asked, proposed, settled=False)
             found += [one for one in meant.found if one not in found]
-        write(propose, text)
+        documents.write(propose, text)
         left = [one.sentence for one in meant.found if one.stops]
         if left:
             more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""

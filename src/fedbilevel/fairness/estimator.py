@@ -27,7 +27,7 @@ from fedbilevel.tables.columns import check_lengths, encode_groups, listed, show
 from fedbilevel.tables.encoder import Encoder
 from fedbilevel.tables.profile import MOST_GROUPS
 
-MATRIX = {"dtype": np.float64, "accept_sparse": True, "ensure_all_finite": "allow-nan"}
+MATRIX = {"dtype": np.float64, "accept_sparse": "csr", "ensure_all_finite": "allow-nan"}
 MOST_CELLS = 1 << 30
 SEVERAL = 10
 """More groups than this are refused where all are fractions: such a column measures, it does not name groups."""

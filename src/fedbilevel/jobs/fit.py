@@ -39,8 +39,8 @@ from fedbilevel.jobs.predict import MAPPING_FILE, file_name
 from fedbilevel.jobs.sites import Decided, Part, Prepared, Site, Tell, digests, joined, prepare, read_sites
 from fedbilevel.report import page
 from fedbilevel.runs import Run, RunFolder, model_file, read
+from fedbilevel.tables import documents
 from fedbilevel.tables.mapping import Mapping
-from fedbilevel.tables.mapping import write as write_mapping
 from fedbilevel.tables.reading import Table
 from fedbilevel.tables.schema import Schema
 
@@ -192,7 +192,7 @@ def run(
     with RunFolder.open(out, command="fit", configuration=configuration, line=line) as folder:
         if not folder.complete:
             if mapping is not None:
-                write_mapping(folder.path / MAPPING_FILE, mapping.text())
+                documents.write(folder.path / MAPPING_FILE, mapping.text())
             _fill(folder, prepared, schema, chosen, say)
         changes = pd.DataFrame() if mapping is None else mapping.frame()
         finished = folder.finish(

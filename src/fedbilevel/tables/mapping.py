@@ -35,11 +35,11 @@ from typing import Any
 import pandas as pd
 
 from fedbilevel import storage
+from fedbilevel.tables import documents
 from fedbilevel.tables.columns import day_of, listed, text_of, texts
-from fedbilevel.tables.reading import Table, open_bytes, site_names
+from fedbilevel.tables.reading import Table, site_names
 
 FORMAT = 1
-LARGEST_FILE = 1 << 24
 ORDERS = ("dmy", "mdy")
 HEADING = """\
 # How each site's table is brought into the common language.  Edit this file and pass it on with --mapping.
@@ -195,23 +195,7 @@ class Mapping:
     @classmethod
     def read(cls, path: str | Path) -> Mapping:
         """A mapping from a TOML file; one sentence if there is something wrong with it."""
-        with open_bytes(Path(path)) as file:
-            content = file.read(LARGEST_FILE + 1)
-        if len(content) > LARGEST_FILE:
-            raise ValueError(f"{path} is larger than {LARGEST_FILE:,} bytes: no mapping is; name the TOML file.")
-        try:
-            return cls.parse(content.decode("utf-8-sig"), str(path))
-        except UnicodeDecodeError:
-            raise ValueError(f"{path} is not UTF-8 text: a mapping is a TOML file in UTF-8.") from None
-
-    @classmethod
-    def parse(cls, content: str, source: str = "The mapping") -> Mapping:
-        try:
-            return _mapping(storage.read_toml(content))
-        except storage.Unreadable as error:
-            raise ValueError(f"{source} is no valid TOML ({' '.join(str(error).split())[:200]}).") from None
-        except ValueError as error:
-            raise ValueError(f"{source}: {error}") from None
+        return documents.read(path, "mapping", _mapping)
 
 
 def draft(mapping: Mapping, comments: Entries[tuple[str, str], Sequence[str]]) -> str:
@@ -243,13 +227,6 @@ def draft(mapping: Mapping, comments: Entries[tuple[str, str], Sequence[str]]) -
     return "\n".join(lines) + "\n"
 
 
-def write(path: Path, text: str) -> None:
-    try:
-        storage.write(path, text)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror or error}.") from error
-
-
 def _with_rules(table: Table, rules: Sequence[SiteRules], change: Any, partly: bool = False) -> Table:
     names = {own: common for one in rules for own, common in one.rename.items()}
     left_out = {own for one in rules for own in one.leave_out}
@@ -264,7 +241,7 @@ def _mapping(found: dict[str, Any]) -> Mapping:
     form = found.pop("format", None)
     if form != FORMAT:
         raise ValueError(f"format = {form!r}, but this version of fedbilevel reads format {FORMAT}; draft it anew.")
-    _known("", found, ("checked", "all", "sites"))
+    documents.check_names("", found, ("checked", "all", "sites"))
     sites = _entries("sites", found.get("sites", {}))
     return Mapping(
         _site("all", found.get("all", {})),
@@ -274,7 +251,7 @@ def _mapping(found: dict[str, Any]) -> Mapping:
 
 
 def _site(where: str, entry: Any) -> SiteRules:
-    _known(f"[{where}] ", _entries(where, entry), [one.name for one in fields(SiteRules)])
+    documents.check_names(f"[{where}] ", _entries(where, entry), [one.name for one in fields(SiteRules)])
     columns = _entries(f"{where}.columns", entry.get("columns", {}))
     return SiteRules(
         _words(f"{where}.rename", entry.get("rename", {})),
@@ -284,7 +261,7 @@ def _site(where: str, entry: Any) -> SiteRules:
 
 
 def _column(where: str, entry: Any) -> ColumnRules:
-    _known(f"[{where}] ", _entries(where, entry), [one.name for one in fields(ColumnRules)])
+    documents.check_names(f"[{where}] ", _entries(where, entry), [one.name for one in fields(ColumnRules)])
     given = dict(entry)
     given["values"] = _words(f"{where}.values", given.get("values", {}))
     given["missing"] = _texts(f"{where}.missing", given.get("missing", []))
@@ -298,14 +275,6 @@ def _entries(where: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"[{where}] must be a table.")
     return value
-
-
-def _known(where: str, given: dict[str, Any], known: Sequence[str]) -> None:
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
-            raise ValueError(f"{where}{name!r} is unknown; {hint}")
 
 
 def _texts(where: str, values: Any) -> tuple[str, ...]:

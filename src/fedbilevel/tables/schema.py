@@ -27,7 +27,6 @@ over all tables together; missing cells count for nothing:
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 import re
@@ -40,13 +39,13 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel import storage
+from fedbilevel.tables import documents
 from fedbilevel.tables.agreement import FAR, MOST_CLASSES, differences, middle, stop
 from fedbilevel.tables.columns import day_of, is_number_column, listed
 from fedbilevel.tables.profile import LONGEST_VALUE, MOST_GROUPS, MOST_ODD, MOST_ODD_SHARE, Profile, Seen, look, merged
-from fedbilevel.tables.reading import Table, open_bytes
+from fedbilevel.tables.reading import Table
 
 FORMAT = 1
-LARGEST_FILE = 1 << 24
 LONGEST_LINE = 100
 HEADING = """\
 # What the columns of the table mean.  Edit this file and pass it on with --schema.
@@ -255,35 +254,17 @@ class Schema:
 
     def write(self, path: str | Path) -> Path:
         """Write the schema as TOML, whole or not at all."""
-        try:
-            storage.write(Path(path), self.text())
-        except OSError as error:
-            raise ValueError(f"{path} cannot be written: {error.strerror or error}.") from error
-        return Path(path)
+        return documents.write(path, self.text())
 
     @classmethod
     def read(cls, path: str | Path) -> Schema:
         """A schema from a TOML file; one sentence if there is something wrong with it."""
-        with open_bytes(Path(path)) as file:
-            content = file.read(LARGEST_FILE + 1)
-        if len(content) > LARGEST_FILE:
-            raise ValueError(f"{path} is larger than {LARGEST_FILE:,} bytes: no schema is; name the TOML file.")
-        try:
-            return cls.parse(content.decode("utf-8-sig"), str(path))
-        except UnicodeDecodeError:
-            raise ValueError(f"{path} is not UTF-8 text: a schema is a TOML file in UTF-8.") from None
+        return documents.read(path, "schema", _schema)
 
     @classmethod
     def parse(cls, content: str, source: str = "The schema") -> Schema:
         """The schema in a text; ``source`` names it in messages."""
-        try:
-            document = storage.read_toml(content)
-        except storage.Unreadable as error:
-            raise ValueError(f"{source} is no valid TOML ({' '.join(str(error).split())[:200]}).") from None
-        try:
-            return _schema(document)
-        except ValueError as error:
-            raise ValueError(f"{source}: {error}") from None
+        return documents.parse(content, source, _schema)
 
 
 def _short_list(found: re.Match[str]) -> str:
@@ -302,26 +283,18 @@ def _schema(found: dict[str, Any]) -> Schema:
     if not isinstance(columns, dict) or not all(isinstance(entry, dict) for entry in columns.values()):
         raise ValueError("[columns.NAME] must be a table for every column.")
     known = [option.name for option in fields(Schema) if option.name != "columns"]
-    _known("", found, known)
+    documents.check_names("", found, known)
     for needed in ("target", "classes", "positive", "sensitive", "groups"):
         if needed not in found:
             raise ValueError(f"{needed} is missing.")
     options = [option.name for option in fields(Column) if option.name != "name"]
     made = []
     for name, entry in columns.items():
-        _known(f"column {name!r}: ", entry, options)
+        documents.check_names(f"column {name!r}: ", entry, options)
         if "kind" not in entry:
             raise ValueError(f"column {name!r}: kind is missing.")
         made.append(Column(name=name, **_tuples(entry)))
     return Schema(columns=tuple(made), **_tuples(found))
-
-
-def _known(where: str, found: Iterable[str], known: Sequence[str]) -> None:
-    for name in found:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
-            raise ValueError(f"{where}{name!r} is unknown; {hint}")
 
 
 def _tuples(entry: dict[str, Any]) -> dict[str, Any]:
