@@ -20,7 +20,7 @@ from fedbilevel.report.reading import estimates, reading_of
 from fedbilevel.report.scales import shown
 from fedbilevel.runs import Run
 
-TABLES = ("sites", "facts", "findings", "contrast", "contrast-floors")
+TABLES = ("sites", "facts", "findings", "mapping", "contrast", "contrast-floors")
 """Tables of a run that a brief tells."""
 COMMANDS = ("fit", "federate", "audit")
 ASKED = {
@@ -85,6 +85,7 @@ def brief_of(run: Run) -> Brief | None:
     verdict += [*_groups(run, model), *_right(ours), *_compared(run, ours, model)]
     sites = run.others.get("sites")
     tables = [] if sites is None else [Listing.first("Rows by site", sites.drop_duplicates("site"))]
+    tables += [Listing.first("mapping", run.others["mapping"])] if "mapping" in run.others else []
     told = Brief(verdict, usable, list(dict.fromkeys(against["sentence"])), _facts(run), tables)
     return told if told.verdict or told.warnings or told.facts or told.tables else None
 
