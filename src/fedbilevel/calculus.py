@@ -19,19 +19,48 @@ Loss = Callable[[Tree, Tree, Tree], Scalar]
 """``(outer, inner, batch) -> scalar``."""
 
 
+class Solves(NamedTuple):
+    """Linear systems that a client solved by Hessian-vector products.
+
+    ``count`` of them so far, of which ``missed`` ended short of the tolerance, of which ``bent`` at a direction in which the
+    Hessian is not positive.  ``products`` and ``residual`` (relative to the right side) are those of the latest; ``worst`` is
+    the largest residual so far.
+    """
+
+    count: Any
+    missed: Any
+    bent: Any
+    products: Any
+    residual: Any
+    worst: Any
+
+    def then(self, later: Solves) -> Solves:
+        count, missed, bent = (a + b for a, b in zip(self[:3], later[:3], strict=True))
+        return Solves(count, missed, bent, later.products, later.residual, jnp.maximum(self.worst, later.worst))
+
+
 class Calls(NamedTuple):
-    """How often a client asked for derivatives: gradients, Hessian-vector products, cross products."""
+    """How often a client asked for derivatives: gradients, Hessian-vector products, cross products; and how the systems
+    ended that it solved by products, None where nobody asks."""
 
     gradients: Any = 0
     hessian_vector: Any = 0
     cross: Any = 0
+    solves: Solves | None = None
 
     def plus(self, other: Calls) -> Calls:
-        return Calls(*(a + b for a, b in zip(self, other, strict=True)))
+        solves = self.solves
+        if solves is not None and other.solves is not None:
+            solves = solves.then(other.solves)
+        gradients, products, cross = (a + b for a, b in zip(self[:3], other[:3], strict=True))
+        return Calls(gradients, products, cross, solves)
 
 
-def no_calls() -> Calls:
-    return Calls(*(jnp.zeros((), jnp.int32) for _ in range(3)))
+def no_calls(hypergradient: Any = None) -> Calls:
+    """Before anything was computed, with this estimator."""
+    zero = jnp.zeros((), jnp.int32)
+    solves = Solves(zero, zero, zero, zero, jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
+    return Calls(zero, zero, zero, solves if getattr(hypergradient, "solves", False) else None)
 
 
 def counted(local: Any, calls: Calls) -> Any:

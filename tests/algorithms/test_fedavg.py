@@ -17,7 +17,7 @@ from tests.references.rows import drawn, whole
 
 ROUNDS, STEPS, SEED = 8, 2, 11
 START = np.array([0.5, -1.0, 0.2, 0.0])
-OPTIONS = {"participation": 3, "sampling": "uniform", "dropout": 0.4, "weights": np.array([1.0, 2.0, 0.5, 1.0, 3.0])}
+OPTIONS = {"participation": 3, "dropout": 0.4, "weights": np.array([1.0, 2.0, 0.5, 1.0, 3.0])}
 five = quadratic(sizes=((6, 4),) * 5)
 
 
@@ -64,25 +64,29 @@ def test_fedavg_equals_the_naive_loop(case, batch_size):
         assert found.inner is None
 
 
-def run_on_five(algorithm, steps=STEPS):
+def run_on_five(algorithm, sampling="uniform", steps=STEPS):
     """(the run, its minibatches, who replies) with part of five clients and lost replies."""
-    data = five.data()
-    replied = cohorts(algorithm, data, SEED, ROUNDS, **OPTIONS)
-    assert {len(active) for active in replied} > {2, 3}, "the seed must show rounds with and without lost replies"
-    found = fb.simulate(algorithm, data, ROUNDS, seed=SEED, record_every=None, **OPTIONS)
+    data, options = five.data(), {**OPTIONS, "sampling": sampling}
+    replied = cohorts(algorithm, data, SEED, ROUNDS, **options)
+    assert {len(active) for active in replied} >= {2, 3}, "the seed must show rounds with and without lost replies"
+    if sampling == "proportional":
+        assert {1.0, 2.0} == {share for active in replied for share in active.values()}, "someone must be drawn twice"
+    found = fb.simulate(algorithm, data, ROUNDS, seed=SEED, record_every=None, **options)
     return found, drawn(data, SEED, ROUNDS, steps, 3), {"rounds": ROUNDS, "step": 0.3, "cohorts": replied}
 
 
-def test_partial_participation_and_dropout():
-    shared = {"local_steps": STEPS, "weights": OPTIONS["weights"]}
+@pytest.mark.parametrize("sampling", ["uniform", "proportional"])
+def test_partial_participation_and_dropout(sampling):
     algorithm = fb.fedavg(bowl, init=lambda key: jnp.asarray(START), step=0.3, local_steps=STEPS, batch_size=3)
-    found, rows, options = run_on_five(algorithm)
-    plain = fedavg(gradient_of_bowl(five), START, rows, **options, **shared)
+    found, rows, options = run_on_five(algorithm, sampling)
+    plain = fedavg(gradient_of_bowl(five), START, rows, **options, local_steps=STEPS, weights=OPTIONS["weights"])
     close(found.outer, plain)
     for q in (1.7, 0.0):
-        found, rows, options = run_on_five(fb.qfedavg(bowl, START, step=0.3, q=q, local_steps=STEPS, batch_size=3))
+        found, rows, options = run_on_five(
+            fb.qfedavg(bowl, START, step=0.3, q=q, local_steps=STEPS, batch_size=3), sampling
+        )
         oracles = value_of_bowl(five), gradient_of_bowl(five)
-        close(found.outer, client_fair.qfedavg(*oracles, START, rows, q=q, **options, **shared))
+        close(found.outer, client_fair.qfedavg(*oracles, START, rows, q=q, **options, local_steps=STEPS))
     close(found.outer, plain)
 
 

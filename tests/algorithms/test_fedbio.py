@@ -88,19 +88,22 @@ def test_logistic_minibatches(method):
     check(method, reference, fb.neumann(3, 0.5), oracle, rows, batch_size=8, weights=WEIGHTS)
 
 
-def test_partial_participation_and_dropout(method):
+@pytest.mark.parametrize("sampling", ["uniform", "proportional"])
+def test_partial_participation_and_dropout(method, sampling):
     """Late clients start their own inner momentum; those that missed a round compare with the point they receive."""
     reference = quadratic(sizes=((6, 4),) * 5)
     rows = drawn(reference.data(), SEED, 8, STEPS, 3, 3, 1)
     options = {
         "participation": 0.6,
-        "sampling": "uniform",
+        "sampling": sampling,
         "dropout": 0.3,
         "weights": np.array([1.0, 2.0, 0.5, 1.0, 3.0]),
     }
     oracle = phi.neumann(reference, 2, 0.6)
     _, replied = check(method, reference, fb.neumann(2, 0.6), oracle, rows, batch_size=3, rounds=8, **options)
     assert {len(active) for active in replied} >= {2, 3}, "the seed must show rounds with and without lost replies"
+    if sampling == "proportional":
+        assert {1.0, 2.0} == {share for active in replied for share in active.values()}, "someone must be drawn twice"
     patterns = ["".join("x" if client in active else "." for active in replied) for client in range(5)]
     assert any(re.search(r"x\.+x", pattern) for pattern in patterns), (
         f"someone must miss a round and return: {patterns}"
@@ -111,7 +114,7 @@ def test_partial_participation_and_dropout(method):
 def test_a_round_in_which_every_reply_is_lost_changes_nothing():
     reference = quadratic(sizes=((6, 4),) * 2)
     _, replied = check("fedbio", reference, fb.exact(), phi.exact(reference), rounds=8, dropout=0.6)
-    assert [] in replied, "the seed must show an empty round"
+    assert {} in replied, "the seed must show an empty round"
 
 
 def test_presets_refresh_the_momentum_or_not():

@@ -1,19 +1,40 @@
-"""One client is the centralised method: single-loop bilevel descent, and its variance-reduced form, without a server.
+"""One client is the centralised method: descent on one problem, without a server.
 
-The client is alone, or the only one that counts: weights of 0 for the others run the program that other contracts compile.
+The client is alone, and once more the only one that counts: weights of 0 for the others change nothing.
 """
 
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedbilevel as fb
-from tests.contracts import cases
-from tests.contracts.cases import ROUNDS, STEPS, TUNED, algorithm, global_algorithm, reference
-from tests.references import phi
-from tests.references.compare import close
-from tests.references.rows import Rows
+from tests.contracts.cases import (
+    FAIR_OPTIONS,
+    GROUPS,
+    METHODS,
+    MODEL,
+    ROUNDS,
+    STEPS,
+    TUNED,
+    algorithm,
+    data_of,
+    global_algorithm,
+    people,
+    reference,
+    start_of_bowl,
+    totals,
+)
+from tests.fairness import references_baselines as fair
+from tests.references import client_fair, nested, phi
+from tests.references.compare import close, server_key
+from tests.references.fedavg import fedavg
+from tests.references.rows import Rows, whole
+
+model = reference()
+ALL_ROUNDS = {"rounds": ROUNDS, "cohorts": [{0: 1.0}] * ROUNDS}
 
 
 def descended(directions, start, steps, schedule=None, constants=()):
@@ -36,81 +57,140 @@ def descended(directions, start, steps, schedule=None, constants=()):
     return point[:2]
 
 
-ALONE = ("fedavg", "fedbioacc-local/neumann")
+def single_loop(name):
+    """Single-loop bilevel descent, and its variance-reduced form."""
+    estimate = phi.neumann(model, 2, 0.6)
+    momenta = (SimpleNamespace(**TUNED), (TUNED["c_outer"], TUNED["c_inner"])) if name.startswith("fedbioacc") else ()
+    directions = lambda x, y: [estimate(0, x, y, Rows()), model.inner_gradient(0, x, y)]  # noqa: E731
+    return descended(directions, model.start, [0.3, 0.4], *momenta)
 
 
-def one_client(chosen, alone):
-    """x and the y of client 0, where there is one."""
-    data = reference().data()
-    weights = {} if alone else {"weights": [1.0, 0.0, 0.0]}
-    result = fb.simulate(chosen, data.only(0) if alone else data, ROUNDS, record_every=None, **weights)
-    return [result.outer] if result.inner is None else [result.outer, result.inner[0]]
-
-
-@pytest.mark.parametrize("name", cases.SHORT)
-def test_one_client_equals_the_centralised_method(name):
-    model, momenta = reference(), ()
-    if name == "fedavg":
-        hessian, offset = (model.mean(0, 0, part, None) for part in ("H", "b"))
-        directions, start, steps = lambda w: [hessian @ w - offset], [np.array([0.5, -1.0, 0.2, 0.0])], [0.3]
-    else:
-        estimate = phi.neumann(model, 2, 0.6)
-        directions = lambda x, y: [estimate(0, x, y, Rows()), model.inner_gradient(0, x, y)]  # noqa: E731
-        start, steps = model.start, [0.3, 0.4]
-        if name.startswith("fedbioacc"):
-            momenta = SimpleNamespace(**TUNED), (TUNED["c_outer"], TUNED["c_inner"])
-    close(one_client(algorithm(name), name in ALONE), descended(directions, start, steps, *momenta))
-
-
-@pytest.mark.parametrize("name", ["fedbio_global", "simfbo", "shrofbo", "fedmsa", "fedbioacc_global"])
-def test_one_client_with_a_global_lower_level(name):
+def three_variables(name):
     """Nobody drifts from himself: FedBiO, SimFBO, ShroFBO and FedMSA are then one and the same method.
 
     x, y and u descend together from one point: Dagreou et al., 2022 (SOBA).
     """
-    chosen, model, momenta = algorithm(name), reference(), ()
 
     def directions(x, y, u):
         in_outer, in_inner = model.outer_gradients(0, x, y)
         cross, hessian = model.cross(0, x, y), model.inner_hessian(0, x, y)
         return [in_outer - cross @ u, model.inner_gradient(0, x, y), hessian @ u - in_inner]
 
+    momenta = ()
     if name == "fedbioacc_global":
-        settings = chosen.settings
+        settings = algorithm(name).settings
         momenta = settings, (settings.c_outer, settings.c_inner, settings.c_adjoint)
-    wanted = descended(directions, [*model.start, np.zeros(4)], [0.3, 0.4, 0.5], *momenta)
-    close(one_client(chosen, alone=False), wanted)
+    return descended(directions, [*model.start, np.zeros(4)], [0.3, 0.4, 0.5], *momenta)
 
 
-def nested_loops(model, hypergradient):
-    """Inner descent, then outer descent along ``hypergradient(x before it, y)(x)``, ROUNDS times."""
+def nested_loops(hypergradient):
+    """Inner descent, then outer descent along ``hypergradient(x before it, y, round)(x)``, ROUNDS times."""
     x, y = model.start
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
         for _ in range(STEPS):
             y = y - 0.4 / STEPS * model.inner_gradient(0, x, y)
-        direction = hypergradient(x, y)
+        direction = hypergradient(x, y, number)
         for _ in range(STEPS):
             x = x - 0.3 / STEPS * direction(x)
     return [x, y]
 
 
-def test_one_client_makes_lfednest_and_fednest_nested_loops():
-    """LFedNest estimates anew at every x; FedNest keeps the adjoint it has found before the outer steps."""
-    model = reference()
-    estimate = phi.neumann(model, 2, 0.6)
-    wanted = nested_loops(model, lambda _, y: lambda x: estimate(0, x, y, Rows()))
-    close(one_client(algorithm("lfednest"), alone=False), wanted)
+def lengths(ordinal):
+    """How many factors the server draws in each round."""
+    return [int(jax.random.randint(server_key(0, number, ordinal), (), 0, 3, jnp.int32)) for number in range(ROUNDS)]
 
-    def with_one_adjoint(before, y):
+
+def fixed_adjoint(series):
+    """FedNest and FedMBO keep the adjoint they have found before the outer steps."""
+
+    def hypergradient(before, y, number):
         hessian, cross = model.inner_hessian(0, before, y), model.cross(0, before, y)
-        series = 0.6 * sum(np.linalg.matrix_power(np.eye(4) - 0.6 * hessian, n) for n in range(3))
-        adjoint = series @ model.outer_gradients(0, before, y)[1]
+        adjoint = series(np.eye(4) - 0.6 * hessian, number) @ model.outer_gradients(0, before, y)[1]
         return lambda x: model.outer_gradients(0, x, y)[0] - cross @ adjoint
 
+    return hypergradient
+
+
+def drawn_series(ordinal):
+    drawn = lengths(ordinal)
+    return lambda factor, number: 0.6 * 3 * np.linalg.matrix_power(factor, drawn[number])
+
+
+def aggitd():
+    """Its adjoint grows while y moves: the naive loop of one client."""
+    options = {"terms": 3, "local_steps": STEPS, "inner_step": 0.4, "outer_step": 0.3, "series_step": 0.6}
+    rows = lambda number, ordinal, client, steps=1, **about: [Rows()] * steps  # noqa: E731
+    return nested.aggitd(model, rows, lengths(1), **options, **ALL_ROUNDS, weights=[1.0], project=lambda x: x)
+
+
+def fair_alone(name):
+    """The naive loops of the fair methods, with one client."""
+    clients, start, options = people()[0][:1], MODEL.start, {"step": 0.3, "ridge": 0.05, **FAIR_OPTIONS[name]}
+    if name == "fedreg":
+        gradient = fair.fedreg_gradient(MODEL, clients, GROUPS, options["strength"], ridge=0.05)
+        return fedavg(gradient, start, whole, rounds=ROUNDS, local_steps=STEPS, step=0.3, weights=[1.0])
+    if name == "fcfl":
+        return fair.fcfl(MODEL, clients, start, rounds=ROUNDS, groups=GROUPS, **options)[0]
+    if name == "fedminmax":
+        return fair.fedminmax(MODEL, clients, start, whole, totals(), rounds=ROUNDS, risks="averaged", **options)[0]
+    if name == "fedfb":
+        return fair.fedfb(MODEL, clients, start, whole, totals(positive=True), rounds=ROUNDS, **options)[0]
+    return fair.fairfed(MODEL, clients, start, whole, rounds=ROUNDS, groups=GROUPS, **options)[0]
+
+
+def value_of_bowl(client, w, rows):
+    return 0.5 * w @ model.mean(0, 0, "H", None) @ w - w @ model.mean(0, 0, "b", None) + 10
+
+
+def slope_of_bowl(client, w, rows):
+    return model.mean(0, 0, "H", None) @ w - model.mean(0, 0, "b", None)
+
+
+def centralised(name):
+    """[x] or [x, y] after ROUNDS rounds on the first client's rows."""
+    estimate, start = phi.neumann(model, 2, 0.6), np.asarray(start_of_bowl(None))
+    if "/" in name:
+        return single_loop(name)
+    if name in ("fedbio_global", "fedbioacc_global", "simfbo", "shrofbo", "fedmsa"):
+        return three_variables(name)
+    if name == "lfednest":  # estimates anew at every x
+        return nested_loops(lambda before, y, number: lambda x: estimate(0, x, y, Rows()))
+    if name == "fednest":
+        return nested_loops(fixed_adjoint(drawn_series(3)))
+    if name == "fedmbo":
+        x_at_once = fixed_adjoint(drawn_series(3))
+        # One step for x a round: the direction at the point where the adjoint was found.
+        return nested_loops(lambda before, y, number: lambda x: x_at_once(before, y, number)(before))
+    if name == "aggitd":
+        return list(aggitd())
+    if name == "fedavg":
+        return descended(lambda w: [slope_of_bowl(0, w, None)], [start], [0.3])
+    if name == "afl":  # whose only client answers: plain descent, once a round
+        return [
+            client_fair.afl(
+                value_of_bowl, slope_of_bowl, start, whole, clients=3, step=0.3, mixture_step=0.1, **ALL_ROUNDS
+            )[0]
+        ]
+    if name == "qfedavg":
+        options = {"local_steps": STEPS, "step": 0.3, "q": algorithm(name).settings.q}
+        return [client_fair.qfedavg(value_of_bowl, slope_of_bowl, start, whole, **options, **ALL_ROUNDS)]
+    return [fair_alone(name)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_one_client_equals_the_centralised_method(name):
+    chosen, data, wanted = algorithm(name), data_of(name), centralised(name)
+    for alone in (True, False):
+        if alone and name == "afl":
+            continue  # it is told that there are three clients
+        weights = {} if alone else {"weights": [1.0, 0.0, 0.0]}
+        result = fb.simulate(chosen, data.only(0) if alone else data, ROUNDS, record_every=None, **weights)
+        close([result.outer] if result.inner is None else [result.outer, result.inner[0]], wanted)
+
+
+def test_a_summed_series():
+    """FedNest with ``series="sum"``: the truncated Neumann series."""
+    summed = fixed_adjoint(lambda factor, _: 0.6 * sum(np.linalg.matrix_power(factor, n) for n in range(3)))
     chosen = global_algorithm("fednest", None, 1.0, series="sum")
-    close(one_client(chosen, alone=True), nested_loops(model, with_one_adjoint))
-
-
-def test_one_client_makes_fedmbo_fednest():
-    """A chain of one client is the series of that client, and with one local step the two have the same plan."""
-    close(*(one_client(global_algorithm(name, None, 1.0, local_steps=1), True) for name in ("fednest", "fedmbo")))
+    result = fb.simulate(chosen, reference().data().only(0), ROUNDS, record_every=None)
+    close([result.outer, result.inner[0]], nested_loops(summed))

@@ -7,35 +7,7 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.calculus import bytes_of
 from fedbilevel.engines.simulation import Options, Simulation
-from tests.contracts.cases import LOCAL, SHORT, algorithm, reference
-from tests.references.compare import identical
-
-
-@pytest.fixture(scope="module")
-def compiled():
-    """Names of everything XLA compiled, in order."""
-    events = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **about: events.append(event) if event.endswith("backend_compile_duration") else None
-    )
-    jax.jit(lambda x: x + 1)(np.arange(3.0))
-    assert events, "the listener must hear a compilation"
-    return events
-
-
-@pytest.mark.parametrize("name", [*SHORT, "simfbo", "fednest"], scope="module")
-def test_a_second_run_compiles_nothing(compiled, name):
-    """The methods for global lower levels on whole sets, whose programs other contracts compile."""
-    data, batch_size = reference().data(), 3 if name in SHORT else None
-    first = fb.simulate(algorithm(name, batch_size=batch_size), data, 3, seed=0, record_every=None)
-    before = len(compiled)
-    again = fb.simulate(
-        algorithm(name, batch_size=batch_size, scale=0.5), data, 7, seed=9, record_every=None, weights=[1.0, 2.0, 3.0]
-    )
-    assert len(compiled) == before
-    assert not np.array_equal(first.outer, again.outer)
-    identical(fb.simulate(algorithm(name, batch_size=batch_size), data, 3, record_every=None).outer, first.outer)
-    assert len(compiled) == before
+from tests.contracts.cases import LOCAL, algorithm, reference
 
 
 def test_a_sweep_compiles_once_and_recording_does_not_compile_again(compiled):

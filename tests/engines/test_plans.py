@@ -152,7 +152,8 @@ def test_parcels_reach_the_clients_they_are_for():
 def test_parcels_go_to_those_who_answered(options):
     algorithm = toy((own_number,))
     result = fb.simulate(algorithm, data, 1, seed=1, record_every=None, **options)
-    everyone, active = asked(algorithm, data, 1, 1, **options)[0]
+    everyone, weights = asked(algorithm, data, 1, 1, **options)[0]
+    active = weights > 0
     wanted = np.full(CLIENTS, -1.0)
     sent = np.where(active, everyone, 0)
     wanted[everyone[active]] = (np.roll(sent, 1) + 100 / active.sum())[active]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.hypergradients.conjugate_gradient import solve
 from fedbilevel.sampling import Draws
 from tests.references import phi
 from tests.references.compare import close
@@ -197,25 +196,6 @@ def test_a_million_inner_numbers(estimator):
     (found,), _ = run(problem, estimator, ((x, y),), batches(curvature[None], jnp.ones((1, 1))))
     wanted = np.sum((np.asarray(y) - 1) / size / np.asarray(curvature))
     assert float(found) == pytest.approx(wanted, rel=1e-9)  # the series and the solver stop at 1e-12 or below
-
-
-def test_conjugate_gradient_stops_when_accurate_and_counts():
-    """Four distinct eigenvalues take four products; a loose tolerance takes fewer, a cap is a cap."""
-    matrix = np.diag([1.0, 2.0, 3.0, 4.0])
-    right = jnp.array([1.0, 1.0, 1.0, 1.0])
-    operator = lambda v: jnp.asarray(matrix) @ v  # noqa: E731
-    solution, used = solve(operator, right, 100, 1e-12)
-    close(solution, np.linalg.solve(matrix, right))
-    assert int(used) == 4
-    solution, used = solve(operator, right, 100, 0.3)
-    assert 0 < int(used) < 4
-    assert np.linalg.norm(matrix @ solution - right) <= 0.3 * 2
-    assert int(solve(operator, right, 2, 1e-12)[1]) == 2
-    solution, used = solve(operator, right, 100, 1e-10, start=jnp.linalg.solve(jnp.asarray(matrix), right))
-    assert int(used) == 1, "a start that is the solution costs the one product that shows it"
-    assert np.array_equal(solve(operator, jnp.zeros(4), 100, 1e-6)[0], np.zeros(4)), (
-        "nothing to solve, nothing divided by zero"
-    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def onto_simplex(point):
 def afl(value, gradient, start, rows, *, rounds, clients, step, mixture_step, cohorts):
     model, mixture = start, np.full(clients, 1 / clients)
     for number in range(rounds):
-        present = cohorts[number]
+        present = list(cohorts[number])
         if not present:
             continue
         reads = [rows(number, m, 0).inner for m in present]
@@ -34,7 +34,7 @@ def afl(value, gradient, start, rows, *, rounds, clients, step, mixture_step, co
     return model, mixture
 
 
-def qfedavg(value, gradient, start, rows, *, rounds, local_steps, step, q, weights, cohorts):
+def qfedavg(value, gradient, start, rows, *, rounds, local_steps, step, q, cohorts):
     model = start
     for number in range(rounds):
         updates, curvatures = [], []
@@ -46,6 +46,6 @@ def qfedavg(value, gradient, start, rows, *, rounds, local_steps, step, q, weigh
             updates.append(loss**q * change)
             curvatures.append(q * loss ** (q - 1) * change @ change + loss**q / step)
         if updates:
-            shares = [weights[m] for m in cohorts[number]]
+            shares = list(cohorts[number].values())
             model = model - np.average(updates, axis=0, weights=shares) / np.average(curvatures, weights=shares)
     return model

@@ -31,20 +31,26 @@ def identical(found, wanted):
 
 
 def asked(algorithm, data, seed, rounds, **options):
-    """Who is asked in each round, by the engine's own choice, and whether the reply arrives: pairs of arrays."""
+    """Who is asked in each round, by the engine's own choice, and with which weight the reply counts: pairs of arrays.
+
+    A weight of 0: the reply is lost, or the client was not drawn and only fills a place.
+    """
     run = Simulation(algorithm, data, Options(**options))
     key = jax.random.key(seed)
     chosen = []
     for number in range(rounds):
         cohort = choose(run.fleet, run.loop.layout, client_key(key, number, 0, PARTICIPATION))
         everyone = np.arange(data.clients) if cohort.positions is None else np.asarray(cohort.positions)
-        chosen.append((everyone, np.asarray(cohort.active)))
+        chosen.append((everyone, np.asarray(cohort.weights)))
     return chosen
 
 
 def cohorts(algorithm, data, seed, rounds, **options):
-    """Who replies in each round: lists of client numbers."""
-    return [everyone[active].tolist() for everyone, active in asked(algorithm, data, seed, rounds, **options)]
+    """Who replies in each round, and with which weight: {client number: weight}."""
+    return [
+        {client: weight for client, weight in zip(everyone.tolist(), weights.tolist(), strict=True) if weight > 0}
+        for everyone, weights in asked(algorithm, data, seed, rounds, **options)
+    ]
 
 
 def server_key(seed, number, ordinal):

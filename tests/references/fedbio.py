@@ -8,11 +8,12 @@ def fedbio(
 ):
     """(x, [y of each client]) after ``rounds`` rounds.
 
-    ``model.inner_gradient(client, x, y, row numbers)`` and ``phi(client, x, y, Rows)`` are the derivative oracles.
+    ``model.inner_gradient(client, x, y, row numbers)`` and ``phi(client, x, y, Rows)`` are the derivative oracles,
+    ``cohorts[r]`` the weights of those who reply in round r (default: everybody, with ``weights``).
     """
     x, y = project(start[0]), [start[1] for _ in weights]
     for number in range(rounds):
-        active = range(len(weights)) if cohorts is None else cohorts[number]
+        active = dict(enumerate(weights)) if cohorts is None else cohorts[number]
         replies, shares = [], []
         for client in active:
             own = x
@@ -23,7 +24,7 @@ def fedbio(
                 y[client] = y[client] - inner_step * omega
                 own = project(own - outer_step * nu)
             replies.append(own)
-            shares.append(weights[client])
+            shares.append(active[client])
         if replies:
             x = project(np.average(replies, axis=0, weights=shares))
     return x, np.stack(y)

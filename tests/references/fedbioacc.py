@@ -16,7 +16,7 @@ def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previo
     sites = [SimpleNamespace(y=start[1], y_before=start[1], x_before=x, omega=None, last=0) for _ in weights]
     done = 0
     for number in range(rounds):
-        active = range(len(weights)) if cohorts is None else cohorts[number]
+        active = dict(enumerate(weights)) if cohorts is None else cohorts[number]
         sent = []
         for m in active:
             site, own, momentum = sites[m], x, nu[m]
@@ -38,7 +38,7 @@ def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previo
                 own = project(own - k.outer_step * alpha(t) * momentum)
             site.x_before, site.last = own_before, done + local_steps
             nu[m] = momentum
-            sent.append((weights[m], own_before, momentum, own))
+            sent.append((active[m], own_before, momentum, own))
         if not sent:
             continue
         done += local_steps

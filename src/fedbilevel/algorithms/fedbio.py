@@ -67,7 +67,7 @@ def fedbio(
 
     return Algorithm(
         init=lambda key: problem.start(key)[0],
-        enroll=lambda key: Local(problem.start(key)[1], no_calls()),
+        enroll=lambda key: Local(problem.start(key)[1], no_calls(hypergradient)),
         plan=(phase("local", lambda server: server, loop, lambda server, mean: problem.into_set(mean.outer)),),
         outer=lambda server: server,
     )

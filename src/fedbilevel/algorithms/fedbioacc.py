@@ -166,7 +166,7 @@ def fedbioacc(
 
     def enroll(key: jax.Array) -> Local:
         outer, inner = problem.start(key)
-        return Local(inner, outer, inner, zeros(inner), jnp.zeros((), jnp.int32), no_calls())
+        return Local(inner, outer, inner, zeros(inner), jnp.zeros((), jnp.int32), no_calls(hypergradient))
 
     def send(server: Server) -> Message:
         return Message(server.previous if paper else server.outer, server.momentum, server.step)

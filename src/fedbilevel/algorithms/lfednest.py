@@ -83,6 +83,6 @@ def lfednest(
     outer = Phase("outer", lambda server: server.inner, outer_work, absorb)
     return Algorithm(
         init=lambda key: Server(*problem.start(key)),
-        enroll=partial(enroll, problem),
+        enroll=partial(enroll, problem, hypergradient=hypergradient),
         plan=(BROADCAST, Repeat((inner,), inner_rounds), outer),
     )

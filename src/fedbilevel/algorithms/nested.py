@@ -32,8 +32,8 @@ class Held(NamedTuple):
     calls: Calls
 
 
-def enroll(problem: BilevelProblem, key: jax.Array) -> Held:
-    return Held(*problem.start(key), no_calls())
+def enroll(problem: BilevelProblem, key: jax.Array, hypergradient: Any = None) -> Held:
+    return Held(*problem.start(key), no_calls(hypergradient))
 
 
 class Nested(NamedTuple):

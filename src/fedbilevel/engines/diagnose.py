@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from fedbilevel.calculus import Tree, both_gradients, dot, inner_gradient, select, squared_norm, step_along, subtract
 from fedbilevel.engines.fleet import Fleet, Layout, map_clients
-from fedbilevel.engines.rounds import State, that_count, total
+from fedbilevel.engines.rounds import State, largest, that_count, total
 from fedbilevel.hypergradients import assemble
 from fedbilevel.hypergradients.conjugate_gradient import solve as solve_by_products
 from fedbilevel.hypergradients.exact import dense_hessian, solve_with
@@ -211,8 +211,13 @@ def _inner_momentum_error(algorithm: Algorithm, view: View, data: LocalData) -> 
 def _count(calls: Any, fleet: Fleet, layout: Layout) -> dict[str, jax.Array]:
     """Totals over the clients as two 32-bit halves: ten thousand clients overflow one."""
     real = fleet.ids < layout.clients
+    counts = dict(zip(("gradient_calls", "hessian_vector_calls", "cross_calls"), calls[:3], strict=True))
     row = {}
-    for name, values in zip(("gradient_calls", "hessian_vector_calls", "cross_calls"), calls, strict=True):
+    if calls.solves is not None:
+        counts |= zip(("solves", "solves_missed", "negative_curvature"), calls.solves[:3], strict=True)
+        latest = {"solve_products": calls.solves.products, "solve_residual": calls.solves.residual}
+        row = {name: largest(jnp.where(real, values, 0), layout) for name, values in latest.items()}
+    for name, values in counts.items():
         kept = jnp.where(real, values, 0)
         row[f"{name}/high"] = total(jnp.sum(kept >> 15, dtype=jnp.int32), layout)
         row[f"{name}/low"] = total(jnp.sum(kept & 0x7FFF, dtype=jnp.int32), layout)

@@ -229,6 +229,11 @@ def total(value: Any, layout: Layout) -> Any:
     return value if layout.mesh is None else jax.lax.psum(value, AXIS)
 
 
+def largest(values: jax.Array, layout: Layout) -> jax.Array:
+    """Over all clients, on whatever device."""
+    return jnp.max(values) if layout.mesh is None else jax.lax.pmax(jnp.max(values), AXIS)
+
+
 def gathered(tree: Tree, layout: Layout) -> Tree:
     return tree if layout.mesh is None else jax.lax.all_gather(tree, AXIS, tiled=True)
 

@@ -138,7 +138,32 @@ def execute(
             RuntimeWarning,
             stacklevel=3,
         )
+    missed = _missed_solves(simulation, settings, moment)
+    if missed is not None:
+        warnings.warn(missed, RuntimeWarning, stacklevel=3)
     return simulation.result(settings, seed, moment)
+
+
+def _missed_solves(simulation: Simulation, settings: Any, moment: Moment) -> str | None:
+    """What to say at the end of a run whose estimator could not solve all its linear systems."""
+    solves = simulation.solves(settings, moment.state)
+    if solves is None or not (missed := int(solves.missed.sum())):
+        return None
+    bent, clients = int(solves.bent.sum()), np.flatnonzero(solves.missed)
+    where = f"at client {clients[0]}" if len(clients) == 1 else f"at {len(clients)} clients, first {clients[0]}"
+    rounds = [row["round"] for row in moment.history if row["solves_missed"]]
+    since = f" (in the history since round {rounds[0]})" if rounds else ""
+    reasons = [
+        missed > bent and f"{missed - bent} ran out of products: allow more of them (steps), accept a larger tolerance, take "
+        "preconditioner='diagonal' where the inner variables differ in scale, or add a ridge to the inner loss.",
+        bent and f"{bent} met a direction in which the inner loss curves downwards or not at all and stopped there: it is not "
+        "strongly convex, so add a ridge to it; on_negative_curvature='refuse' ends a run at the first of them.",
+    ]  # fmt: skip
+    return (
+        f"Conjugate gradients missed their tolerance in {missed} of {int(solves.count.sum())} solves, {where}{since}, with a "
+        f"relative residual of up to {float(solves.worst.max()):.2g}: the hypergradients there are not accurate. "
+        + " ".join(reason for reason in reasons if reason)
+    )
 
 
 class Pace:
@@ -178,7 +203,14 @@ def _blame(simulation: Simulation, settings: Any, seed: int, good: Moment, end: 
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if after(middle).finite else (low, middle)
-    last = after(low)
+    last, first_bad = after(low), after(low + 1)
+    solves = simulation.solves(settings, first_bad.state)
+    if solves is not None and solves.bent.any():
+        return (
+            f"Round {first_bad.done} was refused: conjugate gradients met negative curvature (or none) in the inner loss of "
+            f"client {np.flatnonzero(solves.bent)[0]}, where the hypergradient is not defined. Add a ridge to the inner loss, "
+            "or take fb.conjugate_gradient(on_negative_curvature='stop'): it goes on with the best answer so far."
+        )
     client = _culprit(silent, settings, seed, last)
     bent = _smallest_curvature(simulation, settings, last)
     remedy = "Try smaller steps."

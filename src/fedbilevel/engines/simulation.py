@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from fedbilevel.calculus import Tree, all_finite
+from fedbilevel.calculus import Solves, Tree, all_finite
 from fedbilevel.engines.diagnose import STEPS, level_for, measure
 from fedbilevel.engines.fleet import CHUNK, Fleet, Layout, host_fleet, size_groups
 from fedbilevel.engines.hosts import client_mesh, of_all_hosts, place_fleet, place_state, seen_from_here, specs_like
@@ -301,6 +301,13 @@ class Simulation:
         server, local = seen_from_here(state, self.loop.layout)
         inner = jax.vmap(lambda own: algorithm.view(server, own).inner, axis_size=self.data.clients)(local)
         return algorithm.outer(server), inner
+
+    def solves(self, settings: Any, state: State) -> Solves | None:
+        """How the linear systems of every client ended, for estimators that solve some."""
+        algorithm = self.algorithm.build(settings)
+        server, local = seen_from_here(state, self.loop.layout)
+        calls = jax.vmap(lambda own: algorithm.view(server, own).calls, axis_size=self.data.clients)(local)
+        return None if calls is None else jax.tree.map(np.asarray, calls.solves)
 
     def result(self, settings: Any, seed: int, moment: Moment) -> Result:
         server, local = seen_from_here(moment.state, self.loop.layout)

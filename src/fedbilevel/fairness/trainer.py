@@ -293,7 +293,7 @@ def _walk(
     up, down = (0, 0) if before is None else (before.bytes_up, before.bytes_down)
     for number, state, *_ in run.rounds(settings, seed, places):
         view = jax.vmap(algorithm.view, in_axes=(None, 0))(state.server, state.local)
-        spent = (int(np.asarray(count, np.int64).sum()) for count in view.calls)
+        spent = (int(np.asarray(count, np.int64).sum()) for count in view.calls[:3])
         stop = Stop(
             stage.name,
             number,

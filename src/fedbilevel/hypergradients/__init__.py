@@ -5,16 +5,20 @@
     Phi(x, y) = grad_x f - (d2g/dxdy) (d2g/dy2)^-1 grad_y f
 
 for each ``(x, y)`` in ``points``, all on the *same* minibatches (momentum methods compare two points), and how many
-derivatives that took.  ``train_batches`` / ``val_batches`` say how many independent minibatches a call consumes.  Register
-the class with ``jax.tree_util.register_dataclass``: float fields are data (traced, swept), the rest is static.
+derivatives that took.  ``train_batches`` / ``val_batches`` say how many independent minibatches a call consumes.  An estimator
+with ``solves = True`` also tells how its linear systems ended.  Register the class with ``jax.tree_util.register_dataclass``:
+float fields are data (traced, swept), the rest is static.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-from fedbilevel.calculus import Calls, Tree, both_gradients, cross_product, subtract
+import jax
+import jax.numpy as jnp
+
+from fedbilevel.calculus import Calls, Solves, Tree, both_gradients, cross_product, subtract
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches
 
@@ -44,14 +48,22 @@ def assemble(problem: BilevelProblem, point: tuple[Tree, Tree], in_outer: Tree, 
 
 
 def by_solving(
-    problem: BilevelProblem, points: Points, batches: Batches, solve: Callable[[tuple[Tree, Tree], Tree, Tree], Any]
+    problem: BilevelProblem,
+    points: Points,
+    batches: Batches,
+    solve: Callable[[tuple[Tree, Tree], Tree, Tree], tuple[Tree, Calls]],
 ) -> tuple[tuple[Tree, ...], Calls]:
-    """An estimator on one training batch: ``solve(point, batch, right)`` is (d2g/dy2)^-1 right and its Hessian-vector
-    products."""
+    """An estimator on one training batch: ``solve(point, batch, right)`` is (d2g/dy2)^-1 right and what that took."""
     batch, gradients = batches.train(0), outer_gradients(problem, points, batches)
-    estimates, products = [], 0
+    estimates, calls = [], Calls(len(points), 0, len(points))
+    ends: list[Solves | None] = []
     for point, (in_outer, in_inner) in zip(points, gradients, strict=True):
         solution, used = solve(point, batch, in_inner)
         estimates.append(assemble(problem, point, in_outer, solution, batch))
-        products = products + used
-    return tuple(estimates), Calls(len(points), products, len(points))
+        calls = calls.plus(used)
+        ends.append(used.solves)
+    if ends[0] is not None:
+        every = jax.tree.map(lambda *values: jnp.stack(values), *ends)
+        ended = [*(jnp.sum(count, dtype=count.dtype) for count in every[:3]), *map(jnp.max, every[3:])]
+        calls = calls._replace(solves=Solves(*ended))
+    return tuple(estimates), calls

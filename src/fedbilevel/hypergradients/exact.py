@@ -25,9 +25,9 @@ class Exact:
     val_batches = 1
 
     def __call__(self, problem: BilevelProblem, points: Points, batches: Batches) -> tuple[tuple[Tree, ...], Calls]:
-        def solve(point: tuple[Tree, Tree], batch: Tree, right: Tree) -> tuple[Tree, int]:
+        def solve(point: tuple[Tree, Tree], batch: Tree, right: Tree) -> tuple[Tree, Calls]:
             hessian = dense_hessian(problem, point, batch)
-            return solve_with(hessian, right), len(hessian)
+            return solve_with(hessian, right), Calls(hessian_vector=len(hessian))
 
         return by_solving(problem, points, batches, solve)
 
