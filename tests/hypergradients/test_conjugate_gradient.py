@@ -1,6 +1,8 @@
 """Conjugate gradients: as accurate as they say, in as many products as they say, or with a sign that they were not."""
 
+import re
 import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from fedbilevel.hypergradients.conjugate_gradient import PROBES, scales, solve
 from tests.references import conjugate
 from tests.references.compare import close
 from tests.references.quadratic import quadratic
+from tests.references.rows import batches
 
 COLUMNS = ["solves", "solves_missed", "negative_curvature", "solve_products", "solve_residual"]
 SIZE = 60
@@ -217,3 +220,58 @@ def test_other_estimators_have_no_such_columns():
 def test_bad_arguments(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         fb.conjugate_gradient(**options)
+
+
+def ill_conditioned(kind, condition, size=400):
+    """A Hessian of this condition: rotated, so that no rescaling helps, or of correlated features on different scales."""
+    draw = np.random.default_rng(0)
+    if kind == "rotated":
+        basis = np.linalg.qr(draw.normal(size=(size, size)))[0]
+        return (basis * np.geomspace(1 / condition, 1, size)) @ basis.T
+    features = draw.normal(size=(5 * size, size)) + 0.5 * draw.normal(size=(5 * size, 1))
+    features *= draw.permutation(np.geomspace(condition**-0.5, 1, size))
+    return features.T @ features / len(features)
+
+
+@jax.jit
+def adjoint(estimator, hessian, right):
+    """(d2g/dy2)^-1 grad_y f as the estimator has it, and what that took."""
+    problem = fb.BilevelProblem(
+        lambda x, y, batch: 0.5 * y @ hessian @ y - x @ y, lambda x, y, batch: right @ y, lambda key: None
+    )
+    nothing = jnp.zeros_like(right)
+    (found,), calls = estimator(problem, ((nothing, nothing),), batches(jnp.ones((1, 1)), jnp.ones((1, 1))))
+    return found, calls
+
+
+def measured():
+    """(kind, condition): products and relative error of the Neumann series, of conjugate gradients, and preconditioned."""
+    right, rows = np.random.default_rng(1).normal(size=400), {}
+    for kind, condition in (("rotated", 1e2), ("rotated", 1e4), ("rotated", 1e6), ("scales", 1e4), ("scales", 1e6)):
+        hessian = ill_conditioned(kind, condition)
+        wanted, steepest = np.linalg.solve(hessian, right), np.linalg.eigvalsh(hessian)[-1]
+        estimators = (
+            fb.neumann(1000, 1 / steepest), fb.conjugate_gradient(), fb.conjugate_gradient(preconditioner="diagonal")
+        )  # fmt: skip
+        row = rows[kind, condition] = []
+        for estimator in estimators:
+            found, calls = adjoint(estimator, hessian, right)
+            missed = calls.solves is not None and bool(calls.solves.missed)
+            error = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+            row.append((int(calls.hessian_vector), float(error), missed))
+    return rows
+
+
+def test_the_table_in_the_docs_is_what_is_measured():
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    told = [line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"\| (rotated|scales) \|", line)]
+    found = measured()
+    assert len(told) == len(found)
+    for cells, ((kind, condition), row) in zip(told, found.items(), strict=True):
+        assert cells[:2] == [kind, f"1e{round(np.log10(condition))}"]
+        for text, (products, error, missed) in zip(cells[2:], row, strict=True):
+            count, size = text.rstrip("*").split(": ")
+            assert missed == text.endswith("*"), text
+            # A few products more or less, elsewhere: rounding decides when the residual passes the tolerance.
+            assert int(count.replace(",", "")) == pytest.approx(products, rel=0.1), cells
+            assert abs(np.log10(float(size) / error)) < 0.5, cells

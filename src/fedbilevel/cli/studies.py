@@ -294,7 +294,7 @@ def _floors(floors: pd.DataFrame) -> pd.DataFrame:
             "groups": floors["groups"],
             "positives in a group": [f"{few} to {many}" for few, many in zip(smallest, largest, strict=True)],
             "gap of a fair model": floors["fair"],
-            "gap of one with equal rates in training": floors["fair_in_training"],
+            "gap of one exactly fair on its training rows": floors["fair_in_training"],
         }
     )
 

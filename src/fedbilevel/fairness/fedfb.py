@@ -80,7 +80,7 @@ def fedfb(
 
         model, _ = Sampler(batch_size).walk(descend, message.model, data, key, local_steps)
         rows, real = data.whole_with_mask("train")
-        losses = row_losses(scores(message.model, rows["features"]), rows["labels"])
+        losses = jnp.where(real, row_losses(scores(message.model, rows["features"]), rows["labels"]), 0)
         positive = jnp.where(real, rows["labels"].astype(losses.dtype), 0)
         size = data.train_size.astype(losses.dtype)
         totals = (group_totals(values, rows["groups"], count) / size for values in (positive * losses, positive))

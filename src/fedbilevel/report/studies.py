@@ -148,7 +148,7 @@ def _title(key: Sequence[str]) -> str:
 def front(tables: Tables, reading: Reading | None = None) -> Chart | None:
     """Accuracy against gap on test rows: one front per method, a point per setting with its 95 % intervals.
 
-    Dotted: the gap of a model whose training rates are equal.
+    Dotted: the gap that a model shows on test rows which is exactly fair on its training rows.
     """
     fronts, floors = tables.get("fronts", pd.DataFrame()), tables.get("floors", pd.DataFrame())
     if not len(fronts):
@@ -184,7 +184,10 @@ def front(tables: Tables, reading: Reading | None = None) -> Chart | None:
         sketch.panels.append(
             Panel(number, _title(key), across, up, marks=tuple(marks), lines=tuple(lines), baseline=fair.get(key[0]), note=note)
         )  # fmt: skip
-    note = "One line a method, one point a setting, with 95 % intervals. Dotted: the gap of a model that is fair in training."
+    note = (
+        "One line a method, one point a setting, with 95 % intervals. "
+        "Dotted: the gap of a model that is exactly fair on its training rows."
+    )
     return sketch.chart("front" if reading else "plane", "plane", "Settings: accuracy against gap", note)
 
 

@@ -11,7 +11,7 @@ Tables of a run (`Run.tables`; chosen, fronts and duels only where grids were ru
 - chosen: the same for the settings chosen on the rows set aside, split by split or once for all.
 - fronts: means of every setting.
 - duels: ours minus each chosen baseline, paired.
-- floors: the gap that a fair model would show.
+- floors: the gap that a fair model shows by chance, and that of one which is exactly fair on its training rows.
 """
 
 from __future__ import annotations
