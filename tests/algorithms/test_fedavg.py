@@ -71,7 +71,7 @@ def run_on_five(algorithm, sampling="uniform", steps=STEPS):
         options["weights"] = np.array([1.0, 2.0, 0.5, 1.0, 8.0])
     replied = cohorts(algorithm, data, SEED, ROUNDS, **options)
     if sampling == "proportional":
-        assert {1.0, 2.0} == {share for active in replied for share in active.values()}, "someone must be drawn twice"
+        assert max(share for active in replied for share in active.values()) > 1, "someone must be drawn twice"
     else:
         assert {len(active) for active in replied} >= {2, 3}, "the seed must show rounds with and without lost replies"
     found = fb.simulate(algorithm, data, ROUNDS, seed=SEED, record_every=None, **options)

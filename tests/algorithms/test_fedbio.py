@@ -102,7 +102,7 @@ def test_partial_participation_and_dropout(method, sampling):
     oracle = phi.neumann(reference, 2, 0.6)
     _, replied = check(method, reference, fb.neumann(2, 0.6), oracle, rows, batch_size=3, rounds=8, **options)
     if sampling == "proportional":
-        assert {1.0, 2.0} == {share for active in replied for share in active.values()}, "someone must be drawn twice"
+        assert max(share for active in replied for share in active.values()) > 1, "someone must be drawn twice"
         return
     assert {len(active) for active in replied} >= {2, 3}, "the seed must show rounds with and without lost replies"
     patterns = ["".join("x" if client in active else "." for active in replied) for client in range(5)]
