@@ -262,7 +262,7 @@ def _title(key: tuple[str, ...]) -> str:
 
 
 class Estimate(NamedTuple):
-    """``verdict``: "best" (beyond noise from all others), "lead" (best mean, not beyond noise from all), "tied" (not
+    """``verdict``: "best" (beyond noise from all others), "lead" (best mean, not beyond noise from all, or of one run), "tied" (not
     beyond noise from the best), "untold" (one run beside several of the best), "" (worse than the best, or
     nothing can be said)."""
 
@@ -359,7 +359,8 @@ def verdicts(reading: Reading, values: dict[int, pd.Series[Any]], better: str) -
     best = max(values, key=lambda number: sign * float(values[number].mean()))
     level = 1 - (1 - LEVEL) / (len(values) - 1)
     said: dict[int, str] = {}
-    clear = True
+    # Seeds that all give one number are one run: nothing is known of its noise.
+    clear = values[best].nunique() > 1
     for number, theirs in values.items():
         if number == best:
             continue
