@@ -262,8 +262,8 @@ def _title(key: tuple[str, ...]) -> str:
 
 
 class Estimate(NamedTuple):
-    """``verdict``: "best" (beyond noise from all others), "lead" (best mean, not beyond noise from all, or of one run), "tied" (not
-    beyond noise from the best), "untold" (one run beside several of the best), "" (worse than the best, or
+    """``verdict``: "best" (beyond noise from all others), "lead" (best mean, not beyond noise from all, or of one run),
+    "tied" (not beyond noise from the best), "untold" (one run beside several of the best), "" (worse than the best, or
     nothing can be said)."""
 
     block: Block
