@@ -59,10 +59,23 @@ def test_the_level_is_shared_between_the_comparisons(tmp_path):
     alone = stats.t.interval(0.95, 3, gaps.mean(), stats.sem(gaps))
     shared = stats.t.interval(1 - 0.05 / 3, 3, gaps.mean(), stats.sem(gaps))
     assert alone[0] > 0 > shared[0]
-    best, other = pd.Series([0.0] * 4), pd.Series(gaps)
-    far = pd.Series([1.0, 1.1, 1.0, 1.2])
+    best = pd.Series([0.0, 0.1, 0.2, 0.3])  # shared by all: it cancels
+    other, far = best + gaps, best + np.array([1.0, 1.1, 1.0, 1.2])
     assert verdicts(read, {0: best, 1: other}, "lower") == {0: "best"}
     assert verdicts(read, {0: best, 1: other, 2: far, 3: far + 1}, "lower") == {0: "lead", 1: "tied"}
+
+
+def test_a_method_whose_seeds_are_one_run_is_not_best_beyond_noise(tmp_path):
+    cell = told(folder(tmp_path / "a", {"A": [0.1, 0.1, 0.1], "B": [0.2, 0.21, 0.22]}))
+    assert (cell["A"].verdict, cell["B"].verdict) == ("lead", "")
+    cell = told(folder(tmp_path / "b", {"A": [0.3, 0.3, 0.3], "B": [0.2, 0.21, 0.22]}))
+    assert (cell["A"].verdict, cell["B"].verdict) == ("", "best")
+
+
+def test_one_run_beside_several_is_not_judged(tmp_path):
+    read = reading_of(folder(tmp_path / "a", {"x": [0.0] * 4}))
+    several = {0: pd.Series([0.1, 0.11, 0.12]), 1: pd.Series([0.5])}
+    assert verdicts(read, several, "lower") == {0: "lead", 1: "untold"}
 
 
 def test_without_noise_nothing_is_beyond_it(tmp_path):
