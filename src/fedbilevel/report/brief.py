@@ -49,6 +49,9 @@ CONVENTION = (
     "so does --positive-label other with --convention mean_pairwise."
 )
 OURS = "FedBiOAcc, cells"
+NUMBERS = ("mean", "low", "high", "difference", "difference_low", "difference_high")
+Kept = dict[tuple[str, str], dict[str, float]]
+"""By method and metric: `NUMBERS`."""
 
 
 class Contrast(NamedTuple):
@@ -214,20 +217,23 @@ def contrast_of(run: Run) -> Contrast | None:
     table = run.others.get("contrast")
     if table is None or not len(table):
         return None
-    kept = table[table["interval"] == "corrected"].set_index(["method", "metric"])
-    methods = list(dict.fromkeys(kept.index.get_level_values("method")))
+    kept: Kept = {
+        (str(row["method"]), str(row["metric"])): {name: float(row[name]) for name in NUMBERS}
+        for row in table[table["interval"] == "corrected"].to_dict("records")
+    }
+    methods = list(dict.fromkeys(method for method, _ in kept))
     baseline, floors = methods[0], run.others["contrast-floors"].iloc[0]
 
     def number(method: str, metric: str, prefix: str = "") -> str:
-        value, low, high = (float(kept.loc[(method, metric), name]) for name in _names(prefix))
-        low = low if prefix else max(low, 0.0)
-        return with_bounds(value, low, high, "rate") if np.isfinite(value) else ""
+        names = (prefix, f"{prefix}_low", f"{prefix}_high") if prefix else ("mean", "low", "high")
+        value, low, high = (kept[method, metric][name] for name in names)
+        return with_bounds(value, low if prefix else max(low, 0.0), high, "rate") if np.isfinite(value) else ""
 
     rows = [
         [method, number(method, "test_accuracy"), number(method, "test_gap"), number(method, "test_gap", "difference")]
         for method in methods
     ]
-    splits = int(kept["splits"].max())
+    splits = int(table["splits"].max())
     heads = ["Method", "Test accuracy", "Gap of true-positive rates", f"Gap minus {baseline}'s"]
     listing = Listing(f"What can be told from noise: Adult by sex, {splits} splits [95 % interval]", heads, rows)
     sentences = ["Adult by sex has positives enough to tell methods apart:"]
@@ -239,16 +245,11 @@ def contrast_of(run: Run) -> Contrast | None:
     return Contrast(listing, sentences)
 
 
-def _names(prefix: str) -> tuple[str, str, str]:
-    return (prefix, f"{prefix}_low", f"{prefix}_high") if prefix else ("mean", "low", "high")
-
-
-def _found(kept: pd.DataFrame, baseline: str, method: str) -> str:
-    gap, accuracy = kept.loc[(method, "test_gap")], kept.loc[(method, "test_accuracy")]
-    change = gap["difference"] / kept.loc[(baseline, "test_gap"), "mean"]
-    word = "smaller" if change < 0 else "larger"
+def _found(kept: Kept, baseline: str, method: str) -> str:
+    gap, accuracy = kept[method, "test_gap"], kept[method, "test_accuracy"]
+    change = gap["difference"] / kept[baseline, "test_gap"]["mean"]
+    said = f"{method}: the gap is not beyond noise from {baseline}'s"
     if gap["difference_low"] > 0 or gap["difference_high"] < 0:
+        word = "smaller" if change < 0 else "larger"
         said = f"{method}: the gap is {abs(change):.0%} {word} than {baseline}'s, beyond noise"
-    else:
-        said = f"{method}: the gap is not beyond noise from {baseline}'s"
     return f"{said}; accuracy changes by {100 * accuracy['difference']:+.2f} points."
