@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import shutil
 import threading
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -50,6 +51,22 @@ def draft(target: Path, mode: int = 0o666) -> Iterator[Path]:
         _sync_folder(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def draft_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder beside ``target``, which is new or empty; renamed when the block ends well, removed when not."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        if target.exists():
+            target.rmdir()
+        temporary.rename(target)
+        _sync_folder(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write(target: Path, contents: bytes | str, mode: int = 0o666) -> None:

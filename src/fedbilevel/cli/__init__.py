@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from fedbilevel._version import __version__
+from fedbilevel.cli import data as data_sets
 from fedbilevel.cli.federate import approve, check, init, start, status, stop
 from fedbilevel.cli.fit import fit
 from fedbilevel.cli.own_data import schema
@@ -32,6 +33,10 @@ app = typer.Typer(
 about = "The same fit over real sites: certificates, restarts, nothing lost."
 federate = typer.Typer(name="federate", help=about, no_args_is_help=True, rich_markup_mode=None)
 site = typer.Typer(name="site", help="What a site can do for itself.", no_args_is_help=True, rich_markup_mode=None)
+
+
+about = "Data sets: what there is, and how to have it."
+data = typer.Typer(name="data", help=about, no_args_is_help=True, rich_markup_mode=None)
 
 
 def _print_version(wanted: bool) -> None:
@@ -59,6 +64,9 @@ for _group, _command, _example in (
     (app, predict, "predict runs/income rows.csv > predictions.csv"),
     (app, report, "report runs/table1 --figures"),
     (app, compare, "compare runs/table1 runs/table1-grid"),
+    (data, data_sets.list_all, "data list"),
+    (data, data_sets.show, "data show heart"),
+    (data, data_sets.get, "data get heart --csv sites/heart"),
     (federate, init, "federate init --site north --site south --server fl.example.org"),
     (site, check, "federate site check kits/north --schema schema.toml"),
     (site, approve, "federate site approve kits/north outcome-1a2b3c4d"),
@@ -68,8 +76,9 @@ for _group, _command, _example in (
     (federate, stop, "federate stop kits/north"),
     (federate, demo, "federate demo --out runs/demo"),
 ):
-    _group.command(epilog=f"Example:  fedbilevel {_example}")(_command)
+    _group.command(_command.__name__.removesuffix("_all"), epilog=f"Example:  fedbilevel {_example}")(_command)
 federate.add_typer(site)
+app.add_typer(data)
 app.add_typer(federate)
 
 

@@ -1,7 +1,11 @@
-"""Tables with sensitive groups: two data sets that ship with the package, encodings, and splits over clients."""
+"""Tables with sensitive groups and natural sites, and images: shipped or fetched; encodings, and splits over clients."""
 
 from fedbilevel.datasets import encode, partition
+from fedbilevel.datasets.catalogue import CATALOGUE, Images, load, load_images
 from fedbilevel.datasets.partition import client_batches
 from fedbilevel.datasets.shipped import Dataset, load_adult, load_credit
 
-__all__ = ["Dataset", "client_batches", "encode", "load_adult", "load_credit", "partition"]
+__all__ = [
+    "CATALOGUE", "Dataset", "Images", "client_batches", "encode", "load", "load_adult", "load_credit", "load_images",
+    "partition",
+]  # fmt: skip

@@ -1,9 +1,10 @@
-"""The data sets that ship with the package: Adult (census income) and German Credit (Statlog)."""
+"""What a data set is, the files inside the package, and the two tables of the paper: Adult and German Credit."""
 
 from __future__ import annotations
 
 import io
 import lzma
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
@@ -11,13 +12,18 @@ from typing import Any
 import pandas as pd
 
 from fedbilevel.datasets import encode
-from fedbilevel.tables.columns import group_series
+from fedbilevel.tables.columns import JOIN, group_series
 
 # Of the original, uncompressed files.
 SHA256 = {
     "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
     "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
     "german.data": "b21f3d81db8071257d5ff1deaeba1fd4303b62712e6fcc9715c7a86202cb5871",
+    "employment.csv": "91311183865b3eedaab6f300d521a0af24908522c55847d1276ed104b68477e1",
+    "processed.cleveland.data": "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
+    "processed.hungarian.data": "d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796",
+    "processed.switzerland.data": "834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314",
+    "processed.va.data": "e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f",
 }
 
 TRAIN_ROWS = 32_561  # rows of adult.data, which come first; those of adult.test follow
@@ -92,40 +98,49 @@ _CREDIT = (
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """A classification table with sensitive groups.
+    """A table with sensitive groups, and with sites where it has them.
 
     Attributes:
         name: short name, for titles and file names.
         frame: the whole readable table: features, sensitive columns and target.
         X: the features; the sensitive columns are left out unless they were asked for.
-        y: the target as 0 and 1.
+        y: the target: 0 and 1, or numbers where `positive` is None.
         sensitive: the sensitive column, or a table of them if several were asked for.
         target_name: the column of `frame` that `y` was made of.
-        positive: what `y` = 1 means.
+        positive: what `y` = 1 means; None where the target is a number.
         encoding: "clean" (raw typed columns) or "paper" (numbers, as preprocessed for the paper).
         description: source, licence and what was done to the data.
+        sites: who holds each row, by nature: a hospital, a year; None where nothing says so (see `partition`).
     """
 
     name: str
     frame: pd.DataFrame
     X: pd.DataFrame
-    y: pd.Series[int]
+    y: pd.Series[Any]
     sensitive: pd.Series[Any] | pd.DataFrame
     target_name: str
-    positive: str
+    positive: str | None
     encoding: str
     description: str
+    sites: pd.Series[Any] | None = None
 
     @property
     def groups(self) -> pd.Series[Any]:
         """The sensitive group of each row as one column of text; several columns joined ("Black & Female")."""
         return group_series(self.sensitive, "sensitive").astype(str)
 
+    @property
+    def sensitive_name(self) -> str:
+        """The sensitive column's name, or several joined."""
+        columns = [self.sensitive.name] if isinstance(self.sensitive, pd.Series) else self.sensitive.columns
+        return JOIN.join(map(str, columns))
+
     def __repr__(self) -> str:
         rows, columns = self.X.shape
+        sites = "" if self.sites is None else f", sites={self.sites.nunique()}"
         return (
             f"Dataset({self.name!r}, encoding={self.encoding!r}, rows={rows}, columns={columns}, "
-            f"target={self.target_name!r}, groups={self.groups.nunique()})"
+            f"target={self.target_name!r}, groups={self.groups.nunique()}{sites})"
         )
 
 
@@ -158,7 +173,7 @@ def load_adult(
             if "?" in frame[column].cat.categories:
                 frame[column] = frame[column].cat.rename_categories({"?": "Unknown"})
         how = 'Clean encoding: both files, typed columns, "?" written as "Unknown".'
-    data = _divided("adult", frame, ADULT_TARGET, ">50K", sensitive, keep_sensitive, encoding, f"{_ADULT} {how}")
+    data = divided("adult", frame, ADULT_TARGET, ">50K", sensitive, keep_sensitive, encoding, f"{_ADULT} {how}")
     if not paper:
         return data
     categorical = set(COLUMNS) - NUMBERS - {ADULT_TARGET}
@@ -197,7 +212,7 @@ def load_credit(
     if paper:
         how = "Paper encoding: each code replaced by its last digit, columns divided by a power of ten."
     frame, about = _readable(codes), f"{_CREDIT} {how}"
-    data = _divided("credit", frame, CREDIT_TARGET, "bad", sensitive, keep_sensitive, encoding, about)
+    data = divided("credit", frame, CREDIT_TARGET, "bad", sensitive, keep_sensitive, encoding, about)
     left_out = ["sex"]
     if not keep_sensitive and "sex" in ([sensitive] if isinstance(sensitive, str) else sensitive):
         left_out.append("personal_status")
@@ -233,11 +248,11 @@ def _last_digits(codes: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _divided(
-    name: str, frame: pd.DataFrame, target: str, positive: str, sensitive: str | list[str], keep_sensitive: bool,
-    encoding: str, description: str,
+def divided(
+    name: str, frame: pd.DataFrame, target: str, positive: str | None, sensitive: str | list[str], keep_sensitive: bool,
+    encoding: str, description: str, left_out: Sequence[str] = (),
 ) -> Dataset:  # fmt: skip
-    """A readable table divided into features, target and groups."""
+    """A readable table divided into features, target and groups; ``left_out``: columns that are no features."""
     columns = [sensitive] if isinstance(sensitive, str) else list(sensitive)
     categorical = [c for c in frame.columns if c != target and not pd.api.types.is_numeric_dtype(frame[c])]
     for column in columns or [""]:
@@ -245,9 +260,9 @@ def _divided(
             raise ValueError(f"sensitive={sensitive!r}: choose one or several of {', '.join(categorical)}.")
     if len(set(columns)) < len(columns):
         raise ValueError(f"sensitive={sensitive!r} names a column twice.")
-    features = frame.drop(columns=[target] if keep_sensitive else [target, *columns])
+    features = frame.drop(columns=[target, *left_out, *([] if keep_sensitive else columns)])
     groups = frame[columns[0]] if isinstance(sensitive, str) else frame[columns]
-    y = (frame[target] == positive).astype("int64")
+    y = frame[target].astype("float64") if positive is None else (frame[target] == positive).astype("int64")
     return Dataset(name, frame, features, y, groups, target, positive, encoding, description)
 
 
