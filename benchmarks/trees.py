@@ -1,0 +1,131 @@
+"""Do cell weights that were learned with a linear model make trees fair?  The protocol is in docs/trees.md.
+
+``python benchmarks/trees.py run ROWS.csv`` measures what is not in the file yet, split by split; ``show ROWS.csv`` prints the tables of
+the page.  The census is fetched first: ``fedbilevel data get census``.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from sklearn.ensemble import HistGradientBoostingClassifier
+
+from fedbilevel import storage
+from fedbilevel.datasets import load, partition
+from fedbilevel.fairness import FairFederatedClassifier
+from fedbilevel.fairness.intervals import across_splits
+
+SPLITS, TEST_SHARE, CLIENTS = 20, 0.3, 3
+TABLES = {  # data set, groups, rows drawn for each split, by natural sites
+    "adult": ("sex", None, False),
+    "employment": ("disability", 40_000, True),
+    "census": ("sex", 50_000, False),
+}
+ARMS = {
+    "logistic": "logistic, no weights",
+    "logistic weighted": "logistic, weights",
+    "trees": "trees, pooled, no weights",
+    "trees weighted": "trees, pooled, weights",
+    "sites": "trees at single sites, no weights",
+    "sites weighted": "trees at single sites, weights",
+}
+PAIRS = [("logistic", "logistic weighted"), ("trees", "trees weighted"), ("sites", "sites weighted")]
+
+
+def measure(name: str, split: int) -> list[dict[str, object]]:
+    """All six models on one split."""
+    sensitive, drawn, natural = TABLES[name]
+    data = load(name, sensitive)
+    y, groups = data.y.to_numpy(), data.groups.to_numpy()
+    both = pd.DataFrame({"group": groups, "label": y})
+    rows = np.arange(len(y))
+    if drawn is not None:
+        rows = np.sort(np.random.default_rng([split, 0]).choice(rows, drawn, replace=False))
+    train, test = (
+        rows[part] for part in partition.train_test_split(both.iloc[rows], test_share=TEST_SHARE, seed=split)
+    )
+    if natural:
+        site = data.sites.to_numpy()[train]
+    else:
+        site = np.zeros(len(train), int)
+        for number, part in enumerate(partition.iid(len(train), CLIENTS, seed=split)):
+            site[part] = number
+
+    options = {"history_rows": 0, "random_state": split}
+    asked = {"sensitive_features": groups[train], "clients": site}
+    plain = FairFederatedClassifier("fedavg", **options).fit(data.X.iloc[train], y[train], **asked)
+    fair = FairFederatedClassifier("fedbioacc", **options).fit(data.X.iloc[train], y[train], **asked)
+    weight = fair.group_weights_.reindex(pd.MultiIndex.from_arrays([groups[train], y[train]])).to_numpy()
+    features, unseen = (fair.encoder_.transform(data.X.iloc[part]) for part in (train, test))
+
+    def trees(part: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+        model = HistGradientBoostingClassifier(random_state=split)
+        model.fit(features[part], y[train][part], None if weights is None else weights[part])
+        return model.predict_proba(unseen)[:, 1]
+
+    def mean(weights: np.ndarray | None) -> np.ndarray:
+        parts = [np.flatnonzero(site == one) for one in np.unique(site)]
+        return np.average([trees(part, weights) for part in parts], axis=0, weights=[len(part) for part in parts])
+
+    every = np.arange(len(train))
+    chances = {
+        "logistic": plain.predict_proba(data.X.iloc[test])[:, 1],
+        "logistic weighted": fair.predict_proba(data.X.iloc[test])[:, 1],
+        "trees": trees(every, None),
+        "trees weighted": trees(every, weight),
+        "sites": mean(None),
+        "sites weighted": mean(weight),
+    }
+    codes, names = pd.factorize(groups[test], sort=True)
+    found = []
+    for arm, chance in chances.items():
+        decided = chance > 0.5
+        rates = [float(decided[(codes == group) & (y[test] == 1)].mean()) for group in range(len(names))]
+        found.append(
+            {
+                "table": name, "split": split, "arm": arm, "accuracy": float((decided == y[test]).mean()),
+                "gap": max(rates) - min(rates), "selected": float(decided.mean()),
+                **{f"rate {number}": rate for number, rate in enumerate(rates)},
+                "groups": "; ".join(map(str, names)),
+                "weights": " ".join(f"{value:.4f}" for value in fair.group_weights_),
+            }
+        )  # fmt: skip
+    return found
+
+
+def run(target: Path) -> None:
+    """Measure what is missing; the file is written anew after every split."""
+    rows = pd.read_csv(target).to_dict("records") if target.exists() else []
+    done = {(row["table"], row["split"]) for row in rows}
+    for split in range(SPLITS):
+        for name in TABLES:
+            if (name, split) not in done:
+                rows += measure(name, split)
+                storage.write(target, pd.DataFrame(rows).to_csv(index=False))
+                print(name, split, flush=True)
+
+
+def interval(values: pd.Series, how: str = "student") -> str:
+    found = across_splits(values.to_numpy(), method=how, test_share=TEST_SHARE)
+    return f"{found.estimate:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+
+
+def show(rows: pd.DataFrame) -> None:
+    """The tables of docs/trees.md."""
+    for name, table in rows.groupby("table", sort=False):
+        wide = table.pivot(index="split", columns="arm", values=["accuracy", "gap"])
+        print(f"\n{name}: {len(wide)} splits\n")
+        for arm, label in ARMS.items():
+            print(f"| {label} | {interval(wide['accuracy', arm])} | {interval(wide['gap', arm])} |")
+        for before, after in PAIRS:
+            gap, accuracy = wide["gap", after] - wide["gap", before], wide["accuracy", after] - wide["accuracy", before]
+            removed = -gap.mean() / wide["gap", before].mean()
+            print(
+                f"| {ARMS[after]} | {interval(gap, 'corrected')} | {removed:.0%} | {interval(accuracy, 'corrected')} |"
+            )
+
+
+if __name__ == "__main__":
+    command, path = sys.argv[1], Path(sys.argv[2])
+    run(path) if command == "run" else show(pd.read_csv(path))
