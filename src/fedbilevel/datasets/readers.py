@@ -146,7 +146,7 @@ def law(files: Files) -> pd.DataFrame:
         if not (hot.sum(axis=1) == 1).all():
             raise ValueError(f"law.csv: a row has not exactly one of {', '.join(names)}.")
         kinds = [words.get(name.removeprefix(prefix), name.removeprefix(prefix)) for name in names]
-        frame[column] = pd.Categorical.from_codes(hot.argmax(axis=1), kinds)
+        frame[column] = pd.Categorical.from_codes(hot.argmax(axis=1), pd.Index(kinds))
     return frame
 
 
