@@ -64,7 +64,7 @@ for _group, _command, _example in (
     (app, predict, "predict runs/income rows.csv > predictions.csv"),
     (app, report, "report runs/table1 --figures"),
     (app, compare, "compare runs/table1 runs/table1-grid"),
-    (data, data_sets.list_all, "data list"),
+    (data, data_sets.list_all, "data list --json"),
     (data, data_sets.show, "data show heart"),
     (data, data_sets.get, "data get heart --csv sites/heart"),
     (federate, init, "federate init --site north --site south --server fl.example.org"),
