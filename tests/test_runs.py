@@ -19,7 +19,7 @@ from fedbilevel.runs import RunFolder, files, folder, model_file, read
 
 OPTIONS = {"seeds": 3, "methods": ["fedavg", "fcfl"], "rate": 0.1, "grid": False, "metric": "equal_opportunity"}
 MARKS = {"dataset": "adult", "split": "iid", "method": "FedBiOAcc, cells"}
-AWKWARD = ['a "quoted", comma', "NA", "", "Ünïcode\nline", "None", "1.0"]
+AWKWARD = ['a "quoted", comma', "NA", "", "Ünïcode\nline", "None", "1.0", "=cmd()", "'@x", "-5"]
 
 
 def row(seed, **values):
@@ -80,6 +80,7 @@ def test_what_is_saved_is_read_back(tmp_path):
             assert arrays["params"].tolist() == [0, 1, 2]
         refused("has no model 'q'; it has m", lambda found=found: model_file(found, "q"))
     assert (before.status, after.status) == ("running", "complete")
+    assert ",'=cmd()," in (tmp_path / "run/groups.csv").read_text(), "a spreadsheet would run it"
     assert not list((tmp_path / "run" / "parts").iterdir())
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "run" / "rows.parquet"), after.rows)
     about = tomllib.loads((tmp_path / "run" / "run.toml").read_text())

@@ -146,6 +146,18 @@ def test_forged_momentum(attacked):
     assert "arrays" in site.work(honest)
 
 
+@pytest.mark.parametrize("weights", [[1e6, 0.0], [-1.0, 1.0], [np.inf, 1.0]])
+@pytest.mark.parametrize("method", ["fedminmax", "fedfb"])
+def test_forged_weights_of_groups(attacked, method, weights):
+    site = attacked(policy={"minimum_rows": 200}, method=method)
+    assert site.prepare() == {"rows": ROWS}
+    model = np.zeros(len(SCHEMA.feature_names), np.float32)
+    kind = jax.tree.leaves(site.site.compiled.message_like(0))[1].dtype
+    told = site.work([model, np.array(weights, kind)])
+    assert told == {"refused": "request" if np.inf in weights else "weights"}
+    assert "arrays" in site.work([model, np.ones(2, kind)])
+
+
 @pytest.mark.parametrize(
     "forged",
     [
