@@ -38,7 +38,7 @@ SITES = (10, 100, 1000)
 EPSILONS = (1.0, 4.0, 8.0)
 DELTA = 1e-5
 ROUNDS, CLIPS = (5, 20), (0.1, 0.3, 1.0)
-METHODS = ("fedavg", "fedbioacc")
+NAMES = {"fedavg": "FedAvg", "fedbioacc": "FedBiOAcc"}
 CHOOSING, TESTING = 2, 5
 LOCAL_STEPS = 20
 
@@ -139,7 +139,7 @@ def trained(stage: Any, rows: Any, val: Any, privacy: Privacy | None, seed: int)
 def measure(seconds: float) -> list[dict[str, Any]]:
     """A row for every method, number of sites and epsilon; those that the time did not suffice for are left out."""
     began, rows = time.monotonic(), []
-    for method, sites in itertools.product(METHODS, SITES):
+    for method, sites in itertools.product(NAMES, SITES):
         for epsilon in (None, *EPSILONS):
             if time.monotonic() - began > seconds:
                 return rows
@@ -171,7 +171,7 @@ def render(rows: list[dict[str, Any]]) -> str:
         named = [
             "none" if row[name] is None else f"{row[name]:.3g}" for name in ("epsilon", "replies", "clip", "noise")
         ]
-        lines.append(f"| {row['method']} | {row['sites']:,} | {' | '.join(named)} | {accuracy} | {gap} |")
+        lines.append(f"| {NAMES[row['method']]} | {row['sites']:,} | {' | '.join(named)} | {accuracy} | {gap} |")
     return "\n".join(lines)
 
 
@@ -182,5 +182,4 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if not options.render:
         harness.save("privacy", TESTING, measure(options.seconds))
-    record = harness.load("privacy")
-    print(f"{render(record['measured'])}\n\n{harness.describe(record)}")
+    print(render(harness.load("privacy")["measured"]))
