@@ -327,8 +327,8 @@ def test_a_person_approves_what_waits(run, refused, done, north, schema, tmp_pat
         "It reads age, colour",
         "It predicts outcome (yes or no",
         "This site would be ready for model: 240 training rows",
-        "Before training, exactly and on no privacy account: statistics/rows",
-        "In every round: reply 1 float32",
+        "Before training, exactly and on no privacy account: how many rows there are (1 number)",
+        "In every round: what training replies, part 1 (5 numbers)",
         "40 replies with noise: epsilon 0 spent so far",
         "first is not approved (--yes).",
     ):

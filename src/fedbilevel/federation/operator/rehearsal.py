@@ -7,6 +7,8 @@ the same code and under the same policy; its private state goes to a folder that
 from __future__ import annotations
 
 import json
+import math
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -66,6 +68,20 @@ WHEN = {
 }
 
 
+WORDS = {
+    "statistics/rows": "how many rows there are",
+    "statistics/counts": "how many values every number column has",
+    "statistics/sums": "the sum of every number column",
+    "statistics/squares": "the sum of its squares",
+    "rows": "how many rows are for training and validation",
+    "smoothness": "how steep the loss is",
+    "groups": "how many rows every group has",
+    "objective": "the loss on all rows",
+    "seconds": "how long the site computed",
+    "decisions": "how many rows of every group and class get which decision",
+}
+
+
 def in_words(settings: JobSettings, policy: Policy, folder: Path, left: list[Left], said: list[str]) -> Iterator[str]:
     """What a run would do at a site and take out of it, for the person who approves it.
 
@@ -93,11 +109,11 @@ def in_words(settings: JobSettings, policy: Policy, folder: Path, left: list[Lef
             yield f"SHA-256 of its schema: {schema.digest}"
     else:
         yield f"It runs the program {settings.program} with {json.dumps(settings.arguments)[:500]}."
-    yield from (f"This site would be {line}." for line in said if line.startswith("ready for"))
+    yield from (f"This site would be {line.split(', ')[0]}." for line in said if line.startswith("ready for"))
     for task, when in WHEN.items():
-        names = dict.fromkeys(f"{thing.name} {thing.shape}" for thing in left if thing.task == task)
-        if names:
-            yield f"{when}: {', '.join(names)}."
+        things = dict.fromkeys(_in_words(thing) for thing in left if thing.task == task)
+        if things:
+            yield f"{when}: {'; '.join(things)}."
     privacy = policy.privacy
     if privacy is None or privacy.noise == 0:
         yield "Replies leave without noise: the coordinator may be able to conclude something about single rows."
@@ -111,6 +127,14 @@ def in_words(settings: JobSettings, policy: Policy, folder: Path, left: list[Lef
             f"{replies} replies with noise: epsilon {spent.epsilon(privacy.delta):.3g} spent so far, "
             f"{after.epsilon(privacy.delta):.3g} after the run ({allowed}, at delta {privacy.delta:g})."
         )
+
+
+def _in_words(thing: Left) -> str:
+    numbers = (
+        math.prod(int(size) for size in re.findall(r"\d+", thing.shape.partition("[")[2])) if "[" in thing.shape else 1
+    )
+    called = WORDS.get(thing.name, thing.name.replace("reply", "what training replies, part"))
+    return f"{called} ({numbers} number{'s' if numbers != 1 else ''})"
 
 
 def _short(settings: JobSettings) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def settle(settings: JobSettings, program: Program, policy: Policy, folder: Path
         if settings.digest in known:
             return bool(known[settings.digest]["by"] == "bounds")
         outside = (
-            _outside(settings, program, policy.approval, known) if policy.approval.auto else "no run is without asking"
+            _outside(settings, program, policy.approval, known) if policy.approval.auto else "approve.auto is false"
         )
         if outside is None:
             _approve(folder, known, settings, "bounds")
