@@ -369,13 +369,13 @@ def write_manifest(kit: Path) -> None:
 
 
 def _hashes(kit: Path) -> dict[str, str]:
-    """Of all files that decide what a kit does, but for the site's own policy."""
+    """Of all files that decide what a kit does, but for the site's own policy and what editors leave beside it."""
     entries = [entry for place in ("startup", "local") for entry in sorted((kit / place).rglob("*")) if entry.is_file()]
     names = {str(entry.relative_to(kit)): entry for entry in entries}
     return {
         name: hashlib.sha256(entry.read_bytes()).hexdigest()
         for name, entry in names.items()
-        if name not in (MANIFEST, f"local/{POLICY}") and not entry.name.endswith((".lock", ".tmp"))
+        if name != MANIFEST and not entry.name.startswith((".", POLICY))
     }
 
 
@@ -503,7 +503,7 @@ def _strange_in_site(folder: Path, resources: dict[str, Any]) -> list[str]:
         f"{entry.relative_to(folder)} is no file of a kit" + ("; code in it would run here." if entry.is_dir() else ".")
         for place, known in SITE_FILES.items()
         for entry in sorted((folder / place).iterdir())
-        if entry.name not in known and not entry.name.startswith(".") and not entry.name.endswith(".log")
+        if entry.name not in known and not entry.name.startswith((".", POLICY))
     ]
     if resources.get("allow_log_streaming", True):
         sentences.append("local/resources.json lets logs of this site travel to the server (allow_log_streaming).")
