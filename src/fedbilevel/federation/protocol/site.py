@@ -69,23 +69,23 @@ class Site:
         """Read and encode the rows of a stage, and compile its work."""
         number = int(request["stage"])
         agreed, answers = self._common(request)
-        stages = [self.program.stage(k, agreed, answers[:k]) for k in range(number + 1)]
-        stage = stages[-1]
-        if stage is None or len(answers) != number:
+        stage = self.program.stage(number, agreed, answers) if len(answers) == number else None
+        if stage is None:
             raise Refused("stage", f"It was stage {number}.")
-        rounds = sum(each.rounds for each in stages if each is not None)
+        before = [self.program.stage(k, agreed, answers[:k]) for k in range(number)]
+        stages = [stage, *(each for each in before if each is not None)]
+        rounds = sum(each.rounds for each in stages)
         if self.by_bounds:
             approval.check_stage(stage, rounds, self.policy.approval)
-        self.train, val = self.program.rows(number, self.policy.source, agreed, answers)
-        rows = self._check(number, stage, val)
+        train, val = self.program.rows(number, self.policy.source, agreed, answers)
+        rows = self._check(number, stage, train, val)
+        self.stage, self.train = None, train  # until everything fits together again
         self.compiled = Compiled(stage.algorithm, self.settings.seed, stage.example)
-        self.data = jax.device_put(local_data(self.train, val, self.client))
+        self.data = jax.device_put(local_data(train, val, self.client))
         self.enrolled = self.compiled.enroll()
         self._warm_up()
         self.stage, self.number = stage, number
-        self.door.planned = rounds * max(
-            sum(times for _, times in phases_of(each.algorithm.plan)) for each in stages if each
-        )
+        self.door.planned = rounds * max(sum(times for _, times in phases_of(each.algorithm.plan)) for each in stages)
         if stage.weights == "samples":
             self.policy.require("rows")
         self.say(f"ready for {stage.name}: {rows} training rows, {stage.rounds} rounds of {stage.algorithm.name}")
@@ -191,9 +191,8 @@ class Site:
             raise Refused("often", f"The stage has {self.stage.rounds} rounds.")
         return label
 
-    def _check(self, number: int, stage: Stage, val: Tree) -> int:
+    def _check(self, number: int, stage: Stage, train: Tree, val: Tree) -> int:
         """Enough rows, in all, in every cell, in every batch, and of the kind the program expects; how many there are."""
-        train = self.train
         rows, *others = (int(np.shape(jax.tree.leaves(part)[0])[0]) for part in (train, val) if part is not None)
         if min(rows, *others, rows) < self.policy.minimum_rows:
             raise Refused("rows", f"{rows} (training) and {others} (validation), below {self.policy.minimum_rows}.")
