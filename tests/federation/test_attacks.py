@@ -271,6 +271,8 @@ def test_what_is_approved_by_itself(attacked, bounds, allowed):
     attacked(policy=policy)
     attacked(policy=policy)  # the same run, started again
     with pytest.raises(Refused, match="waits for the approval"):
+        attacked(policy={"approval": Approval()})  # after the site has changed its mind
+    with pytest.raises(Refused, match="waits for the approval"):
         attacked(policy=policy, steps=5)  # a second run
 
 

@@ -18,7 +18,7 @@ from fedbilevel.federation.protocol.policy import Approval, Policy
 from fedbilevel.federation.protocol.settings import JobSettings
 
 APPROVED, PENDING = "approved.json", "pending"
-ANY = "any"
+ANY, BOUNDS = "any", "bounds"
 MOST_PENDING = 100
 """Runs that wait; later ones are refused without being kept."""
 
@@ -27,13 +27,13 @@ def settle(settings: JobSettings, program: Program, policy: Policy, folder: Path
     """Whether the run is approved by the site's bounds (True) or by a person; refused where it is not, and then it waits."""
     with _held(folder):
         known = read_approved(folder)
-        if settings.digest in known:
-            return bool(known[settings.digest]["by"] == "bounds")
-        outside = (
-            _outside(settings, program, policy.approval, known) if policy.approval.auto else "approve.auto is false"
-        )
+        if known.get(settings.digest, {}).get("by", BOUNDS) != BOUNDS:
+            return False
+        others = {digest: entry for digest, entry in known.items() if digest != settings.digest}
+        # Bounds are those of today, also for a run that was within them before.
+        outside = _outside(program, policy.approval, others) if policy.approval.auto else "approve.auto is false"
         if outside is None:
-            _approve(folder, known, settings, "bounds")
+            _approve(folder, others, settings, BOUNDS)
             return True
         (folder / PENDING).mkdir(exist_ok=True)
         file = folder / PENDING / f"{settings.run}.json"
@@ -73,14 +73,14 @@ def check_stage(stage: Stage, rounds: int, approval: Approval) -> None:
             raise Refused("bounds", f"{name} = {value:g} is more than approve.step = {approval.step:g}.")
 
 
-def _outside(settings: JobSettings, program: Any, approval: Approval, known: dict[str, dict[str, str]]) -> str | None:
+def _outside(program: Any, approval: Approval, others: dict[str, dict[str, str]]) -> str | None:
     """Which bound the run is outside of, in words."""
     schema, recipe = getattr(program, "schema", None), getattr(program, "recipe", None)
     if schema is not None and ANY not in approval.schemas and schema.digest not in approval.schemas:
         return f"the schema {schema.digest} is not among approve.schemas"
     if recipe is not None and approval.methods and recipe.method not in approval.methods:
         return f"the method {recipe.method} is not among approve.methods"
-    if len([entry for entry in known.values() if entry["by"] == "bounds"]) >= approval.runs:
+    if len([entry for entry in others.values() if entry["by"] == BOUNDS]) >= approval.runs:
         return f"approve.runs = {approval.runs} runs were approved already"
     return None
 
