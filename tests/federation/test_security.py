@@ -149,7 +149,8 @@ def test_a_site_cannot_act_as_coordinator(federation, attempts):
     assert attempts["site as coordinator"]["login"] != "accepted"
     # Under its own name NVFlare lets it log in, without a role and so without any right.
     told = attempts["site under its own name"]
-    for action in ("read", "abort", "honest"):
+    assert told["read"] == "invalid_request"
+    for action in ("abort", "honest"):
         assert "not authorized" in told.get(action, "not authorized"), told
     assert told["honest"] != "accepted"
     assert not (federation.kits.server / "fedbilevel-runs/by-others").exists()

@@ -17,6 +17,7 @@ from nvflare.apis.app_validation import AppValidator
 from nvflare.fuel.utils.config import ConfigFormat
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.fuel.utils.log_utils import get_obj_logger
+from nvflare.private.fed.app import fl_app_validator
 from nvflare.private.fed.client import admin_commands, scheduler_cmds, training_cmds
 from nvflare.private.fed.client.admin_commands import AdminCommands
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
@@ -24,7 +25,7 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 from fedbilevel.engines.stages import REASONS, Refused
 from fedbilevel.federation.nvflare.job import check_job
 
-# NVFlare's own validator reads a job before ours is asked: it must know JSON alone, since HOCON includes files and addresses.
+# HOCON includes files and addresses.
 ConfigFactory._fmt2Loader = {ConfigFormat.JSON: ConfigFactory._fmt2Loader[ConfigFormat.JSON]}
 
 HEARD = (
@@ -41,6 +42,9 @@ for commands in (ClientRequestProcessors.request_processors, AdminCommands.comma
 class JobValidator(AppValidator):  # type: ignore[misc]
     """Takes jobs of this package's own making and no others: see `job.check_job`."""
 
+    def __init__(self, site_type: str = "client") -> None:
+        """As NVFlare makes its own validator, whose place this one takes."""
+
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
         try:
             check_job(Path(app_folder))
@@ -48,3 +52,7 @@ class JobValidator(AppValidator):  # type: ignore[misc]
             get_obj_logger(self).error(str(error))
             return REASONS["job"], {}
         return "", {}
+
+
+# NVFlare's own would read the job first, and tell the server where it lies.
+fl_app_validator.DefaultAppValidator = JobValidator
