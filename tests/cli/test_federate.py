@@ -248,6 +248,14 @@ def test_a_check_warns_of_loosened_rules(done, north, schema):
         assert words in warnings
 
 
+def test_a_sites_own_files_beside_its_policy_are_no_implants(done, north, schema, table):
+    shutil.copy(table, north / "local/rows.csv")
+    for name in ("mapping.toml", "fedbilevel.toml~", ".fedbilevel.toml.swp"):
+        (north / "local" / name).touch()
+    warnings = json.loads(done("site", "check", north, "--schema", schema, "--json", "--method", "fedavg"))["warnings"]
+    assert not [warning for warning in warnings if "kit" in warning]
+
+
 def custom_code(local):
     (local / "custom").mkdir()
     (local / "custom/implant.py").write_text("raise SystemExit('it ran')\n")

@@ -98,6 +98,8 @@ SITE_FILES = {
     },
 }  # fmt: skip
 """All that these folders of a site's kit hold.  What ends on ``.sh`` is NVFlare's own and is never run here."""
+OWN = (".csv", ".parquet", ".npz", ".toml")
+"""Files of the site that may lie beside its policy: tables, arrays, mappings."""
 LOG_CLASSES = ("logging.", "nvflare.fuel.utils.log_utils.")
 FORBIDDEN = {"byoc": "bring code", "shell_commands": "read files here from afar", "operate": "operate this site"}
 """Rights in words."""
@@ -369,14 +371,19 @@ def write_manifest(kit: Path) -> None:
 
 
 def _hashes(kit: Path) -> dict[str, str]:
-    """Of all files that decide what a kit does, but for the site's own policy and what editors leave beside it."""
+    """Of all files that decide what a kit does, but for the site's own."""
     entries = [entry for place in ("startup", "local") for entry in sorted((kit / place).rglob("*")) if entry.is_file()]
     names = {str(entry.relative_to(kit)): entry for entry in entries}
     return {
         name: hashlib.sha256(entry.read_bytes()).hexdigest()
         for name, entry in names.items()
-        if name != MANIFEST and not entry.name.startswith((".", POLICY))
+        if name != MANIFEST and not _is_own(entry)
     }
+
+
+def _is_own(entry: Path) -> bool:
+    """The site's own policy, what editors leave beside it, and data or a mapping, which are no code and no configuration."""
+    return entry.name.startswith((".", POLICY)) or (entry.suffix in OWN and entry.is_file())
 
 
 def close(kit: Path) -> None:
@@ -503,7 +510,7 @@ def _strange_in_site(folder: Path, resources: dict[str, Any]) -> list[str]:
         f"{entry.relative_to(folder)} is no file of a kit" + ("; code in it would run here." if entry.is_dir() else ".")
         for place, known in SITE_FILES.items()
         for entry in sorted((folder / place).iterdir())
-        if entry.name not in known and not entry.name.startswith((".", POLICY))
+        if entry.name not in known and not _is_own(entry)
     ]
     if resources.get("allow_log_streaming", True):
         sentences.append("local/resources.json lets logs of this site travel to the server (allow_log_streaming).")
