@@ -16,7 +16,15 @@ from cryptography import x509
 
 from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.operator.demo import policy_text
-from fedbilevel.federation.operator.kits import BEFORE, CLASSES, Roster, establish, settle, write_manifest
+from fedbilevel.federation.operator.kits import (
+    BEFORE,
+    CLASSES,
+    SITE_RESOURCES,
+    Roster,
+    establish,
+    settle,
+    write_manifest,
+)
 from fedbilevel.federation.protocol.policy import read_policy
 from fedbilevel.federation.protocol.site import Site
 from fedbilevel.jobs.federate import job
@@ -161,6 +169,10 @@ def test_a_kit_of_the_first_version_gets_the_new_names_of_its_classes(done, nort
     assert "names the classes of version 0.1.0: `fedbilevel federate start` writes the new names" in second
     settle(north)
     assert json.loads(file.read_text())["class_allow_list"] == ["lab.Own", *CLASSES]
+    first = {name: value for name, value in SITE_RESOURCES.items() if name != "app_validator"}
+    file.write_text(json.dumps({**first, "class_allow_list": list(BEFORE)}))
+    settle(north)
+    assert json.loads(file.read_text()) == SITE_RESOURCES, "jobs are checked there too from now on"
 
 
 def test_adding_a_site_leaves_the_others_alone(done, federation):
