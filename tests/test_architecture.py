@@ -11,7 +11,7 @@ import fedbilevel
 
 HOME = Path(fedbilevel.__file__).parent
 LAYERS = [
-    {"_version", "storage"},
+    {"_version", "storage", "hints"},
     {"calculus", "kernels"},
     {"sampling", "plan", "linear"},
     {"problem"},
@@ -35,7 +35,7 @@ LAYERS = [
 """Every room may import those in the layers below its own, and none beside it."""
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 
-PURE = {"calculus", "sampling", "plan", "linear", "problem", "hypergradients", "algorithms"}
+PURE = {"hints", "calculus", "sampling", "plan", "linear", "problem", "hypergradients", "algorithms"}
 IMPURE = {
     "asyncio", "builtins", "concurrent", "csv", "datetime", "fileinput", "glob", "http", "io", "json", "logging",
     "multiprocessing", "os", "pandas", "pathlib", "pickle", "random", "requests", "rich", "shutil", "socket", "subprocess",
@@ -126,5 +126,5 @@ def test_every_public_name_resolves():
         assert getattr(fedbilevel, name) is not None
     assert set(fedbilevel.__all__) <= set(dir(fedbilevel))
     assert len(set(fedbilevel.__all__)) == len(fedbilevel.__all__)
-    with pytest.raises(AttributeError, match="module 'fedbilevel' has no attribute 'fedsgd'"):
-        fedbilevel.fedsgd  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'fedbo'; did you mean 'fedbio' or 'fedmbo'\?"):
+        fedbilevel.fedbo  # noqa: B018

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fedbilevel.algorithms.simfbo import shrofbo as shrofbo
     from fedbilevel.algorithms.simfbo import simfbo as simfbo
     from fedbilevel.engines.checkpoint import CheckpointError as CheckpointError
+    from fedbilevel.engines.plot import plot as plot
     from fedbilevel.engines.result import Diverged as Diverged
     from fedbilevel.engines.result import Interrupted as Interrupted
     from fedbilevel.engines.result import Progress as Progress
@@ -60,6 +61,7 @@ _HOMES = {
     "algorithms.fedbioacc": "TUNED fedbioacc",
     "algorithms.simfbo": "shrofbo simfbo",
     "engines.checkpoint": "CheckpointError",
+    "engines.plot": "plot",
     "engines.result": "Diverged Interrupted Progress Result",
     "engines.simulate": "simulate trace",
     "engines.sweep": "Sweep sweep",
@@ -78,7 +80,9 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(_HOME[name]), name)
         globals()[name] = value
         return value
-    raise AttributeError(f"module 'fedbilevel' has no attribute {name!r}")
+    from fedbilevel.hints import hint
+
+    raise AttributeError(f"module 'fedbilevel' has no attribute {name!r}; {hint(name, _HOME)}")
 
 
 def __dir__() -> list[str]:

@@ -6,6 +6,7 @@ minimise over x   1/M sum_m f_m(x, y(x))       subject to     y(x) = argmin over
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.calculus import Loss, Tree
+from fedbilevel.hints import hint
 from fedbilevel.linear import LinearInner
 
 
@@ -129,6 +131,29 @@ class ClientData:
             self._settle_sizes(part, arrays[0].shape[0], arrays[0].shape[1])
         if self.val is not None and _first(self.val).shape[0] != self.clients:
             raise ValueError(f"train has {self.clients} clients but val has {_first(self.val).shape[0]}.")
+
+    def __repr__(self) -> str:
+        parts = [f"{part} {rows} rows of {shapes}" for part, (rows, shapes) in self._described().items()]
+        return f"ClientData({self.clients} client{'s' * (self.clients > 1)}; {'; '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        cells = [
+            f"<tr><td>{part}</td><td>{rows}</td><td>{html.escape(shapes)}</td></tr>"
+            for part, (rows, shapes) in self._described().items()
+        ]
+        head = "<tr><th>part</th><th>rows of a client</th><th>one row</th></tr>"
+        return f"<p>ClientData: {self.clients} clients</p><table>{head}{''.join(cells)}</table>"
+
+    def _described(self) -> dict[str, tuple[str, str]]:
+        """By part: how many rows a client has, and what one row is."""
+        told = {}
+        for part in self.parts:
+            sizes, row = getattr(self, f"{part}_sizes"), jax.tree.map(lambda leaf: leaf[0, 0], getattr(self, part))
+            told[part] = (
+                " to ".join(f"{size:,}" for size in sorted({int(sizes.min()), int(sizes.max())})),
+                shapes_in(row),
+            )
+        return told
 
     def _settle_sizes(self, part: str, clients: int, samples: int) -> None:
         given = getattr(self, f"{part}_sizes")
@@ -276,6 +301,9 @@ def shapes_of(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
     except Exception as error:
         given = ", ".join(str(_signature(argument)) for argument in arguments)
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        keys = {key for argument in arguments if isinstance(argument, dict) for key in argument}
+        if isinstance(error, KeyError) and error.args[0] not in keys:
+            reason = f"the batch has no {error.args[0]!r}; {hint(error.args[0], sorted(keys, key=str))}"
         raise ValueError(f"{name} cannot be evaluated on arguments of shapes {given}: {reason}") from error
 
 
@@ -308,6 +336,11 @@ def whole_number(name: str, value: Any, least: int = 1, optional: bool = False) 
     if value < least:
         raise ValueError(f"{name} must be at least {least}, not {value}.")
     return value
+
+
+def shapes_in(tree: Tree) -> str:
+    """Types and shapes of a tree's leaves, in few words: ``{a: float32[5], b: float32[]}``."""
+    return str(_signature(tree)).replace("'", "")
 
 
 def _signature(tree: Tree) -> Any:

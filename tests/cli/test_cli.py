@@ -11,6 +11,10 @@ import pytest
 import typer.main
 
 from fedbilevel import __version__, cli
+from fedbilevel.cli import options
+from fedbilevel.fairness.methods import METHODS
+from fedbilevel.fairness.metrics import CRITERIA
+from tests.report.folders import fit
 
 
 def test_version(process):
@@ -97,3 +101,40 @@ def test_tables_for_machines(monkeypatch, call):
     told = json.loads(call("rates", "--json", "--quiet").out)
     assert told["slopes"] == [{"slope": -0.5, "algorithm": "fedbio"}, {"slope": None, "algorithm": "fedbioacc"}]
     assert (told["bounds"], told["folder"]) == ([], None)
+
+
+@pytest.mark.parametrize("arguments", [["report", "{run}", "--figures"], ["rates", "--out", "{run}"]])
+def test_without_matplotlib_figures_are_refused_before_any_work(call, refused, tmp_path, monkeypatch, arguments):
+    fit(tmp_path / "run")
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    refused(
+        call(*(word.format(run=tmp_path / "run") for word in arguments)), "Figures need matplotlib: install it with"
+    )
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["fit", "{file}", "--method", "fedb"], ["fedbioacc", "fedbio"]),
+        (["fit", "{file}", "--metric", "equali"], ["equalized_odds"]),
+        (["fit", "{file}", "--target", "a"], ["age", "alive"]),
+        (["fit", "{file}", "--target", "alive", "--sensitive", "s"], ["sex"]),
+        (["schema", "{file}", "{file}x", "--site", ""], ["age", "alive", "sex"]),
+    ],
+)
+def test_the_shell_completes_methods_and_columns(call, tmp_path, monkeypatch, words, offered):
+    file = tmp_path / "site.csv"
+    file.write_text("age;alive;sex\n1;yes;f\n")
+    typed = ["fedbilevel", *(word.format(file=file) for word in words)]
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # as the installed command has it
+    monkeypatch.setenv("_FEDBILEVEL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(typed))
+    monkeypatch.setenv("COMP_CWORD", str(len(typed) - 1))
+    assert call().out.split() == offered
+
+
+def test_completed_names_are_those_there_are():
+    assert sorted(options.METHODS) == sorted(METHODS)
+    assert sorted(options.METRICS) == sorted(CRITERIA)

@@ -59,7 +59,8 @@ def test_one_row_for_every_row(call, fitted, table, tmp_path):
     np.testing.assert_allclose(found["probability"], by_hand(fitted_model(folder), frame), atol=2e-6)
     np.testing.assert_array_equal(found["prediction"], np.where(found["probability"] > 0.5, "yes", "no"))
     assert "missing: age (1), job (1)" in said.err
-    assert "values that the model does not know: job (1)" in said.err
+    assert "rare values, pooled as in training: job (1)" in said.err
+    assert "does not know" not in said.err
 
 
 def test_measured_accuracy_is_that_of_the_predictions(call, fitted):
@@ -107,7 +108,7 @@ def test_no_rows_no_predictions(call, fitted, tmp_path):
         ("age,score,job\n1,2\n", [], "line 2: 2 field(s)"),
         ("age,score,job\n1,2,cook\n", ["--keep", "name"], "no column 'name'"),
         ("age,score,job,prediction\n1,2,cook,x\n", ["--keep", "prediction"], "rename it"),
-        ("age,score,job\n1,2,cook\n", ["--model", "luck"], "has no model 'luck'; it has 'FedAvg', 'FedBiOAcc, cells'"),
+        ("age,score,job\n1,2,cook\n", ["--model", "luck"], "has no model 'luck'; there are 'FedAvg', 'FedBiOAcc, cells'"),
         ("age,score,job\n1,2,cook\n", ["--out", "/proc/none/x.csv"], "cannot be written"),
     ],
 )  # fmt: skip

@@ -120,7 +120,11 @@ SCALAR = r"must return one real number \(a scalar\), but it returns"
             ValueError,
             "inner_loss cannot be evaluated on arguments of shapes",
         ),
-        ({"outer_loss": lambda x, y, b: jnp.sum(b["missing"])}, ValueError, "outer_loss cannot be evaluated .*missing"),
+        (
+            {"outer_loss": lambda x, y, b: jnp.sum(b["missing"])},
+            ValueError,
+            "outer_loss cannot be evaluated .*: the batch has no 'missing'; there are '",
+        ),
         (
             {"init": zeros(kinds=(int, float))},
             TypeError,

@@ -83,7 +83,7 @@ def test_progress_counts_runs():
         (
             {"outerstep": [0.1]},
             ValueError,
-            "fedbio has no float hyper-parameter 'outerstep'; it has hypergradient_step, inner_step, outer_step",
+            "fedbio has no float hyper-parameter 'outerstep'; did you mean 'outer_step'",
         ),
         ({"local_steps": [1]}, ValueError, "fedbio has no float hyper-parameter 'local_steps'"),
         ({"workers": 0}, ValueError, "workers must be at least 1, not 0"),
@@ -97,5 +97,5 @@ def test_bad_arguments(options, kind, sentence):
 def test_a_fedavg_model_is_not_a_hyper_parameter():
     """A first model that happens to be one number is data, not a step size."""
     tiny = fb.fedavg(lambda model, batch: (model - batch[0]) ** 2, init=np.zeros(()), step=0.1)
-    with pytest.raises(ValueError, match="fedavg has no float hyper-parameter 'start'; it has step"):
+    with pytest.raises(ValueError, match="fedavg has no float hyper-parameter 'start'; there are 'step'"):
         fb.sweep(tiny, fb.ClientData(train=np.ones((1, 1))), 1, start=[1.0])

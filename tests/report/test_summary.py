@@ -189,10 +189,22 @@ def test_what_cannot_be_compared_is_said(tmp_path):
     one = folder(tmp_path / "one", {"A": [0.1, 0.2]})
     with pytest.raises(ValueError, match="two run folders"):
         compare([one])
-    with pytest.raises(ValueError, match="no dataset, distribution and method in common"):
+    with pytest.raises(ValueError, match=r"one and \S+two have no methods in common \(A; B\)"):
         compare([one, folder(tmp_path / "two", {"B": [0.1, 0.2]})])
     with pytest.raises(ValueError, match="--measure speed is no column of numbers"):
         compare([one, one], ["speed"])
+
+
+def test_fits_with_other_groups_say_why_they_are_not_compared(tmp_path):
+    one, two = (fit(tmp_path / name, name=f"loan by {name}") for name in ("sex", "race"))
+    two.configuration["sensitive"] = ["race", "age"]
+    with pytest.raises(ValueError, match=r"sex and \S+race have different groups \(sex; race & age\): .*--sensitive"):
+        compare([one, two])
+    more = fit(tmp_path / "more", name="loan by sex", group_names=("f", "m", "x"))
+    found = compare([one, more])
+    assert "The gaps of loan by sex compare different groups (f, m; f, m, x): no differences" in found.notes[0]
+    assert not any(measure.endswith("gap") for measure in found.differences["measure"])
+    assert "test_accuracy" in set(found.differences["measure"])
 
 
 def test_a_benchmark_is_read_by_task(tmp_path):

@@ -86,7 +86,7 @@ def main() -> None:
     """Entry point: one clear sentence and exit code 2 on bad input, never a traceback."""
     try:
         app()
-    except (ValueError, TypeError, ArithmeticError, OSError, RuntimeError) as error:
+    except (ValueError, TypeError, ArithmeticError, OSError, RuntimeError, ImportError) as error:
         if os.environ.get("FEDBILEVEL_TRACEBACK"):
             raise
         print(f"fedbilevel: {error}", file=sys.stderr)

@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+METHODS = ("fedbioacc", "fedbio", "fedavg", "fedreg", "fedminmax", "fcfl", "fedfb", "fairfed")
+METRICS = ("equal_opportunity", "equalized_odds", "demographic_parity")
+"""Names that the shell completes; written out, since what defines them takes seconds to load."""
+
+
+def one_of(names: Sequence[str]) -> Callable[[str], list[str]]:
+    """Completes one of ``names``."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+
+def columns(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Completes a column of the files that were typed before; nothing where they cannot be read."""
+    from fedbilevel.tables.reading import open_table
+
+    names: dict[str, None] = {}
+    # Before a value that is still to be typed nothing is parsed: the words are all there is.
+    for file in [*(ctx.params.get("files") or ()), *ctx.args]:
+        with suppress(Exception):  # a shell that waits for a name is no place to complain
+            names |= dict.fromkeys(open_table(Path(file)).columns)
+    return [name for name in names if name.startswith(incomplete)]
+
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
@@ -15,12 +39,17 @@ Seed = Annotated[int, typer.Option(help="Where all randomness starts.", min=0)]
 Files = Annotated[
     list[Path], typer.Argument(metavar="FILES", help="Tables, CSV or Parquet: one a site, or one for all.")
 ]
-Target = Annotated[str | None, typer.Option(help="The column to predict.")]
+Target = Annotated[str | None, typer.Option(help="The column to predict.", autocompletion=columns)]
 Sensitive = Annotated[
     list[str] | None,
-    typer.Option(help="The column that makes the groups; name several to join them ('Black & Female')."),
+    typer.Option(
+        help="The column that makes the groups; name several to join them ('Black & Female').", autocompletion=columns
+    ),
 ]
-SiteColumn = Annotated[str | None, typer.Option("--site", help="The column that says which site a row belongs to.")]
+SiteColumn = Annotated[
+    str | None,
+    typer.Option("--site", help="The column that says which site a row belongs to.", autocompletion=columns),
+]
 Positive = Annotated[str | None, typer.Option(help="The class that counts as 1; all others count as 0.")]
 KeepSensitive = Annotated[bool, typer.Option(help="Use the sensitive columns as features too.")]
 Delimiter = Annotated[
@@ -35,10 +64,20 @@ MappingFile = Annotated[
 
 # A fit, simulated or over sites.
 Method = Annotated[
-    str, typer.Option(help="fedbioacc, fedbio, fedavg (no fairness), fedreg, fedminmax, fcfl, fedfb or fairfed.")
+    str,
+    typer.Option(
+        help="fedbioacc, fedbio, fedavg (no fairness), fedreg, fedminmax, fcfl, fedfb or fairfed.",
+        autocompletion=one_of(METHODS),
+    ),
 ]
-Formulation = Annotated[str, typer.Option(help="cells (ours) or paper; for fedbioacc and fedbio.")]
-Metric = Annotated[str, typer.Option(help="equal_opportunity, equalized_odds or demographic_parity.")]
+Formulation = Annotated[
+    str,
+    typer.Option(help="cells (ours) or paper; for fedbioacc and fedbio.", autocompletion=one_of(("cells", "paper"))),
+]
+Metric = Annotated[
+    str,
+    typer.Option(help="equal_opportunity, equalized_odds or demographic_parity.", autocompletion=one_of(METRICS)),
+]
 Steps = Annotated[int | None, typer.Option(help="Training steps; the method's own if not given.", min=1)]
 WeightSteps = Annotated[
     int | None, typer.Option(help="Steps of the bilevel stage; the method's own if not given.", min=1)

@@ -84,7 +84,11 @@ def _written(out: Path | None) -> Iterator[TextIO]:
 
 def _notes(answer: Predictions, notes: list[str]) -> None:
     """What was done to cells, on standard error: the answer itself stays a table."""
-    for what, counts in (("missing", answer.missing), ("values that the model does not know", answer.unknown)):
+    for what, counts in (
+        ("missing", answer.missing),
+        ("rare values, pooled as in training", answer.pooled),
+        ("values that the model does not know", answer.unknown),
+    ):
         columns = [f"{name} ({count:,})" for name, count in counts.items() if count]
         if columns:
             more = f" and {len(columns) - 5} more columns" if len(columns) > 5 else ""

@@ -11,6 +11,7 @@ import typer
 from fedbilevel import storage
 from fedbilevel.cli.options import AsJson, Quiet
 from fedbilevel.cli.terminal import check_folder, progress_lines, records, tell
+from fedbilevel.engines.plot import check_matplotlib
 
 
 def report(
@@ -29,6 +30,8 @@ def report(
 
     run = read(folder)
     check_folder(out)
+    if figures:
+        check_matplotlib()
     with progress_lines(quiet) as progress:
         page, table, *drawn = write_report(run, out, drawn=figures, progress=progress)
     told = {"page": str(page), "table": str(table), "figures": [str(file) for file in drawn]}

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from fedbilevel.cli.options import AsJson, Quiet, Seed
 from fedbilevel.cli.terminal import check_folder, prepare_jax, records, tell, typed
+from fedbilevel.engines.plot import check_matplotlib
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,9 +35,11 @@ FEW = 5
 """Fewer splits than this are remarked upon."""
 
 
-def prepare(out: Path | None) -> None:
-    """Refuse an unusable folder before anything slow is loaded."""
+def prepare(out: Path | None, figures: bool = False) -> None:
+    """Refuse an unusable folder, or ``figures`` that cannot be drawn there, before anything slow is loaded."""
     check_folder(out)
+    if figures and out is not None:
+        check_matplotlib()
     prepare_jax()
 
 
@@ -110,7 +113,7 @@ def rates(
 
     Slopes with confidence intervals, and the bounds beside the measurements.
     """
-    prepare(out)
+    prepare(out, figures=True)
     from fedbilevel.studies import rates as study
 
     tables = conducted(lambda report, line: study.run(out, quick, seed, report, line), out, quiet).tables
@@ -236,7 +239,7 @@ def fairness(
 
     Means and 95 % intervals over random splits, and differences to FedAvg on the same split.
     """
-    prepare(out)
+    prepare(out, figures=True)
     from fedbilevel.studies import fairness as study
 
     chosen = study.chosen_design(cases, splits, grids, quick)

@@ -6,13 +6,14 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from fedbilevel.engines.progress import progress_lines as progress_lines
 
 Shown = Iterable[str | tuple[str, Any] | RenderableType]
 """What a command says to people: sentences, tables with their titles, or anything `rich` can print."""
@@ -66,37 +67,6 @@ def tell(as_json: bool, quiet: bool, told: Mapping[str, Any], shown: Shown, widt
 def typed() -> str:
     """The command as it was typed."""
     return shlex.join(["fedbilevel", *sys.argv[1:]])
-
-
-class progress_lines:
-    """A bar on a terminal, plain lines elsewhere, or nothing; on standard error, so that tables can be piped."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        self.quiet = quiet
-        self.console = Console(stderr=True)
-        self.bar: Progress | None = None
-        self.tasks: dict[str, TaskID] = {}
-        self.last: dict[str, int] = {}
-
-    def __enter__(self) -> Callable[[str, int, int], None]:
-        if self.console.is_terminal and not self.quiet:
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-            self.bar = Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True)
-            self.bar.start()
-        return self.report
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-    def report(self, what: str, done: int, total: int) -> None:
-        if self.bar is not None:
-            if what not in self.tasks:
-                self.tasks[what] = self.bar.add_task(what, total=total)
-            self.bar.update(self.tasks[what], completed=done, total=total)
-        elif done == total and self.last.get(what) != done and not self.quiet:
-            self.console.print(f"{what}: {done}/{total}", highlight=False)
-        self.last[what] = done
 
 
 def show(console: Console, title: str, frame: Any) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
 from fedbilevel.calculus import Tree
+from fedbilevel.engines.plot import plot
+from fedbilevel.problem import shapes_in
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LISTED = 10
+"""Rows of a table that a notebook shows."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,22 @@ class Result:
     server: Any = None
     local: Tree = None
     diverged: str | None = None
+
+    def __repr__(self) -> str:
+        told = [f"{self.rounds} rounds, seed {self.seed}"]
+        if len(self.history):
+            last = self.history.iloc[-1]
+            told.append(f"objective {last['objective']:.6g}")
+            told.append(f"{_size(last['bytes_up'])} up, {_size(last['bytes_down'])} down")
+        told.append(f"outer {shapes_in(self.outer)}")
+        return f"Result({'; '.join(told)}{'; diverged' if self.diverged else ''})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>" + table_html(self.history)
+
+    def plot(self, column: str = "objective", against: str = "round", ax: Axes | None = None) -> Axes:
+        """A column of the history as a curve; see `fedbilevel.plot`."""
+        return plot(self, column=column, against=against, ax=ax)
 
 
 class Diverged(ArithmeticError):
@@ -53,3 +78,12 @@ class Progress(NamedTuple):
 
 
 ProgressCallback = Callable[[Progress], None]
+
+
+def table_html(table: pd.DataFrame) -> str:
+    """A table for a notebook, long ones cut in the middle."""
+    return str(table.to_html(max_rows=LISTED, border=0, index=False)) if len(table.columns) else ""
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e6:.3g} MB" if count >= 1e6 else f"{count / 1e3:.3g} kB" if count >= 1e3 else f"{count:.0f} B"

@@ -18,6 +18,7 @@ from fedbilevel.calculus import all_finite
 from fedbilevel.engines.checkpoint import Checkpoint
 from fedbilevel.engines.diagnose import STEPS, level_for
 from fedbilevel.engines.fleet import CHUNK, Fleet, map_clients
+from fedbilevel.engines.progress import listener
 from fedbilevel.engines.result import Diverged, Interrupted, Progress, ProgressCallback, Result
 from fedbilevel.engines.rounds import PARTICIPATION, State, choose
 from fedbilevel.engines.simulation import Moment, Options, Simulation, named_numbers
@@ -41,7 +42,7 @@ def simulate(
     dropout: float = 0.0,
     record_every: int | None = 1,
     diagnostics: str = "auto",
-    progress: ProgressCallback | None = None,
+    progress: bool | ProgressCallback | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: int | None = None,
     client_chunk: int | None = CHUNK,
@@ -61,6 +62,8 @@ def simulate(
     its end; if it exists the run goes on from there, to bit-identical results.  Ctrl-C raises `Interrupted` between two
     rounds, with the run so far.  A NaN or infinity raises `Diverged`.
 
+    ``progress``: True draws a bar on a terminal or in a notebook; a function is told a `Progress` about twice a second.
+
     With several JAX devices (or, after ``jax.distributed.initialize``, hosts) the clients are spread over them; on several
     hosts each process passes the clients it holds.
 
@@ -72,7 +75,8 @@ def simulate(
     """
     options = Options(weights, participation, sampling, dropout, record_every, diagnostics, client_chunk, devices)
     simulation = Simulation(algorithm, data, options)
-    return execute(simulation, algorithm.settings, rounds, seed, progress, checkpoint, checkpoint_every)
+    with listener(progress, algorithm.name) as told:
+        return execute(simulation, algorithm.settings, rounds, seed, told, checkpoint, checkpoint_every)
 
 
 def execute(

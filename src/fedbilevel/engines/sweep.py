@@ -7,12 +7,13 @@ processes (``benchmarks/run.py seeds``).  On accelerators the runs are batched i
 
 from __future__ import annotations
 
+import html
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -20,21 +21,41 @@ import pandas as pd
 
 from fedbilevel.algorithms.arguments import Kind
 from fedbilevel.engines.fleet import CHUNK
-from fedbilevel.engines.result import Diverged, Progress, ProgressCallback, Result
+from fedbilevel.engines.plot import plot
+from fedbilevel.engines.progress import listener
+from fedbilevel.engines.result import Diverged, Progress, ProgressCallback, Result, table_html
 from fedbilevel.engines.simulate import execute
 from fedbilevel.engines.simulation import Options, Simulation, named_numbers, with_numbers
+from fedbilevel.hints import hint
 from fedbilevel.plan import Algorithm
 from fedbilevel.problem import ClientData, positive, whole_number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
 class Sweep:
     """``results``: one `Result` per combination, in the order of ``table`` (its seeds and hyper-parameters, and the last
-    recorded row); ``history``: all rows of all runs."""
+    recorded row); ``history``: all rows of all runs; ``values``: names of the hyper-parameters that were swept."""
 
     results: list[Result]
     table: pd.DataFrame
     history: pd.DataFrame
+    values: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        over = [f"{self.table[name].nunique()} of {name}" for name in ("seed", *self.values)]
+        diverged = int(self.table["diverged"].sum())
+        told = f"{len(self.results)} runs: {', '.join(over)}" + (f"; {diverged} diverged" if diverged else "")
+        return f"Sweep({told})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>" + table_html(self.table)
+
+    def plot(self, column: str = "objective", against: str = "round", ax: Axes | None = None) -> Axes:
+        """A column of the histories as curves, one colour a combination; see `fedbilevel.plot`."""
+        return plot(self, column=column, against=against, ax=ax)
 
     @property
     def outer(self) -> Any:
@@ -56,7 +77,7 @@ def sweep(
     dropout: float = 0.0,
     record_every: int | None = None,
     diagnostics: str = "auto",
-    progress: ProgressCallback | None = None,
+    progress: bool | ProgressCallback | None = None,
     client_chunk: int | None = CHUNK,
     devices: Sequence[Any] | None = None,
     workers: int | None = None,
@@ -67,7 +88,7 @@ def sweep(
     Hyper-parameters go by the algorithm's own argument names (``outer_step=[.01, .1]``), those of its hypergradient with
     ``hypergradient_`` in front (``hypergradient_step=[.1, .5]``).  A run that diverges does not stop the others: its
     `Result` says so in ``diverged``.  ``record_every=None`` records the last round only.  ``workers``: threads; default one
-    per core.
+    per core.  ``progress``: True draws a bar, a function is told a `Progress` after every run.
 
     >>> import fedbilevel as fb, jax.numpy as jnp, numpy as np
     >>> algo = fb.fedavg(lambda model, batch: jnp.mean((model - batch) ** 2), init=np.zeros(()), step=0.1, local_steps=1)
@@ -88,9 +109,7 @@ def sweep(
     known = named_numbers(algorithm.settings)
     for name, choices in values.items():
         if name not in known:
-            raise ValueError(
-                f"{algorithm.name} has no float hyper-parameter {name!r}; it has {', '.join(sorted(known))}."
-            )
+            raise ValueError(f"{algorithm.name} has no float hyper-parameter {name!r}; {hint(name, sorted(known), 20)}")
         if not isinstance(choices, Iterable):
             raise TypeError(f"{name} must be a list of values to try, such as [{choices}], not {choices!r}.")
         if not len(choices):
@@ -116,11 +135,11 @@ def sweep(
     results: list[Result] = []
     spread = simulation.loop.layout.mesh is not None  # its collectives already use every device
     count = 1 if spread else min(workers or _cores(), len(jobs))
-    with ThreadPoolExecutor(count) as pool:
+    with listener(progress, f"{algorithm.name}, runs") as told, ThreadPoolExecutor(count) as pool:
         for number, result in enumerate(pool.map(one, jobs), 1):
             results.append(result)
-            if progress is not None:
-                progress(Progress(number, len(jobs), float("nan"), {}))
+            if told is not None:
+                told(Progress(number, len(jobs), float("nan"), {}))
     return _collect(results, [(seed, chosen) for _, chosen, seed in jobs])
 
 
@@ -138,4 +157,4 @@ def _collect(results: list[Result], jobs: list[tuple[int, dict[str, float]]]) ->
         rows.append({**labels, **last, "diverged": result.diverged is not None})
         frames.append(own.assign(**labels))
     history = pd.concat(frames, ignore_index=True)
-    return Sweep(results, pd.DataFrame(rows), history)
+    return Sweep(results, pd.DataFrame(rows), history, tuple(jobs[0][1]))

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel.fairness.saving import FittedModel
+from fedbilevel.hints import hint
 from fedbilevel.runs import model_file, read
 from fedbilevel.tables.columns import MISSING_CODE, UNKNOWN_CODE
 from fedbilevel.tables.encoder import Parsed, parse
@@ -35,7 +36,7 @@ def fitted_model(folder: Path, name: str | None = None) -> FittedModel:
     labels = kept.rows["method"].tolist()
     wanted = labels[-1] if name is None else name
     if wanted not in labels:
-        raise ValueError(f"{folder} has no model {wanted!r}; it has {', '.join(map(repr, labels))}.")
+        raise ValueError(f"{folder} has no model {wanted!r}; {hint(wanted, labels)}")
     return FittedModel.read(model_file(kept, file_name(wanted)))
 
 
@@ -63,8 +64,9 @@ def in_common_language(
 class Predictions:
     """Iterating gives frames: the columns in ``keep``, then ``prediction`` and ``probability`` (of the positive class).
 
-    Nothing is kept between chunks but the counts, by column, of cells that were ``missing`` or held a value that the schema
-    does not list (``unknown``).
+    Nothing is kept between chunks but the counts, by column, of cells that were ``missing``, or held a value that the schema
+    does not list: where the training rows had rare values too such a value counts as one of them (``pooled``), elsewhere it is
+    ``unknown``.
     """
 
     def __init__(self, model: FittedModel, table: Table, keep: Sequence[str] = (), rows: int = CHUNK_ROWS) -> None:
@@ -77,6 +79,8 @@ class Predictions:
         self.rows = 0
         self.missing: Counter[str] = Counter()
         self.unknown: Counter[str] = Counter()
+        self.pooled: Counter[str] = Counter()
+        self._pools = {column.name for column in model.schema.features if column.pooled}
 
     @property
     def columns(self) -> list[str]:
@@ -95,4 +99,5 @@ class Predictions:
         for name, cells in parsed.cells.items():
             number = cells.dtype.kind == "f"
             self.missing[name] += int((np.isnan(cells) if number else cells == MISSING_CODE).sum())
-            self.unknown[name] += 0 if number else int((cells == UNKNOWN_CODE).sum())
+            unlisted = self.pooled if name in self._pools else self.unknown
+            unlisted[name] += 0 if number else int((cells == UNKNOWN_CODE).sum())

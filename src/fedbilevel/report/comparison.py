@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel.fairness.intervals import across_splits
+from fedbilevel.hints import hint
 from fedbilevel.report.charts import Listing
 from fedbilevel.report.figures import figures
 from fedbilevel.report.page import Page, render
@@ -63,11 +64,16 @@ def compare(runs: Sequence[Run], measures: Sequence[str] | None = None) -> Compa
         )
     parts = _parts(readings)
     if not any(len(part) > 1 for part in parts.values()):
-        raise ValueError(f"{runs[0].path} and the others have no dataset, distribution and method in common.")
+        raise ValueError(_nothing_common(runs))
+    apart = _other_groups(runs)
+    notes += [
+        f"The gaps of {dataset} compare different groups ({'; '.join(groups)}): no differences are taken of them."
+        for dataset, groups in apart.items()
+    ]
     cells, differences = [], []
     for key, part in parts.items():
         for metric in wanted:
-            incomparable = metric.column.endswith("gap") and len(set(gaps)) > 1
+            incomparable = metric.column.endswith("gap") and (len(set(gaps)) > 1 or key[0] in apart)
             for number, rows in part.items():
                 place = {**dict(zip(KEYS, key, strict=True)), "measure": metric.column, "run": names[number]}
                 values = _numbers(rows, metric.column)
@@ -82,6 +88,36 @@ def compare(runs: Sequence[Run], measures: Sequence[str] | None = None) -> Compa
                     changed = difference(rows, part[0], metric.column, readings[0].test_share)
                     differences += [{**place, **changed}] if changed is not None else []
     return Comparison(names, pd.DataFrame(cells), pd.DataFrame(differences), _options(runs, names), notes)
+
+
+def _nothing_common(runs: Sequence[Run]) -> str:
+    """Why runs cannot be compared, in one sentence."""
+    first, other, *_ = runs
+    for option, word, remedy in (
+        ("target", "targets", "fit both to the same --target"),
+        ("sensitive", "groups", "a gap between other groups is another number, so fit both with the same --sensitive"),
+    ):
+        told = [_words(run.configuration.get(option)) for run in (first, other)]
+        if "" not in told and told[0] != told[1]:
+            return f"{first.path} and {other.path} have different {word} ({told[0]}; {told[1]}): {remedy}."
+    for column, word in zip(KEYS, ("datasets", "distributions", "methods"), strict=True):
+        told = [", ".join(dict.fromkeys(map(str, run.rows[column]))) for run in (first, other)]
+        if not set(first.rows[column]) & set(other.rows[column]):
+            return f"{first.path} and {other.path} have no {word} in common ({told[0]}; {told[1]})."
+    return f"{first.path} and {other.path} have no dataset, distribution and method in common."
+
+
+def _words(value: Any) -> str:
+    return " & ".join(map(str, value)) if isinstance(value, list) else str(value or "")
+
+
+def _other_groups(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Datasets whose groups, by their names, are not the same in all runs that measured them: the groups of each."""
+    told: dict[str, list[str]] = {}
+    for run in runs:
+        for dataset, table in run.groups.groupby("dataset", sort=False) if len(run.groups) else ():
+            told.setdefault(str(dataset), []).append(", ".join(sorted(map(str, table["group"].unique()))))
+    return {dataset: list(dict.fromkeys(groups)) for dataset, groups in told.items() if len(set(groups)) > 1}
 
 
 def _parts(readings: Sequence[Reading]) -> dict[tuple[str, ...], dict[int, pd.DataFrame]]:
@@ -161,8 +197,9 @@ def _wanted(readings: Sequence[Reading], measures: Sequence[str] | None, gap: st
     held -= {"seed", "split_seed"}
     for column in measures or ():
         if column not in held:
-            offered = ", ".join(sorted(held))
-            raise ValueError(f"--measure {column} is no column of numbers of these runs; they have {offered}.")
+            raise ValueError(
+                f"--measure {column} is no column of numbers of these runs; {hint(column, sorted(held), 40)}"
+            )
     if measures:
         return [everything.get(column) or Metric(column, column, column, "lower", "number") for column in measures]
     return [everything[column] for column in MEASURES if any(reading.holds(column) for reading in readings)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedbilevel import storage
+from fedbilevel.engines.plot import check_matplotlib
 from fedbilevel.report.charts import DASHES, MARKERS, SERIES, Chart, Mark, Panel
 from fedbilevel.report.scales import tick_count, tick_labels, ticks
 
@@ -20,11 +21,10 @@ ROW_HEIGHT, GROUP_HEIGHT = 0.13, 0.26
 
 def picture(chart: Chart, variant: str | None = None) -> Figure:
     """One variant of a chart as a matplotlib figure with a common legend."""
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.lines import Line2D
-    except ImportError as error:
-        raise ImportError('Figures need matplotlib: install it with `pip install "fedbilevel[report]"`.') from error
+    check_matplotlib()
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
     wanted = chart.first_variant if variant is None else variant
     panels = [panel for panel in chart.panels if panel.variant == wanted and panel.used()]
     columns = min(chart.columns, len(panels)) or 1

@@ -7,7 +7,6 @@ reported once, in one sentence, under the name the caller used for the argument.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 from datetime import date
@@ -16,6 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+
+from fedbilevel.hints import hint
 
 Codes = NDArray[np.int32]
 Numbers = NDArray[np.float64]
@@ -277,9 +278,7 @@ def check_columns(frame: pd.DataFrame, columns: Iterable[str], name: str) -> Non
     """Every one of `columns` must be in `frame`; a misspelt one is answered with the nearest existing name."""
     for column in columns:
         if column not in frame.columns:
-            near = difflib.get_close_matches(str(column), list(frame.columns), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {listed(list(frame.columns))}."
-            raise ValueError(f"{name}: there is no column {column!r}; {hint}")
+            raise ValueError(f"{name}: there is no column {column!r}; {hint(column, frame.columns)}")
 
 
 def is_number_column(column: pd.Series[Any]) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedbilevel import storage
+from fedbilevel.hints import hint
 from fedbilevel.tables.reading import open_bytes
 
 LARGEST_FILE = 1 << 24
@@ -48,6 +48,4 @@ def write(path: str | Path, text: str) -> Path:
 def check_names(where: str, given: Iterable[str], known: Sequence[str]) -> None:
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
-            raise ValueError(f"{where}{name!r} is unknown; {hint}")
+            raise ValueError(f"{where}{name!r} is unknown; {hint(name, known, len(known))}")

@@ -21,7 +21,6 @@ Between real sites it does not travel: each site keeps its own, beside its table
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -35,6 +34,7 @@ from typing import Any
 import pandas as pd
 
 from fedbilevel import storage
+from fedbilevel.hints import hint
 from fedbilevel.tables import documents
 from fedbilevel.tables.columns import day_of, listed, text_of, texts
 from fedbilevel.tables.reading import Table, site_names
@@ -131,9 +131,8 @@ class Mapping:
         names = site_names(tables)
         strange = [name for name in self.sites if name not in names]
         if strange:
-            near = difflib.get_close_matches(strange[0], names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"the sites are {listed(names)}."
-            raise ValueError(f"The mapping has a section for the site {strange[0]!r}, which is none of them; {hint}")
+            near = hint(strange[0], names)
+            raise ValueError(f"The mapping has a section for the site {strange[0]!r}, which is none of them; {near}")
         return [self.of(table, name if name in self.sites else None) for table, name in zip(tables, names, strict=True)]
 
     def alone(self, table: Table) -> Table:
