@@ -142,10 +142,10 @@ def rates(path):
     for algorithm, names in variants.items():
         for variant in names:
             for run in range(2):
-                keys = {"algorithm": algorithm, "variant": variant, "run": run}
+                keys = {"algorithm": algorithm, "variant": variant, "problem": run, "run": run}
                 for horizon in (50, 500):
                     error = (1 + run) / horizon**0.5
-                    points.append({**keys, "horizon": horizon, "mean_square": error})
+                    points.append({**keys, "horizon": horizon, "mean_square": error, "late_mean_square": error / 2})
                     bounds.append({**keys, "horizon": horizon, "measured": error, "bound": 1e4 * error, "holds": True})
         sent += [{"algorithm": algorithm, "local_steps": steps, "run": 0, "step": place, "bytes": 1000 * place,
                   "mean_square": 1 / (1 + place)} for steps in (1, 5) for place in range(3)]  # fmt: skip
@@ -153,8 +153,20 @@ def rates(path):
         speedup += [{"estimator": estimator, "clients": clients, "run": 0, "mean_square": 1 / clients, "inner_error": 0.1}
                     for clients in (1, 4)]  # fmt: skip
     rows = pd.DataFrame(points).rename(columns={"algorithm": "split", "variant": "method", "run": "seed"})
-    slopes = [{"algorithm": algorithm, "variant": variant, "range": "all", "slope": -0.5, "low": -0.6, "high": -0.4}
-              for algorithm, names in variants.items() for variant in names]  # fmt: skip
+    slopes = [
+        {
+            "algorithm": algorithm,
+            "variant": variant,
+            "average": average,
+            "range": "last decade",
+            "slope": -0.5,
+            "low": -0.6,
+            "high": -0.4,
+        }
+        for algorithm, names in variants.items()
+        for variant in names
+        for average in ("all t", "second half")
+    ]
     estimator = [{"clients": clients, "variance": 1 / clients, "bias_square": 0.01} for clients in (1, 4)]
     tables = {"points": points, "slopes": slopes, "bounds": bounds, "communication": sent, "speedup": speedup}
     others = {f"rates-{name}": pd.DataFrame(table) for name, table in {**tables, "estimator": estimator}.items()}

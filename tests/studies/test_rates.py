@@ -8,13 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import fedbilevel as fb
 from fedbilevel.runs import read
 from fedbilevel.studies import rates
-from fedbilevel.studies.rates import Design, bootstrap_slope, fit, fit_slopes
+from fedbilevel.studies.rates import Design, fit_slopes, mean_slope, slopes_of
 
 TINY = Design(
-    horizons=(20, 200), instances=2, seeds=2, theory_seeds=2, communication_steps=60, local_steps=(2,), replicas=256,
-    client_counts=(1, 8), client_steps=300,
+    horizons=(20, 60, 200), bound_horizons=(20, 200), instances=2, seeds=2, replications=200, theory_seeds=2,
+    communication_steps=60, local_steps=(2,), replicas=256, client_counts=(1, 8), client_steps=300,
 )  # fmt: skip
 
 
@@ -22,43 +23,86 @@ TINY = Design(
 def test_a_known_power_law_is_recovered(exponent):
     horizons = np.array([100.0, 1000.0, 10000.0])
     generator = np.random.default_rng(1)
-    runs = 3 * horizons**exponent * np.exp(0.2 * generator.standard_normal((40, 3)))
-    slope = bootstrap_slope(horizons, runs)
+    values = 3 * horizons**exponent * np.exp(0.2 * generator.standard_normal((20, 3, 3)))
+    slope = mean_slope(horizons, values)
     assert slope.low < exponent < slope.high
-    assert slope.low < slope.value < slope.high
+    assert slope.low < slope.estimate < slope.high
     assert slope.high - slope.low < 0.1
-    assert fit(horizons, 3 * horizons**exponent) == pytest.approx(exponent)
+    np.testing.assert_allclose(slopes_of(horizons, [[3], [5]] * horizons**exponent), exponent)
 
 
 def test_intervals_cover_as_often_as_they_say():
-    horizons, hits = np.array([10.0, 100.0, 1000.0]), 0
+    """Problems that differ, and few runs of each: a bootstrap of all runs together would cover half as often."""
+    table = rates.coverage_in_a_model(replace(rates.FULL, replications=2000))["coverage"].set_index("case")
+    assert 0.935 < table.loc["model, normal slopes", "coverage"] < 0.965
+    assert 0.92 < table.loc["model, skewed slopes", "coverage"] < 0.965
+    horizons, hits = np.array([200.0, 2000.0, 20000.0]), 0
     for seed in range(200):
         generator = np.random.default_rng(seed)
-        runs = horizons**-0.5 * np.exp(0.3 * generator.standard_normal((20, 3)))
-        slope = bootstrap_slope(horizons, runs, resamples=400, seed=seed)
-        hits += slope.low <= -0.5 <= slope.high
-    assert 170 <= hits <= 200  # 95 %, less the known optimism of the percentile bootstrap with 20 runs
+        powers = horizons ** (-2 / 3 + 0.05 * generator.standard_normal((8, 1, 1)))
+        pooled = (powers * generator.gamma(20, 1 / 20, (8, 8, 3))).reshape(64, 3)
+        drawn = slopes_of(horizons, pooled[generator.integers(64, size=(400, 64))].mean(axis=1))
+        low, high = np.quantile(drawn, [0.025, 0.975])
+        hits += low <= -2 / 3 <= high
+    assert hits < 170
 
 
-def test_slopes_need_positive_runs():
+def test_slopes_need_positive_values():
     with pytest.raises(ValueError, match="must be positive"):
-        bootstrap_slope(np.array([1.0, 2.0]), np.array([[1.0, 0.0]]))
+        slopes_of(np.array([1.0, 2.0]), np.array([[1.0, 0.0]]))
     with pytest.raises(ValueError, match="at least two horizons"):
-        bootstrap_slope(np.array([1.0]), np.array([[1.0]]))
+        slopes_of(np.array([1.0]), np.array([[1.0]]))
 
 
-def together(parts):
-    return (pd.concat([part[name] for part in parts], ignore_index=True) for name in ("points", "bounds", "checks"))
+def test_redrawn_runs_ask_for_the_measured_slope():
+    """Where all runs are alike every interval is a point, and holds it; a spread of problems gives it a width."""
+    points = pd.DataFrame(
+        [{"algorithm": "fedbio", "variant": "v", "horizon": horizon, "problem": problem, "run": run,
+          "mean_square": horizon ** -(0.5 + 0.1 * problem), "late_mean_square": 1 / horizon}
+         for problem in range(6) for run in range(2) for horizon in (10, 100, 1000)]
+    )  # fmt: skip
+    table = rates.coverage_of_redrawn_runs(points, replace(TINY, replications=2000)).set_index("case")
+    assert len(table) == 4
+    assert 0.85 < table.loc["redrawn, v, all t, all", "coverage"] < 1
+    assert table.loc["redrawn, v, second half, all", "width"] < 1e-9
+    slopes = fit_slopes(points).set_index(["average", "range"])
+    np.testing.assert_allclose(slopes.loc["all t", "slope"], -0.75)
+    np.testing.assert_allclose(slopes.loc["second half", "slope"], -1)
+    assert (slopes["theory"] == -1 / 2).all()
+
+
+def test_runs_in_one_program_are_the_engines_own():
+    instances = rates._problems(0, 2, 1.0, 0.3)
+    algorithm = fb.fedbioacc(
+        instances[0].problem(), fb.neumann(2, 0.5), batch_size=2, local_steps=5, previous="local", **fb.TUNED
+    )
+    found = rates.squares_along(algorithm, instances, runs=2, rounds=300)  # more than one call's rows
+    assert found.shape == (2, 2, 1500)
+    for problem, run in ((0, 0), (0, 1), (1, 0)):
+        traced = fb.trace(algorithm, instances[problem].data(), rounds=300, seed=2 * problem + run)
+        wanted = (instances[problem].gradient(np.asarray(traced.outer).mean(axis=1)) ** 2).sum(axis=-1)
+        np.testing.assert_allclose(found[problem, run], wanted, rtol=1e-6)
+    whole, late = rates._averages(found, 1000)
+    np.testing.assert_allclose(whole, found[..., :1000].mean(axis=-1))
+    np.testing.assert_allclose(late, found[..., 500:1000].mean(axis=-1))
+
+
+def together(parts, *names):
+    return (pd.concat([part[name] for part in parts], ignore_index=True) for name in names)
 
 
 def test_fedbio_falls_with_the_horizon_and_stays_below_the_bound():
-    points, bounds, checks = together([rates.fedbio_rates(horizon, TINY) for horizon in TINY.horizons])
+    (points,) = together([rates.fedbio_slopes(horizon, TINY) for horizon in TINY.horizons], "points")
     means = points.groupby("horizon")["mean_square"].mean()
     assert (np.diff(means.loc[list(TINY.horizons)]) < 0).all()
+    assert (points["late_mean_square"] < points["mean_square"]).all()
     overall = fit_slopes(points).iloc[0]
     assert -0.8 < overall["slope"] < -0.4
     assert overall["low"] <= overall["slope"] <= overall["high"]
-    assert len(bounds) == len(points) == len(TINY.horizons) * TINY.instances
+    bounds, checks = together(
+        [rates.fedbio_bounds(horizon, TINY) for horizon in TINY.bound_horizons], "bounds", "checks"
+    )
+    assert len(bounds) == len(TINY.bound_horizons) * TINY.instances
     assert (bounds["measured"] <= bounds["bound"]).all()
     assert bounds["holds"].all()
     assert bounds["inside"].all()
@@ -66,19 +110,28 @@ def test_fedbio_falls_with_the_horizon_and_stays_below_the_bound():
 
 
 def test_fedbioacc_stays_below_the_bound_for_both_variants():
-    points, bounds, checks = together([rates.fedbioacc_rates(previous, TINY) for previous in rates.VARIANTS])
-    assert points["variant"].nunique() == 4
-    assert set(points["horizon"]) == set(bounds["horizon"]) == set(TINY.horizons)
+    bounds, checks = together(
+        [rates.fedbioacc_bounds(previous, TINY) for previous in rates.VARIANTS], "bounds", "checks"
+    )
+    assert set(bounds["horizon"]) == set(TINY.bound_horizons)
     assert (bounds["measured"] <= bounds["bound"]).all()
     assert bounds["inside"].all()
     assert checks["holds"].all()
     for previous in ("paper", "local"):
-        assert bounds["variant"].str.contains(f'previous="{previous}"').sum() == 2 * len(TINY.horizons)
+        assert bounds["variant"].str.contains(f'previous="{previous}"').sum() == 2 * len(TINY.bound_horizons)
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_fedbioacc_has_a_point_for_every_problem_run_and_horizon(noisy):
+    points = rates.fedbioacc_slopes("brisk", "local", noisy, TINY)["points"]
+    assert len(points) == len(points.drop_duplicates(["problem", "run", "horizon"])) == 2 * 2 * 3
+    assert ("noisy Hessians" in points["variant"].iloc[0]) == noisy
+    assert (points.groupby("horizon")["mean_square"].mean().diff().dropna() < 0).all()
 
 
 def test_variance_of_an_estimate_shrinks_with_clients_and_its_bias_does_not():
     table = rates.estimator_errors(TINY)["estimator"].set_index("clients")
-    assert fit(table.index.to_numpy(dtype=float), table["variance"].to_numpy()) == pytest.approx(-1, abs=0.3)
+    assert slopes_of(table.index.to_numpy(dtype=float), table["variance"].to_numpy()) == pytest.approx(-1, abs=0.3)
     assert table["bias_square"].nunique() == 1
     assert table["bias_square"].iloc[0] > 0.05
 
@@ -110,21 +163,29 @@ def invented(monkeypatch):
         name, *rest = part.keys[0].split()
         computed.append(part.keys[0])
         generator = np.random.default_rng(len(computed))
-        if name in ("fedbio_rates", "fedbioacc_rates"):
-            algorithm = name.removesuffix("_rates")
-            horizons = [int(rest[0])] if algorithm == "fedbio" else self.horizons
-            variants = ["eta = delta/sqrt(T)"] if algorithm == "fedbio" else [f"tuned, {rest[0]}", f"paper, {rest[0]}"]
+        if name.endswith(("_slopes", "_bounds")):
+            algorithm, kind = name.split("_")
+            horizons = self.horizons if kind == "slopes" else self.bound_horizons
+            horizons = [int(rest[0])] if algorithm == "fedbio" else horizons
             points = pd.DataFrame(
                 [
-                    {"algorithm": algorithm, "variant": variant, "horizon": horizon, "run": run}
+                    {"algorithm": algorithm, "variant": " ".join(rest[:0 if algorithm == "fedbio" else None]) or "eta"}
+                    | {"horizon": horizon, "problem": run, "run": 0}
                     | {"mean_square": float(horizon**-0.5 * generator.uniform(0.5, 1.5))}
-                    for variant in variants for horizon in horizons for run in range(3)
+                    for horizon in horizons for run in range(3)
                 ]
             )  # fmt: skip
-            bounds = points.rename(columns={"mean_square": "measured"})
-            bounds = bounds.assign(bound=100 * bounds["measured"], holds=True, inside=True)
+            bounds = points.drop(columns="problem").rename(columns={"mean_square": "measured"})
+            bounds = bounds.assign(run=-1, bound=100 * bounds["measured"], holds=True, inside=True).drop_duplicates(
+                "horizon"
+            )
             checks = pd.DataFrame({"name": ["a"], "left": [0.0], "right": [1.0], "holds": [True]})
-            tables = {"points": points, "bounds": bounds, "checks": checks}
+            tables = {"bounds": bounds, "checks": checks}
+            tables = (
+                tables if kind == "bounds" else {"points": points.assign(late_mean_square=points["mean_square"] / 2)}
+            )
+        elif name == "coverage_in_a_model":
+            return usual(self, part)
         elif name == "communication":
             moments = np.arange(4)
             path = {"run": 0, "step": int(rest[1]) * moments, "bytes": 100 * moments, "mean_square": 0.5**moments}
@@ -144,7 +205,7 @@ def invented(monkeypatch):
 
 
 def test_a_folder_with_tables_and_figures_that_goes_on(invented, tmp_path, monkeypatch):
-    monkeypatch.setattr(rates, "QUICK", replace(TINY, horizons=(20, 60, 200)))
+    monkeypatch.setitem(rates.MODES, "quick", TINY)
     told = []
     jax.config.update("jax_enable_x64", False)
 
@@ -155,15 +216,15 @@ def test_a_folder_with_tables_and_figures_that_goes_on(invented, tmp_path, monke
 
     try:
         with pytest.raises(KeyboardInterrupt):
-            rates.run(tmp_path / "one", quick=True, report=stop)
+            rates.run(tmp_path / "one", mode="quick", report=stop)
         assert read(tmp_path / "one").status == "running"
-        result = rates.run(tmp_path / "one", quick=True, report=lambda standing: told.append(standing.done))
+        result = rates.run(tmp_path / "one", mode="quick", report=lambda standing: told.append(standing.done))
         assert not jax.config.values["jax_enable_x64"]
     finally:
         jax.config.update("jax_enable_x64", True)
     assert len(invented) == len(set(invented)) == 10
     assert max(told) == 10
-    again = rates.run(tmp_path / "one", quick=True)
+    again = rates.run(tmp_path / "one", mode="quick")
     assert len(invented) == 10
     pd.testing.assert_frame_equal(again.tables["points"], result.tables["points"])
     kept = read(tmp_path / "one")
@@ -178,7 +239,7 @@ def test_a_folder_with_tables_and_figures_that_goes_on(invented, tmp_path, monke
     written = pd.read_csv(tmp_path / "one" / "rates-slopes.csv")
     np.testing.assert_allclose(written["slope"], result.tables["slopes"]["slope"])
     before = {name: (tmp_path / "one" / name).read_bytes() for name in names}
-    rates.QUICK.write(kept)
+    TINY.write(kept)
     assert {name: (tmp_path / "one" / name).read_bytes() for name in names} == before, "figures are repeatable"
     with pytest.raises(ValueError, match="was begun with seed = 0, and now seed is 3"):
-        rates.run(tmp_path / "one", quick=True, seed=3)
+        rates.run(tmp_path / "one", mode="quick", seed=3)

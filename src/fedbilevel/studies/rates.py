@@ -1,14 +1,20 @@
 """What `fedbilevel rates` runs: the two theorems on quadratic clients whose gradients are known in closed form.
 
-FedBiO (deterministic, eta = delta/sqrt(T)) on several random problems, FedBiOAcc (minibatches) with several noise seeds:
-the mean of ‖grad h(xbar_t)‖^2 over t <= T against T, slopes with bootstrap intervals, and with the step sizes of the
-theorems the measurement beside the bound.  Then the same error against communicated bytes for I = 1, 5, 20 local steps, and
-against the number of clients, where variance shrinks and bias does not.
+FedBiO (deterministic, eta = delta/sqrt(T)) and FedBiOAcc (minibatches, with and without noise in the Hessian) on the same
+number of random problems, FedBiOAcc several times on each: means of ‖grad h(xbar_t)‖^2 against T, over all t <= T and over
+the second half alone, and their slopes.  With the step sizes of the theorems the measurement stands beside the bound.  Then
+the same error against communicated bytes for I = 1, 5, 20 local steps, and against the number of clients, where variance
+shrinks and bias does not.
+
+A slope is fitted to every problem's mean over its runs; the estimate is the mean over the problems, with Student's interval
+over them.  No two problems share a seed, so the spread of their slopes holds both what differs between problems and what
+differs between runs.  How often such intervals cover is measured (`coverage_in_a_model`, `coverage_of_redrawn_runs`).
 
 Tables of a run (`Run.tables`):
 
-- points: algorithm, variant, horizon, run, mean_square.
-- slopes: algorithm, variant, range ("all" or "last decade"), slope, low, high, theory.
+- points: algorithm, variant, horizon, problem, run, mean_square (over t <= T), late_mean_square (over T/2 < t <= T).
+- slopes: algorithm, variant, average ("all t" or "second half"), range ("all" or "last decade"), slope, low, high, theory.
+- coverage: case, problems, runs, coverage (of intervals at 95 %), width, replications.
 - bounds: algorithm, variant, horizon, run, measured, bound, holds, inside (of the region that the constants are for).
 - checks: the inequalities behind the theorems' step sizes.
 - communication: algorithm, local_steps, run, step, bytes, mean_square.
@@ -18,20 +24,27 @@ Tables of a run (`Run.tables`):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 import fedbilevel as fb
 from fedbilevel import storage, theory
+from fedbilevel.calculus import Tree
+from fedbilevel.engines.diagnose import STEPS
+from fedbilevel.engines.simulation import ROWS, CompiledLoop, Options, Simulation, advance, begin
+from fedbilevel.fairness.intervals import Interval, across_splits
+from fedbilevel.plan import Algorithm
+from fedbilevel.problem import BilevelProblem
 from fedbilevel.runs import Run, RunFolder
 from fedbilevel.studies.driver import Part, Report, Study, conduct
 from fedbilevel.tasks.quadratic import OuterSample, QuadraticClients, random_quadratic
@@ -43,11 +56,26 @@ CLIENTS = 4
 DELTA = 0.5
 GAMMA = 0.5
 """Practical FedBiO: eta = DELTA / sqrt(T) and inner step GAMMA."""
+_ONES = dict.fromkeys(("u", "sigma", "c_inner", "c_outer", "inner_step", "outer_step"), 1.0)
 PRESETS: dict[str, dict[str, Any]] = {
     "tuned": dict(fb.TUNED),
-    "paper": {"delta": 0.1, **dict.fromkeys(("u", "sigma", "c_inner", "c_outer", "inner_step", "outer_step"), 1.0)},
+    "brisk": {**_ONES, "delta": 1.0, "u": 8.0},
+    "paper": {**_ONES, "delta": 0.1},
 }
+"""Constants of FedBiOAcc.  With the brisk ones x follows its momentum faster than the momentum forgets, which is where
+t^(-2/3) can be seen: c alpha_t is far below outer_step times the curvature of h from the first few thousand steps on."""
+HESSIAN_NOISE = 0.3
+SERIES = (30, 0.5)
+"""Terms and step of the Neumann series where Hessians are noisy.  Inverting a noisy Hessian would be biased; the truncated
+series is off by .75^31, about 1e-4."""
+AVERAGES = {"all t": "mean_square", "second half": "late_mean_square"}
+FEDBIO = "eta = delta/sqrt(T)"
 VARIANTS: tuple[Previous, ...] = ("paper", "local")
+ACCELERATED: tuple[tuple[str, Previous, bool], ...] = (
+    *((preset, previous, False) for preset in PRESETS for previous in VARIANTS),
+    *((preset, "local", True) for preset in ("tuned", "brisk")),
+)
+"""What is measured of FedBiOAcc: constants, treatment of x_t at an averaging, and whether Hessians are noisy."""
 CONDITIONS: tuple[Conditions, ...] = ("printed", "needed")
 
 Tables = dict[str, pd.DataFrame]
@@ -60,30 +88,39 @@ class Design(Study):
     """How much is run."""
 
     horizons: tuple[int, ...]
+    bound_horizons: tuple[int, ...]
     instances: int
     seeds: int
+    replications: int
     theory_seeds: int
     communication_steps: int
     local_steps: tuple[int, ...]
     replicas: int
     client_counts: tuple[int, ...]
     client_steps: int
+    variants: tuple[tuple[str, Previous, bool], ...] = ACCELERATED
     seed: int = 0
 
     command = "rates"
 
     def configuration(self) -> dict[str, Any]:
         amounts = {name: value for name, value in vars(self).items() if name != "seed"}
+        mode = next((name for name, design in MODES.items() if design == replace(self, seed=0)), "other")
         return {
-            "quick": replace(self, seed=0) == QUICK, "seed": self.seed, "design": amounts,
-            "local_steps": LOCAL_STEPS, "clients": CLIENTS, "batch_size": BATCH,
-            "fedbio": {"delta": DELTA, "inner_step": GAMMA}, "fedbioacc": PRESETS,
+            "mode": mode, "seed": self.seed, "design": amounts, "local_steps": LOCAL_STEPS,
+            "clients": CLIENTS, "batch_size": BATCH,
+            "fedbio": {"delta": DELTA, "inner_step": GAMMA}, "fedbioacc": PRESETS, "hessian_noise": HESSIAN_NOISE,
         }  # fmt: skip
 
     def parts(self) -> list[Part]:
         """Every part is a function and what it is called with; the longest horizons go first."""
-        found = [_part("FedBiO against T", fedbio_rates, horizon, rank=(0, -horizon)) for horizon in self.horizons]
-        found += [_part("FedBiOAcc against T", fedbioacc_rates, previous) for previous in VARIANTS]
+        found = [_part("FedBiO against T", fedbio_slopes, horizon, rank=(1, -horizon)) for horizon in self.horizons]
+        found += [
+            _part("FedBiOAcc against T", fedbioacc_slopes, *variant, rank=(0, not variant[-1]))
+            for variant in self.variants
+        ]
+        found += [_part("bounds", fedbio_bounds, horizon, rank=(1, -horizon)) for horizon in self.bound_horizons]
+        found += [_part("bounds", fedbioacc_bounds, previous, rank=(1, 0)) for previous in VARIANTS]
         found += [
             _part("error against bytes", communication, name, local)
             for name in ("fedbio", "fedbioacc")
@@ -91,18 +128,26 @@ class Design(Study):
         ]
         found.append(_part("estimator against clients", estimator_errors))
         found += [_part("runs against clients", speedup, name) for name in ("unbiased", "truncated")]
+        found.append(_part("coverage of the intervals", coverage_in_a_model))
         return found
 
     def compute(self, part: Part) -> dict[str, dict[str, Any]]:
         tables = part.what(self)
-        rows = standard(tables) if "points" in tables else None
+        rows = standard(tables) if {"points", "bounds"} & tables.keys() else None
         return {part.keys[0]: {"rows": rows, "others": {f"rates-{name}": table for name, table in tables.items()}}}
 
     def merged(self, folder: RunFolder) -> tuple[list[str], dict[str, pd.DataFrame]]:
         order, _ = super().merged(folder)
         parts = folder.parts()
-        points = [parts[key]["rates-points"] for key in order if "rates-points" in parts[key]]
-        return order, {"rates-slopes": fit_slopes(pd.concat(points, ignore_index=True))}
+        found = {
+            name: pd.concat([parts[key][name] for key in order if name in parts[key]], ignore_index=True)
+            for name in ("rates-points", "rates-coverage")
+        }
+        redrawn = coverage_of_redrawn_runs(found["rates-points"], self)
+        return order, {
+            "rates-slopes": fit_slopes(found["rates-points"]),
+            "rates-coverage": pd.concat([found["rates-coverage"], redrawn], ignore_index=True),
+        }
 
     def write(self, run: Run) -> None:
         from fedbilevel.report.studies import write_figures
@@ -126,19 +171,26 @@ def _part(title: str, function: Callable[..., Any], *arguments: Any, rank: Any =
 
 
 FULL = Design(
-    horizons=(200, 600, 2000, 6000, 20000), instances=8, seeds=8, theory_seeds=2, communication_steps=3000,
-    local_steps=(1, 5, 20), replicas=4096, client_counts=(1, 2, 4, 8, 16), client_steps=2000,
+    horizons=(200, 600, 2000, 6000, 20000), bound_horizons=(200, 600, 2000), instances=8, seeds=2, replications=1000,
+    theory_seeds=2, communication_steps=3000, local_steps=(1, 5, 20), replicas=4096, client_counts=(1, 2, 4, 8, 16),
+    client_steps=1000,
+)  # fmt: skip
+LONG = replace(
+    FULL, horizons=(200, 600, 2000, 6000, 20000, 60000), bound_horizons=FULL.horizons, instances=10, seeds=3,
+    replications=10000, client_steps=2000,
 )  # fmt: skip
 QUICK = Design(
-    horizons=(50, 150, 500), instances=2, seeds=3, theory_seeds=2, communication_steps=400, local_steps=(1, 5),
-    replicas=256, client_counts=(1, 4), client_steps=200,
+    horizons=(50, 150, 500), bound_horizons=(50, 150), instances=2, seeds=2, replications=100, theory_seeds=2,
+    communication_steps=400, local_steps=(1, 5), replicas=256, client_counts=(1, 4), client_steps=200,
+    variants=(("brisk", "local", False),),
 )  # fmt: skip
+MODES = {"default": FULL, "long": LONG, "quick": QUICK}
 
 
-def run(out: Path | None, quick: bool = False, seed: int = 0, report: Report | None = None, line: str = "") -> Run:
+def run(out: Path | None, mode: str = "default", seed: int = 0, report: Report | None = None, line: str = "") -> Run:
     """Run the whole study; with ``out`` into a run folder, with tables and figures."""
     with double_precision():
-        return conduct(replace(QUICK if quick else FULL, seed=seed), out, report, line, WORKERS)
+        return conduct(replace(MODES[mode], seed=seed), out, report, line, WORKERS)
 
 
 @contextmanager
@@ -153,17 +205,95 @@ def double_precision() -> Iterator[None]:
 
 
 def standard(tables: Tables) -> pd.DataFrame:
-    """Points and bounds as rows of a run folder."""
-    bounds = tables["bounds"].rename(columns={"measured": "mean_square"})
-    both = pd.concat([tables["points"], bounds], ignore_index=True)
-    both["horizon"] = [f"T = {horizon}" for horizon in both["horizon"]]
-    return both.rename(columns={"horizon": "dataset", "algorithm": "split", "variant": "method", "run": "seed"})
+    """Points or bounds as rows of a run folder."""
+    if "bounds" in tables:
+        table = tables["bounds"].rename(columns={"measured": "mean_square"})
+    else:
+        table = tables["points"].assign(run=tables["points"].groupby(["variant", "horizon"]).cumcount())
+    table["horizon"] = [f"T = {horizon}" for horizon in table["horizon"]]
+    return table.rename(columns={"horizon": "dataset", "algorithm": "split", "variant": "method", "run": "seed"})
 
 
-def _averages(mean: NDArray[Any], clients: QuadraticClients, horizons: NDArray[Any]) -> NDArray[Any]:
-    """Mean of ‖grad h(xbar_t)‖^2 over t = 1..T, for every horizon T."""
-    squares = (clients.gradient(mean) ** 2).sum(axis=-1)
-    return np.asarray(np.cumsum(squares)[horizons - 1] / horizons)
+@cache
+def _problems(seed: int, count: int, gradient_noise: float, hessian_noise: float) -> tuple[QuadraticClients, ...]:
+    """Random problems that share one start, that of the first."""
+    noise = {"gradient_noise": gradient_noise, "hessian_noise": hessian_noise}
+    drawn = [random_quadratic(seed + number, clients=CLIENTS, **noise) for number in range(count)]
+    return tuple(QuadraticClients(q.train, q.val, drawn[0].outer, drawn[0].inner) for q in drawn)
+
+
+@cache
+def _problem(first: QuadraticClients) -> BilevelProblem:
+    """Equal for all problems that share ``first``'s start: they share one compiled program."""
+    return first.problem()
+
+
+def _averages(squares: NDArray[Any], horizon: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Means over t = 1..T and over the second half of these, of squares [..., steps]."""
+    return squares[..., :horizon].mean(axis=-1), squares[..., horizon // 2 : horizon].mean(axis=-1)
+
+
+def squares_along(algorithm: Algorithm, instances: Sequence[QuadraticClients], runs: int, rounds: int) -> NDArray[Any]:
+    """‖grad h(xbar_t)‖^2 at every step, [problems, runs, steps]: the runs of `fb.trace` with seeds 0, 1, 2, ... going
+    through the runs of the first problem, then of the second, all in one program."""
+    options = Options(devices=jax.local_devices()[:1])
+    made = [Simulation(algorithm, clients.data(), options, level=STEPS) for clients in instances]
+    loop, settings = made[0].loop, algorithm.settings
+    fleets = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(simulation.fleet for simulation in made))
+    means = [
+        jnp.asarray(np.stack([getattr(clients, name).mean(axis=0) for clients in instances]))
+        for name in ("client_curvature", "client_slope")
+    ]
+    seeds = jnp.arange(len(instances) * runs, dtype=jnp.uint32).reshape(len(instances), runs)
+    state = jax.vmap(jax.vmap(lambda seed: begin(loop, settings, seed)))(seeds)
+    found = []
+    for done in range(0, rounds, ROWS):
+        blocks = min(ROWS, rounds - done)
+        state, squares = _squares(loop, settings, fleets, *means, seeds, state, np.int32(done), np.int32(blocks))
+        found.append(np.asarray(squares)[..., : blocks * algorithm.local_steps])
+    return np.concatenate(found, axis=-1)
+
+
+@partial(jax.jit, static_argnames=("loop",))
+def _squares(
+    loop: CompiledLoop, settings: Any, fleets: Tree, curvatures: Any, slopes: Any, seeds: Any, states: Any, first: Any,
+    blocks: Any,
+) -> tuple[Any, jax.Array]:  # fmt: skip
+    def one(fleet: Tree, curvature: jax.Array, slope: jax.Array, seed: Any, state: Any) -> tuple[Any, jax.Array]:
+        state, steps = advance(loop, settings, fleet, seed, state, first, blocks, np.int32(1))
+        mean = steps.outer.mean(axis=1).reshape(-1, slope.size)  # over the clients; rounds and local steps in a row
+        return state, jnp.sum((mean @ curvature + slope) ** 2, axis=-1)
+
+    of_problem = jax.vmap(one, in_axes=(None, None, None, 0, 0))
+    return jax.vmap(of_problem)(fleets, curvatures, slopes, seeds, states)  # type: ignore[no-any-return]
+
+
+def _points(algorithm: str, variant: str, horizons: Iterable[int], squares: NDArray[Any]) -> Tables:
+    rows = []
+    for horizon in horizons:
+        for (problem, run), whole in np.ndenumerate((averages := _averages(squares, horizon))[0]):
+            row = {"algorithm": algorithm, "variant": variant, "horizon": horizon, "problem": problem, "run": run}
+            rows.append({**row, "mean_square": whole, "late_mean_square": averages[1][problem, run]})
+    return {"points": pd.DataFrame(rows)}
+
+
+def fedbio_slopes(horizon: int, design: Design) -> Tables:
+    """FedBiO with eta = delta/sqrt(T) for one T."""
+    instances = _problems(design.seed, design.instances, 0.0, 0.0)
+    steps = {"inner_step": GAMMA, "outer_step": DELTA / horizon**0.5, "local_steps": LOCAL_STEPS}
+    algorithm = fb.fedbio(_problem(instances[0]), fb.exact(), **steps)
+    return _points("fedbio", FEDBIO, [horizon], squares_along(algorithm, instances, 1, horizon // LOCAL_STEPS))
+
+
+def fedbioacc_slopes(preset: str, previous: Previous, noisy: bool, design: Design) -> Tables:
+    """FedBiOAcc; the schedule does not know T, so one long run serves every horizon."""
+    instances = _problems(design.seed, design.instances, 1.0, HESSIAN_NOISE if noisy else 0.0)
+    estimator: Any = fb.neumann(*SERIES) if noisy else fb.exact()
+    settings = {"batch_size": BATCH, "local_steps": LOCAL_STEPS, "previous": previous, **PRESETS[preset]}
+    algorithm = fb.fedbioacc(_problem(instances[0]), estimator, **settings)
+    squares = squares_along(algorithm, instances, design.seeds, design.horizons[-1] // LOCAL_STEPS)
+    variant = f'{preset} constants, previous="{previous}"' + (", noisy Hessians" if noisy else "")
+    return _points("fedbioacc", variant, design.horizons, squares)
 
 
 def _start(clients: QuadraticClients) -> tuple[float, float]:
@@ -177,84 +307,70 @@ def _checks(algorithm: str, variant: str, checks: tuple[theory.Check, ...]) -> R
     return [{"algorithm": algorithm, "variant": variant, **check._asdict()} for check in checks]
 
 
-def _tables(points: Records, bounds: Records, checks: Records) -> Tables:
-    return {"points": pd.DataFrame(points), "bounds": pd.DataFrame(bounds), "checks": pd.DataFrame(checks)}
-
-
-def fedbio_rates(horizon: int, design: Design) -> Tables:
-    """FedBiO over random problems that share one start, with eta = delta/sqrt(T) and with the steps of Theorem 1."""
-    drawn = [random_quadratic(design.seed + number, clients=CLIENTS) for number in range(design.instances)]
-    instances = [QuadraticClients(q.train, q.val, drawn[0].outer, drawn[0].inner) for q in drawn]
-    problem, horizons = instances[0].problem(), np.array([horizon])
-    points, bounds, checks = [], [], []
+def fedbio_bounds(horizon: int, design: Design) -> Tables:
+    """FedBiO with the steps of Theorem 1, on every problem, in the region that eta = delta/sqrt(T) needs."""
+    instances = _problems(design.seed, design.instances, 0.0, 0.0)
+    problem = _problem(instances[0])
+    bounds, checks = [], []
     for number, clients in enumerate(instances):
 
-        def walk(arguments: dict[str, Any], clients: QuadraticClients = clients) -> tuple[theory.Path, float]:
+        def walk(arguments: dict[str, Any], clients: QuadraticClients = clients) -> theory.Path:
             algorithm = fb.fedbio(problem, fb.exact(), **arguments)
-            path = theory.path_of(fb.trace(algorithm, clients.data(), rounds=horizon // LOCAL_STEPS))
-            return path, float(_averages(path.outer[0].mean(axis=1), clients, horizons)[0])
+            return theory.path_of(fb.trace(algorithm, clients.data(), rounds=horizon // LOCAL_STEPS))
 
-        usual, error = walk({"inner_step": GAMMA, "outer_step": DELTA / horizon**0.5, "local_steps": LOCAL_STEPS})
+        usual = walk({"inner_step": GAMMA, "outer_step": DELTA / horizon**0.5, "local_steps": LOCAL_STEPS})
         region = theory.covering_region(usual, clients)
         constants = theory.quadratic_constants(clients, region)
         steps = theory.fedbio_steps(constants, LOCAL_STEPS, horizon // LOCAL_STEPS)
-        slow, measured = walk(dict(steps.arguments()))
-        bound = theory.fedbio_bound(constants, steps, *_start(clients)).total
-        common = {"algorithm": "fedbio", "horizon": horizon, "run": number}
-        points.append({**common, "variant": "eta = delta/sqrt(T)", "mean_square": error})
-        row = {**common, "variant": "theorem 1", "measured": measured, "bound": bound, "holds": measured <= bound}
-        bounds.append({**row, "inside": region.contains(slow, clients)})
+        slow = walk(dict(steps.arguments()))
+        bounds += _measured("fedbio", "theorem 1", number, slow, clients, region, {
+            horizon: theory.fedbio_bound(constants, steps, *_start(clients)).total
+        })  # fmt: skip
         checks += _checks("fedbio", f"T = {horizon}, problem {number}", steps.checks)
-    return _tables(points, bounds, checks)
+    return {"bounds": pd.DataFrame(bounds), "checks": pd.DataFrame(checks)}
 
 
-def fedbioacc_rates(previous: Previous, design: Design) -> Tables:
-    """FedBiOAcc with practical constants and with those of Theorem 2, for one treatment of x_t at an averaging.
+def fedbioacc_bounds(previous: Previous, design: Design) -> Tables:
+    """FedBiOAcc on the first problem with the steps of Theorem 2, for one treatment of x_t at an averaging, in the region that
+    the tuned constants need."""
+    (clients,) = _problems(design.seed, 1, 1.0, 0.0)
+    problem, data, start = _problem(clients), clients.data(), _start(clients)
+    rounds = design.bound_horizons[-1] // LOCAL_STEPS
 
-    The schedule does not know T, so one long run serves every horizon.
-    """
-    clients = random_quadratic(design.seed, clients=CLIENTS, gradient_noise=1.0)
-    problem, data, start = clients.problem(), clients.data(), _start(clients)
-    horizons = np.array(design.horizons)
-    rounds = int(horizons[-1]) // LOCAL_STEPS
-
-    def walk(arguments: dict[str, Any], seeds: int) -> tuple[theory.Path, NDArray[Any]]:
-        """The runs of all seeds, and their errors [seeds, horizons]."""
+    def walk(arguments: dict[str, Any], seeds: int) -> theory.Path:
+        """The runs of all seeds."""
         settings = {"local_steps": LOCAL_STEPS, **arguments}
         algorithm = fb.fedbioacc(problem, fb.exact(), batch_size=BATCH, **settings)
-        traces = (fb.trace(algorithm, data, rounds=rounds, seed=design.seed + number) for number in range(seeds))
-        path = theory.path_of(*traces)
-        return path, np.array([_averages(run.mean(axis=1), clients, horizons) for run in path.outer])
+        return theory.path_of(
+            *(fb.trace(algorithm, data, rounds=rounds, seed=design.seed + number) for number in range(seeds))
+        )
 
-    paths, points, bounds, checks = [], [], [], []
-    for preset in ("tuned", "paper"):
-        path, errors = walk({**PRESETS[preset], "previous": previous}, design.seeds)
-        paths.append(path)
-        common = {"algorithm": "fedbioacc", "variant": f'{preset} constants, previous="{previous}"'}
-        points += [
-            {**common, "horizon": horizon, "run": number, "mean_square": float(value)}
-            for number, values in enumerate(errors)
-            for horizon, value in zip(design.horizons, values, strict=True)
-        ]
-    region = theory.covering_region(paths[0], clients)
+    region = theory.covering_region(walk({**PRESETS["tuned"], "previous": previous}, design.seeds), clients)
     constants = theory.quadratic_constants(clients, region, batch_size=BATCH)
+    bounds, checks = [], []
     for conditions in CONDITIONS:
         steps = theory.fedbioacc_steps(constants, LOCAL_STEPS, rounds, previous=previous, conditions=conditions)
-        path, errors = walk(dict(steps.arguments()), design.theory_seeds)
-        inside = region.contains(path, clients)
         variant = f'theorem 2, {conditions} conditions, previous="{previous}"'
-        for horizon, value in zip(design.horizons, errors.mean(axis=0), strict=True):
-            bound = theory.fedbioacc_bound(constants, replace(steps, rounds=horizon // LOCAL_STEPS), *start).total
-            row = {
-                "algorithm": "fedbioacc",
-                "variant": variant,
-                "horizon": horizon,
-                "run": -1,
-                "measured": float(value),
-            }
-            bounds.append({**row, "bound": bound, "holds": bool(value <= bound), "inside": inside})
+        bounds += _measured("fedbioacc", variant, -1, walk(dict(steps.arguments()), design.theory_seeds), clients, region, {
+            horizon: theory.fedbioacc_bound(constants, replace(steps, rounds=horizon // LOCAL_STEPS), *start).total
+            for horizon in design.bound_horizons
+        })  # fmt: skip
         checks += _checks("fedbioacc", variant, steps.checks)
-    return _tables(points, bounds, checks)
+    return {"bounds": pd.DataFrame(bounds), "checks": pd.DataFrame(checks)}
+
+
+def _measured(
+    algorithm: str, variant: str, run: int, path: theory.Path, clients: QuadraticClients, region: theory.Region,
+    bounds: dict[int, float],
+) -> Records:  # fmt: skip
+    """The mean over the seeds of a path beside the bound of every horizon."""
+    squares = (clients.gradient(path.outer.mean(axis=2)) ** 2).sum(axis=-1).mean(axis=0)
+    rows, inside = [], region.contains(path, clients)
+    for horizon, bound in bounds.items():
+        measured = float(_averages(squares, horizon)[0])
+        row = {"algorithm": algorithm, "variant": variant, "horizon": horizon, "run": run, "measured": measured}
+        rows.append({**row, "bound": bound, "holds": measured <= bound, "inside": inside})
+    return rows
 
 
 def communication(name: str, local_steps: int, design: Design) -> Tables:
@@ -324,52 +440,90 @@ def speedup(name: str, design: Design) -> Tables:
     return {"speedup": pd.concat(tables)}
 
 
-class Slope(NamedTuple):
-    """A fitted exponent and the percentile interval of its bootstrap."""
-
-    value: float
-    low: float
-    high: float
-
-
-def fit(horizons: NDArray[Any], values: NDArray[Any]) -> float:
-    """Least-squares slope of log values against log horizons."""
-    return float(np.polyfit(np.log(horizons), np.log(values), 1)[0])
+def slopes_of(horizons: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
+    """Least-squares slopes of log values [..., horizons] against log horizons."""
+    if horizons.size < 2 or values.shape[-1] != horizons.size:
+        raise ValueError(f"values must be [..., horizons] with at least two horizons, got {values.shape}.")
+    if not (values > 0).all():
+        raise ValueError("values must be positive: a logarithm is taken.")
+    centred = np.log(horizons) - np.log(horizons).mean()
+    return np.asarray(np.log(values) @ centred / (centred @ centred))
 
 
-def bootstrap_slope(
-    horizons: NDArray[Any], runs: NDArray[Any], *, resamples: int = 2000, level: float = 0.95, seed: int = 0
-) -> Slope:
-    """Slope of the mean over runs [runs, horizons]; whole runs are resampled, since horizons of one run are dependent.
+def mean_slope(horizons: NDArray[Any], values: NDArray[Any]) -> Interval:
+    """The mean over problems of the slopes of their means over runs, from values [problems, runs, horizons].
 
-    >>> slope = bootstrap_slope(np.array([10.0, 100.0]), np.array([[1.0, 0.1], [2.0, 0.2]]))
-    >>> round(slope.value, 6), round(slope.low, 6), round(slope.high, 6)
+    >>> slope = mean_slope(np.array([10.0, 100.0]), np.array([[[1.0, 0.1], [2.0, 0.2]], [[3.0, 0.3], [3.0, 0.3]]]))
+    >>> round(slope.estimate, 6), round(slope.low, 6), round(slope.high, 6)
     (-1.0, -1.0, -1.0)
     """
-    if runs.ndim != 2 or runs.shape[1] != horizons.size or horizons.size < 2:
-        raise ValueError(
-            f"runs must be [runs, horizons] with at least two horizons, got {runs.shape} and {horizons.size}."
-        )
-    if not (runs > 0).all():
-        raise ValueError("runs must be positive: a logarithm is taken.")
-    generator = np.random.default_rng(seed)
-    picks = generator.integers(runs.shape[0], size=(resamples, runs.shape[0]))
-    logs = np.log(runs[picks].mean(axis=1))
-    centred = np.log(horizons) - np.log(horizons).mean()
-    slopes = logs @ centred / (centred @ centred)
-    low, high = np.quantile(slopes, [(1 - level) / 2, (1 + level) / 2])
-    return Slope(fit(horizons, runs.mean(axis=0)), float(low), float(high))
+    return across_splits(slopes_of(horizons, values.mean(axis=1)))
+
+
+def _cubes(points: pd.DataFrame) -> Iterator[tuple[dict[str, Any], NDArray[Any], NDArray[Any]]]:
+    """For every variant, average and range: their names, the horizons, and the values [problems, runs, horizons]."""
+    for (algorithm, variant), group in points.groupby(["algorithm", "variant"], sort=False):
+        order = group.sort_values(["problem", "run", "horizon"])
+        horizons = np.unique(order["horizon"]).astype(float)
+        shape = (order["problem"].nunique(), order["run"].nunique(), horizons.size)
+        for average, column in AVERAGES.items():
+            cube = order[column].to_numpy(dtype=float).reshape(shape)
+            for name, chosen in (("all", horizons > 0), ("last decade", horizons >= horizons[-1] / 10)):
+                about = {"algorithm": algorithm, "variant": variant, "average": average, "range": name}
+                yield about, horizons[chosen], cube[..., chosen]
 
 
 def fit_slopes(points: pd.DataFrame) -> pd.DataFrame:
-    """A slope for every variant, over all horizons and over the last decade."""
+    """A slope for every variant and average, over all horizons and over the last decade."""
     lines = []
-    for (algorithm, variant), group in points.groupby(["algorithm", "variant"], sort=False):
-        table = group.pivot(index="run", columns="horizon", values="mean_square")
-        horizons = table.columns.to_numpy(dtype=float)
-        expected = -1 / 2 if algorithm == "fedbio" else -2 / 3
-        for name, chosen in (("all", horizons > 0), ("last decade", horizons >= horizons[-1] / 10)):
-            slope = bootstrap_slope(horizons[chosen], table.to_numpy()[:, chosen])
-            line = {"algorithm": algorithm, "variant": variant, "range": name, "runs": len(table)}
-            lines.append({**line, "slope": slope.value, "low": slope.low, "high": slope.high, "theory": expected})
+    for about, horizons, values in _cubes(points):
+        slope = mean_slope(horizons, values)
+        line = {**about, "problems": len(values), "runs": values.shape[1]}
+        line |= {"slope": slope.estimate, "low": slope.low, "high": slope.high}
+        lines.append({**line, "theory": -1 / 2 if about["algorithm"] == "fedbio" else -2 / 3})
     return pd.DataFrame(lines)
+
+
+def _coverage(truth: float, slopes: NDArray[Any]) -> dict[str, Any]:
+    """How many of the intervals from slopes [replications, problems] hold the truth, and how wide they are."""
+    found = [across_splits(own) for own in slopes]
+    inside = [interval.low <= truth <= interval.high for interval in found]
+    width = np.mean([interval.high - interval.low for interval in found])
+    return {"coverage": float(np.mean(inside)), "width": float(width), "replications": len(slopes)}
+
+
+def coverage_in_a_model(design: Design) -> Tables:
+    """Intervals for a slope that is known.
+
+    A problem's slope is -2/3 and an error of deviation .05, normal or skewed (an exponential); its level is log-normal.  A run
+    multiplies every horizon by a gamma variable of mean one, whose relative variance falls like T^(-1/3) from 1/4 at the
+    first, as that of averages over steps that are correlated over t^(2/3) does.
+    """
+    generator = np.random.default_rng(design.seed)
+    horizons, rows = np.array(design.horizons, float), []
+    size = design.replications, design.instances
+    for case in ("normal", "skewed"):
+        errors = generator.standard_normal(size) if case == "normal" else generator.exponential(size=size) - 1
+        powers = horizons ** (-2 / 3 + 0.05 * errors[..., None, None])
+        shape = 4 * (horizons / horizons[0]) ** (1 / 3)
+        noise = generator.gamma(shape, 1 / shape, (*size, design.seeds, horizons.size))
+        values = np.exp(generator.standard_normal(size))[..., None, None] * powers * noise
+        about = {"case": f"model, {case} slopes", "problems": design.instances, "runs": design.seeds}
+        rows.append({**about, **_coverage(-2 / 3, slopes_of(horizons, values.mean(axis=2)))})
+    return {"coverage": pd.DataFrame(rows)}
+
+
+def coverage_of_redrawn_runs(points: pd.DataFrame, design: Design) -> pd.DataFrame:
+    """Intervals from problems, and of each problem runs, redrawn from the measured ones, which are all there is: the slope to
+    be covered is that of the measured."""
+    generator = np.random.default_rng(design.seed)
+    rows = []
+    for about, horizons, values in _cubes(points):
+        problems, runs, _ = values.shape
+        picked = generator.integers(problems, size=(design.replications // 10, problems))
+        of_them = generator.integers(runs, size=(*picked.shape, runs))
+        redrawn = slopes_of(horizons, values[picked[..., None], of_them].mean(axis=2))
+        case = ", ".join(("redrawn", about["variant"], about["average"], about["range"]))
+        found = _coverage(mean_slope(horizons, values).estimate, redrawn)
+        rows.append({"case": case, "problems": problems, "runs": runs, **found})
+    return pd.DataFrame(rows)
