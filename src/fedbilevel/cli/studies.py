@@ -156,7 +156,9 @@ def _rates(tables: dict[str, pd.DataFrame], out: Path | None) -> Iterator[Piece]
 def bench(
     tasks: Annotated[
         str | None,
-        typer.Option(help="Of quadratic, ridge, logistic, cleaning, representation, imbalance; all but logistic."),
+        typer.Option(
+            help="Of quadratic, precise, precise-20, ridge, logistic, cleaning, representation, imbalance; all but logistic."
+        ),
     ] = None,
     algorithms: Annotated[
         str | None,
@@ -165,7 +167,7 @@ def bench(
             "fednest-sum, lfednest, aggitd, fedmbo; all."
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Draws of data and minibatches; 5.", min=1)] = None,
+    seeds: Annotated[int | None, typer.Option(help="Draws of data and minibatches; 10.", min=1)] = None,
     budget: Annotated[
         int | None, typer.Option(help="Step sizes tried by every algorithm on every task; 12.", min=1)
     ] = None,
@@ -180,7 +182,7 @@ def bench(
 ) -> None:
     """Every algorithm on every task it solves: scores, costs and the ranking.
 
-    Step sizes are tuned with the same budget for every algorithm, on validation rows of a draw of their own.
+    Step sizes are tuned with the same budget for every algorithm, for the bytes to the target, on a draw of their own.
     """
     prepare(out)
     from fedbilevel.studies import bench as study
@@ -196,7 +198,7 @@ def _bench(result: BenchResult, out: Path | None) -> Iterator[Piece]:
         names = {name: name.removeprefix("rank_") for name in group.columns if name.startswith("rank_")}
         table = group[["method", "mean_rank", "ratio", "reached", *names]].rename(columns=names)
         yield f"Ranking by bytes to 90 % of the gain, {level} lower level", table
-    wanted = result.targets[result.targets["share"] == result.targets["share"].max()]
+    wanted = result.targets.drop_duplicates(["dataset", "split", "method"], keep="last")
     for key, group in result.scores.groupby(["dataset", "split"], sort=False):
         own = group.merge(wanted, on=["dataset", "split", "method"], suffixes=("", "_target"))
         table = own.assign(
