@@ -227,7 +227,7 @@ def test_the_theorems(tmp_path):
     assert slopes.free  # no filter of the page hides its lines
     assert 'data-chart="slopes" data-kind="lines" data-free' in html
     assert slopes.names == (
-        "η = δ/√T: -0.50", "slope −1/2", "tuned constants: -0.50", "paper constants: -0.50", "slope −2/3",
+        "η = δ/√T", "slope −1/2", 'tuned constants, previous="local"', "paper constants", "slope −2/3",
     )  # fmt: skip
     line, late = (slopes.panels[number].lines[0] for number in (0, 1))
     assert (line.y, line.low) == (pytest.approx((1.5 / 50**0.5, 1.5 / 500**0.5)), (1 / 50**0.5, 1 / 500**0.5))

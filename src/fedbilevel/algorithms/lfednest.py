@@ -8,8 +8,8 @@ ICML 2022 (the variant LFedNest).  A round is one outer iteration:
 
 where Phi_i = grad_x f_i - (d2g_i/dxdy) [d2g_i/dy2]^-1 grad_y f_i is computed by the client alone, with its *own* Hessian.
 
-Exchanges: T + 1 and a broadcast of x (with T = 1 and no broadcast it would be two as well: x travels with the first y).  Up per
-round and client: T inner vectors and x; down: x and T + 1 inner vectors.
+Exchanges: T + 1, as the authors count: the broadcast of x that begins a round is not answered and travels with the first y.
+Up per round and client: T inner vectors and x; down: x and T + 1 inner vectors.
 
 By design it solves another problem where clients differ: the mean of the clients' Phi_i is not grad h, since a mean of inverses
 is not the inverse of the mean, and local steps for y (tau > 1) drift.  With tau = 1 it stops where mean_i Phi_i(x, y(x)) = 0.

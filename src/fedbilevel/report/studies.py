@@ -49,29 +49,31 @@ class Curve(NamedTuple):
 
 def rates(tables: Tables) -> list[Chart]:
     """The four figures of ``fedbilevel rates``: slopes, bounds, communication, clients."""
-    made = [_slopes(tables), _bounds(tables["bounds"]), _communication(tables["communication"]), _clients(tables)]
+    made = [
+        _slopes(tables["points"]),
+        _bounds(tables["bounds"]),
+        _communication(tables["communication"]),
+        _clients(tables),
+    ]
     return [chart for chart in made if chart is not None]
 
 
-def _slopes(tables: Tables) -> Chart | None:
-    fitted = tables["slopes"].query("range == 'last decade'").set_index(["variant", "average"])["slope"]
-    shown, panels = tables["points"], []
-    shown = shown[~shown["variant"].str.contains('previous="paper"')]  # which lie close to their twins
+def _slopes(points: pd.DataFrame) -> Chart | None:
+    shown = points[~points["variant"].str.contains("noisy Hessians")]  # which lie on their twins
+    panels = []
     titles = {"fedbio": "FedBiO, no noise", "fedbioacc": "FedBiOAcc, minibatches"}
     for algorithm, average in product(titles, ("all t", "second half")):
         curves, column = [], "mean_square" if average == "all t" else "late_mean_square"
         for variant, group in shown[shown["algorithm"] == algorithm].groupby("variant", sort=False):
             problems = group.groupby(["problem", "horizon"])[column].mean().unstack("horizon")
-            name = str(variant).replace("eta = delta/sqrt(T)", "η = δ/√T").replace(', previous="local"', "")
-            name = f"{name}: {fitted[variant, average]:+.2f}"
+            name = str(variant).replace("eta = delta/sqrt(T)", "η = δ/√T")
             curves.append(Curve(name, problems.mean(), problems.min(), problems.max()))
         top = 1.6 * max((curve.values.iloc[0] for curve in curves), default=1.0)
         axis = MEAN_SQUARE._replace(label=f"mean of ‖∇h(x̄)‖² over {average}")
         panels.append(
             (f"{titles[algorithm]}: {average}", STEPS, axis, [*curves, *_slope(curves, top, *SLOPES[algorithm])])
         )
-    note = "Means over problems; behind each name the slope of the last decade; the band holds all problems."
-    return _lines("slopes", "Slopes", note, panels)
+    return _lines("slopes", "Slopes", "Means over problems and runs; the band holds the means of all problems.", panels)
 
 
 def _bounds(bounds: pd.DataFrame) -> Chart | None:
