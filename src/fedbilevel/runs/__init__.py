@@ -26,10 +26,11 @@ What a row says, by command (columns of `ROWS` that a command does not measure a
     weights: all settings), ``fairness-table``, ``fairness-chosen``, ``fairness-fronts``, ``fairness-duels`` (the last three
     where grids were run) and ``fairness-floors``.  Another call adds cases and splits to a finished folder; its parts stay.
 ``rates``
-    dataset is the horizon ("T = 200"), split the algorithm (fedbio | fedbioacc), method the variant, seed the problem or the
-    noise seed; ``mean_square`` is the mean of ‖grad h‖^2 up to the horizon (lower is better), for the theorems' own step sizes
-    beside their ``bound``.  Tables in `Run.others`: ``rates-points``, ``rates-slopes``, ``rates-bounds``, ``rates-checks``,
-    ``rates-communication``, ``rates-estimator``, ``rates-speedup``.
+    dataset is the horizon ("T = 200"), split the algorithm (fedbio | fedbioacc), method the variant, seed the number of
+    the run over all problems; ``mean_square`` is the mean of ‖grad h‖^2 up to the horizon (lower is better), for the theorems'
+    own step sizes beside their ``bound``, and ``late_mean_square`` that over the second half.  Tables in `Run.others`:
+    ``rates-points``, ``rates-slopes``, ``rates-coverage``, ``rates-bounds``, ``rates-checks``, ``rates-communication``,
+    ``rates-estimator``, ``rates-speedup``.
 """
 
 from fedbilevel.runs.files import FORMAT, GROUPS, HISTORY, ROWS, TABLES, WEIGHTS, Run, model_file, read
