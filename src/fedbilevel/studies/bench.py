@@ -42,6 +42,8 @@ BATCH = 16
 TERMS = 30
 """Of a series that a client sums by itself.  On the quadratics its bias still allows a progress of 1 - 1e-7; with five terms
 no method could come beyond .992."""
+SENT_TERMS = 5
+"""Of a series in which every term costs an exchange; as in the papers."""
 SERIES_STEP = 0.5
 """Times 1/curvature: minibatches of `BATCH` rows curve up to about twice as much as whole sets."""
 CONCENTRATION = 1.0
@@ -61,7 +63,7 @@ class Steps(NamedTuple):
     inner: float
     outer: float
     local: int = LOCAL_STEPS
-    sent_terms: int = 5
+    sent_terms: int = SENT_TERMS
 
 
 Maker = Callable[[Task, Steps], Algorithm]
@@ -145,7 +147,7 @@ class Drawn(NamedTuple):
     images: bool = True
     share: float = RANKED
     local_steps: int = LOCAL_STEPS
-    sent_terms: int = 5
+    sent_terms: int = SENT_TERMS
     levels: tuple[str, ...] = LOWER_LEVELS
 
 
