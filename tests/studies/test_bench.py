@@ -243,16 +243,16 @@ def handmade():
 
 
 def test_targets_and_ranking_of_known_curves():
-    result = summarise(*handmade(), {})
+    rows, history = handmade()
+    result = summarise(rows, history.assign(round=10 * history["round"]), {})
     table = result.targets.set_index(["method", "share"])
     assert table["gain"].unique() == pytest.approx([0.3])  # the mean of 0.4 and 0.2
     assert table["reached"].to_dict() == {("A", 0.5): 2, ("A", 0.9): 0, ("B", 0.5): 2, ("B", 0.9): 2}
-    # A needs 0.7 and 0.6, on its way from 0.1 to 0.75 and 0.65 in the first 10 exchanges and 200 bytes: 9.2 and 9.1 of them.
-    expected = 200
+    # A needs 0.7 and 0.6, on its way from 0.1 to 0.75 and 0.65 in the first 100 exchanges and 200 bytes: 92.3 and 90.9 of them.
+    expected = 2 * np.sqrt(93 * 91)
     assert table.loc[("A", 0.5), "bytes"] == pytest.approx(expected)
-    assert table.loc[("A", 0.5), "round"] == pytest.approx(10)
-    assert table.loc[("A", 0.5), "bytes_low"] <= expected <= table.loc[("A", 0.5), "bytes_high"]
-    assert table.loc[("B", 0.9), "bytes_low"] < table.loc[("B", 0.9), "bytes"] < table.loc[("B", 0.9), "bytes_high"]
+    assert table.loc[("A", 0.5), "round"] == pytest.approx(expected / 2)
+    assert table.loc[("A", 0.5), "bytes_low"] < expected < table.loc[("A", 0.5), "bytes_high"]
     assert np.isnan(table.loc[("A", 0.9), "bytes"])
     assert result.ranking["method"].tolist() == ["B", "A"]
     assert result.ranking["reached"].tolist() == [1, 0]
