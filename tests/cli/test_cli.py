@@ -41,6 +41,7 @@ def test_no_command_shows_help(process):
         (["--seed", "-1"], "--seed"),
         (["--out", "{file}"], "fedbilevel: --out {file} is a file: name a folder.\n"),
         (["--out", "{file}/below"], "cannot be made"),
+        (["--quick", "--long"], "fedbilevel: --quick and --long exclude each other; give one of them.\n"),
     ],
 )
 def test_bad_input_exits_with_2_and_a_sentence(process, tmp_path, options, words):
@@ -96,7 +97,7 @@ def test_every_command_speaks_to_machines_can_be_silent_and_shows_an_example():
 
 def test_tables_for_machines(monkeypatch, call):
     frame = pd.DataFrame({"slope": [-0.5, float("nan")], "algorithm": ["fedbio", "fedbioacc"]})
-    tables = {"slopes": frame, "bounds": frame[:0], "estimator": frame, "checks": frame}
+    tables = {"slopes": frame, "bounds": frame[:0], **dict.fromkeys(("coverage", "estimator", "checks"), frame)}
     monkeypatch.setattr("fedbilevel.studies.rates.run", lambda *_, **__: SimpleNamespace(tables=tables))
     told = json.loads(call("rates", "--json", "--quiet").out)
     assert told["slopes"] == [{"slope": -0.5, "algorithm": "fedbio"}, {"slope": None, "algorithm": "fedbioacc"}]

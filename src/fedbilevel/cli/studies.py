@@ -135,10 +135,14 @@ def _rates(tables: dict[str, pd.DataFrame], out: Path | None) -> Iterator[Piece]
     for average, group in slopes.groupby("average", sort=False):
         table = group[["algorithm", "variant", "range", "slope", "interval", "theory"]]
         yield f"Slope of log mean |grad h|^2 against log T, mean over {average}, with 95 % intervals", table
-    held = tables["coverage"]["coverage"]
+    coverage = tables["coverage"]
+    held = [
+        f"{100 * group.min():.0f} to {100 * group.max():.0f} %"
+        for _, group in coverage.groupby(coverage["case"].str.startswith("redrawn"))["coverage"]
+    ]
     yield (
-        f"Each is a mean over {slopes['problems'].max()} problems.  Of such intervals {100 * held.min():.1f} to "
-        f"{100 * held.max():.1f} % held the slope in simulations where it is known."
+        f"Means over {slopes['problems'].max()} problems.  Of such intervals {' and '.join(held)} held the slope where it is "
+        "known: in a model, and among problems and runs redrawn from these."
     )
     below = (
         tables["bounds"]
