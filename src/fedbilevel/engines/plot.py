@@ -73,7 +73,7 @@ def plot(
     return ax
 
 
-def _curves(run: Result | Sweep, name: str) -> list[tuple[str, pd.DataFrame]]:
+def _curves(run: Any, name: str) -> list[tuple[str, pd.DataFrame]]:
     if not hasattr(run, "results"):
         if not hasattr(run, "history"):
             raise TypeError(f"plot takes results of simulate and sweep, not {type(run).__name__}.")
