@@ -219,10 +219,14 @@ def test_replies_beyond_the_rounds(attacked):
 
 
 def test_large_messages(attacked):
-    site = attacked(policy={"largest_megabytes": 1e-5})
-    site.prepare()
-    assert site.work([np.zeros(len(SCHEMA.feature_names), np.float32)]) == {"refused": "large"}
-    assert site.ask("survey", survey=0, agreed={}) == {"refused": "large"}
+    values = tuple(f"v{number}" for number in range(30))
+    wide = dataclasses.replace(SCHEMA, columns=(SCHEMA.columns[0], Column("pressure", "category", values)))
+    site = attacked(wide, policy={"largest_megabytes": 1e-4})
+    assert site.prepare() == {"rows": ROWS}
+    assert site.work([np.zeros(len(wide.feature_names), np.float32)]) == {"refused": "large"}
+    assert attacked(policy={"largest_megabytes": 1e-5}).ask("survey", survey=0, agreed={}) == {"refused": "large"}
+    honest = attacked()
+    assert honest.prepare(honest.agreed(smoothness=np.zeros(9_000_000))) == {"refused": "large"}, "nor is it kept"
 
 
 @pytest.mark.parametrize("secret", ["{$HOME}", "a\nforged line", "x" * 10**6])

@@ -50,7 +50,7 @@ class Door:
         """What ``work`` returns, or the reason why nothing does."""
         try:
             told = work()
-            self._check_size(_arrays(told))
+            self.check_size(_arrays(told))
         except Refused as error:
             told = {"refused": error.reason}
             self.say(f"refused {task}: {error}")
@@ -70,7 +70,7 @@ class Door:
         """The arrays that ``compute`` returns, of the shapes and types ``like``, in answer to ``message``."""
         if self.left[task] >= OFTEN * self.planned + SPARE:
             raise Refused("often", f"{self.left[task]} replies have left; the rounds need {self.planned}.")
-        self._check_size([np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) for leaf in like])
+        self.check_size([np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) for leaf in like])
         if self.guard is not None:
             return self.guard.protect(compute, like, message, fingerprint(task, label, message))
         arrays = compute()
@@ -94,7 +94,7 @@ class Door:
             reason = "rows" if what in ("rows", "statistics/rows") else "cells"
             raise Refused(reason, f"{what}: number {few[0]} counts {counts.ravel()[few[0]]:g} rows, below {least}.")
 
-    def _check_size(self, arrays: Sequence[np.ndarray]) -> None:
+    def check_size(self, arrays: Sequence[np.ndarray]) -> None:
         if size_of(arrays) > self.policy.largest_megabytes * 1e6:
             raise Refused("large", f"{size_of(arrays):,} bytes are more than {self.policy.largest_megabytes:g} MB.")
 

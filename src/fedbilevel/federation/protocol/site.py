@@ -152,6 +152,7 @@ class Site:
         given = {f"agreed/{name}": array for name, array in agreed.items()}
         for number, arrays in enumerate(request["answers"]):
             given |= {f"answer/{number}/{place}": np.asarray(array) for place, array in enumerate(arrays)}
+        self.door.check_size([*given.values()])
         file = self.folder / "common.npz"
         before = read_arrays(file)
         pinned = before[0] if before is not None and before[1].get("digest") == self.settings.digest else {}
