@@ -280,6 +280,15 @@ def test_what_is_approved_by_itself(attacked, bounds, allowed):
         attacked(policy=policy, steps=5)  # a second run
 
 
+def test_a_schema_is_known_by_what_it_says():
+    noted = dataclasses.replace(SCHEMA.columns[0], note="a guess")
+    same = dataclasses.replace(SCHEMA, site="ward", columns=(noted, SCHEMA.columns[1]))
+    assert same.digest == SCHEMA.digest == Schema.parse(SCHEMA.text()).digest
+    other = dataclasses.replace(SCHEMA.columns[0], also_missing=("33",))
+    for changed in ({"columns": (other, SCHEMA.columns[1])}, {"missing": ("", "33")}, {"groups": ("f",)}):
+        assert dataclasses.replace(SCHEMA, **changed).digest != SCHEMA.digest
+
+
 def test_effective_rows():
     assert effective_rows(np.full(9, 0.3)) == pytest.approx(9)
     assert effective_rows(np.array([1.0] + [1e-9] * 99)) == pytest.approx(1, rel=1e-6)

@@ -28,10 +28,11 @@ over all tables together; missing cells count for nothing:
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -249,8 +250,14 @@ class Schema:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what the schema says, whatever the file looked like; which column names the site is left out."""
-        return hashlib.sha256(replace(self, site=None).text().encode()).hexdigest()
+        """SHA-256 of what the schema says: not of how a file looks, of notes, or of which column names the site."""
+
+        def said(thing: Any, *without: str) -> dict[str, Any]:
+            values = {option.name: (getattr(thing, option.name), option.default) for option in fields(thing)}
+            return {name: value for name, (value, usual) in values.items() if name not in without and value != usual}
+
+        document = {**said(self, "columns", "site"), "columns": [said(column, "note") for column in self.columns]}
+        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
     def write(self, path: str | Path) -> Path:
         """Write the schema as TOML, whole or not at all."""
