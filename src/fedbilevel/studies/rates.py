@@ -181,7 +181,8 @@ LONG = replace(
     FULL,
     horizons=(*FULL.horizons, 60000),
     bound_horizons=FULL.horizons,
-    instances=24,
+    instances=10,
+    seeds=3,
     replications=10000,
     client_steps=2000,
 )
