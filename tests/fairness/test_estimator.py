@@ -15,7 +15,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fedbilevel.engines.simulation import advance
-from fedbilevel.fairness import FairFederatedClassifier, equal_opportunity_difference
+from fedbilevel.fairness import FairFederatedClassifier, balanced_accuracy, equal_opportunity_difference
+from fedbilevel.fairness.estimator import UselessModel
 from fedbilevel.fairness.methods import Recipe
 from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.program import FairProgram, smoothness
@@ -36,7 +37,9 @@ def expected_failures(estimator):
 DEFAULT = FairFederatedClassifier(steps=300, weight_steps=10, batch_size=8, step=0.3, history_rows=0, random_state=0)
 
 
-@pytest.mark.filterwarnings("ignore:sensitive_features was not given")
+@pytest.mark.filterwarnings(
+    "ignore:sensitive_features was not given", "ignore::fedbilevel.fairness.estimator.UselessModel"
+)
 @parametrize_with_checks([CHECKED, DEFAULT], expected_failed_checks=expected_failures)
 def test_scikit_learns_checks(estimator, check):
     reason = expected_failures(estimator).get(check.func.__name__)
@@ -250,6 +253,44 @@ def test_sample_weight_of_zero_removes_rows(raw):
     plain = clone(clf).fit(numbers, y).predict_proba(numbers)
     weighted = clone(clf).fit(double, flipped, sample_weight=weight).predict_proba(numbers)
     np.testing.assert_allclose(weighted, plain, atol=2e-3)  # the same loss up to its ridge, which the mean leaves alone
+
+
+def rare(n=3000, seed=3):
+    """A table with 8 % positives, whom a model finds at a low threshold only."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 2))
+    y = rng.random(n) < 1 / (1 + np.exp(3 - X[:, 0]))
+    return X, np.where(y, "ill", "well"), rng.choice(["f", "m"], n), rng.choice(["A", "B"], n)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbioacc"])
+def test_rare_classes_are_found_by_class_weights_or_a_threshold(method, tmp_path):
+    X, y, sex, site = rare()
+    order = {"sensitive_features": sex, "clients": site}
+    trained = {**QUICK, "steps": 600}
+    with pytest.warns(UselessModel, match=r"says yes to \d of 3,000 rows"):
+        plain = FairFederatedClassifier(method, **trained).fit(X, y == "ill", **order)
+    assert plain.threshold_ == 0.5
+    assert plain.findings_[0].code == "selects-nobody"
+    ways = {"threshold": "auto"}, {"threshold": "recall=0.8"}, {"threshold": 0.1}, {"class_weight": "balanced"}
+    for options in (*ways, {"class_weight": {True: 12, False: 1}}):
+        found = FairFederatedClassifier(method, **trained, **options).fit(X, y == "ill", **order)
+        assert balanced_accuracy(y == "ill", found.predict(X)) > 0.6, options
+        assert not [finding for finding in found.findings_ if finding.code.startswith("selects")]
+        np.testing.assert_array_equal(found.predict(X), found.predict_proba(X)[:, 1] > found.threshold_)
+        again = FairFederatedClassifier.load(found.save(tmp_path / "model")) if "threshold" in options else found
+        np.testing.assert_array_equal(again.predict(X), found.predict(X))
+        assert again.findings_ == found.findings_
+
+
+def test_class_weights_are_weights_of_rows(raw):
+    """Balanced class weights give what the same numbers give as ``sample_weight``."""
+    X, y, sex, site = raw
+    order = {"sensitive_features": sex, "clients": site}
+    shares = pd.Series(y).map(pd.Series(y).value_counts(normalize=True)).to_numpy()
+    weighted = FairFederatedClassifier(**QUICK).fit(X, y, **order, sample_weight=1 / (2 * shares))
+    balanced = FairFederatedClassifier(**QUICK, class_weight="balanced").fit(X, y, **order)
+    np.testing.assert_allclose(balanced.params_, weighted.params_, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("method", "model"), [("fedfb", "logistic"), ("fairfed", "logistic"), ("fairfed", "mlp")])

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from benchmarks import coverage
 from fedbilevel.fairness import (
     across_splits,
     bootstrap_difference,
@@ -18,6 +19,8 @@ from fedbilevel.fairness import (
     equal_opportunity_difference,
     paired_difference,
 )  # fmt: skip
+from fedbilevel.fairness.intervals import gap_ends
+from fedbilevel.fairness.metrics import CRITERIA, Counts
 
 checked = settings(deadline=None, max_examples=60)
 numbers = st.lists(st.floats(-10, 10), min_size=2, max_size=30).filter(lambda values: np.std(values) > 1e-6)
@@ -251,3 +254,50 @@ def test_a_metric_that_fails_on_the_rows_themselves_raises():
         bootstrap_interval(equal_opportunity_difference, [0, 0], [0, 1], sensitive_features=["a", "b"])
     with pytest.raises(ValueError, match="undefined in every resample"):
         bootstrap_interval("equal_opportunity", [1, 0], [0, 1], sensitive_features=["a", "b"], resamples=5)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 100), (3, 3), (10, 10), (30, 30)])
+def test_intervals_of_gaps_hold_for_small_cells(sizes):
+    """Exact, over 47 x 47 true rates that include 0, 1 and equal ones; docs/metrics.md has more sizes."""
+    smallest, mean, width = coverage.two_groups(sizes)
+    assert smallest >= 0.93
+    assert mean < 0.9999 or sizes[0] == 2
+    assert width < 1
+
+
+@pytest.mark.parametrize(
+    ("measured", "sizes"),
+    [
+        (coverage.several_groups, (2, 10, 30, 100, 1000)),
+        (coverage.several_groups, (30, 30, 30)),
+        (coverage.two_models, (2, 100)),
+        (coverage.two_models, (30, 30, 30)),
+    ],
+)
+def test_intervals_of_several_groups_and_of_two_models_hold(measured, sizes):
+    """1,000 draws a truth: two standard errors are 1.4 points."""
+    smallest, *_ = measured(sizes, draws=1000)
+    assert smallest >= 0.93 - 0.014
+
+
+def test_a_gap_of_two_positives_is_wide_and_one_of_many_is_not():
+    few, many = (Counts(np.array([[[9, 9], [n, 0]], [[9, 9], [600, 400]]])) for n in (2, 1000))
+    (low, high), (tight_low, tight_high) = (gap_ends(counts, "equal_opportunity") for counts in (few, many))
+    assert few.gap("equal_opportunity") == many.gap("equal_opportunity") == 0.4
+    assert low == 0
+    assert high - low > 0.4
+    assert 0.36 < tight_low < 0.4 < tight_high < 0.44
+    assert np.isnan(gap_ends(Counts(np.array([[[9, 9], [0, 0]], [[9, 9], [6, 4]]])), "equal_opportunity")).all()
+
+
+@pytest.mark.parametrize("method", ["between_groups", "to_overall", "majority_vs_rest"])
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_intervals_of_gaps_hold_the_gap_and_shrink(criterion, method):
+    rng = np.random.default_rng(0)
+    counts = Counts(rng.integers(1, 9, (40, 4, 2, 2)))
+    gap, (low, high) = counts.gap(criterion, method), gap_ends(counts, criterion, method)
+    assert ((low <= gap) & (gap <= high) & (low >= 0) & (high <= 1)).all()
+    more = gap_ends(Counts(100 * counts.cells), criterion, method)
+    assert (more[1] - more[0] < high - low).all()
+    wider = gap_ends(counts, criterion, method, level=0.99)
+    assert ((wider[0] <= low) & (wider[1] >= high)).all()

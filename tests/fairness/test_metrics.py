@@ -24,9 +24,8 @@ from fedbilevel.fairness import (
     equalized_odds_difference,
     group_table,
 )
-from fedbilevel.fairness.intervals import redrawn_counts
 from fedbilevel.fairness.metrics import CONVENTIONS, CRITERIA, Counts, wilson
-from fedbilevel.jobs.fit import group_rows, quality
+from fedbilevel.jobs.measuring import measured
 
 checked = settings(deadline=None, max_examples=60)
 FUNCTIONS = {
@@ -331,7 +330,10 @@ def test_accuracy_and_gap(rows, metric, method):
     wanted = disparity(labels, decided, sensitive_features=names, criterion=metric, method=method).value
     assert float(counts.gap(metric, method)) == wanted
     if method == "between_groups":
-        assert quality("train", counts, metric) == {"train_accuracy": (labels == decided).mean(), "train_gap": wanted}
+        row = measured("train", counts, None, GROUPS, 3, metric, 10, "FedAvg").row
+        assert row["train_accuracy"] == (labels == decided).mean()
+        assert row["train_gap"] == wanted
+        assert row["train_gap_low"] <= wanted <= row["train_gap_high"]
 
 
 def test_the_lead_of_the_majority_has_a_sign():
@@ -341,9 +343,9 @@ def test_the_lead_of_the_majority_has_a_sign():
 
 def test_rates_of_groups(rows):
     labels, decided, groups = rows
-    found = group_rows("train", counted(*rows), GROUPS).set_index("group")
+    found = measured("train", counted(*rows), None, GROUPS, 3, "equal_opportunity", 10, "").groups.set_index("group")
     wanted = group_table(labels, decided, sensitive_features=np.array(GROUPS)[groups])
-    for column in wanted.columns.drop("negatives"):
+    for column in wanted.columns.drop(["negatives", "selected"]):
         np.testing.assert_array_equal(found[column], wanted[column], err_msg=column)
     for rate in ("selection_rate", "true_positive_rate", "false_positive_rate", "accuracy"):
         known = found.dropna(subset=rate)
@@ -352,7 +354,9 @@ def test_rates_of_groups(rows):
 
 def test_a_group_without_rows_is_left_out():
     counts = counted(np.array([0, 1]), np.array([1, 1]), np.array([0, 2]))
-    assert group_rows("train", counts, GROUPS)["group"].tolist() == ["a", "c"]
+    found = measured("train", counts, None, GROUPS, 3, "equal_opportunity", 10, "")
+    assert found.groups["group"].tolist() == ["a", "c"]
+    assert {finding.code for finding in found.found} >= {"group-without-positives", "group-without-negatives"}
     assert counts.present().cells.shape == (2, 2, 2)
 
 
@@ -379,15 +383,6 @@ def test_further_axes_are_kept(rows, method):
         lambda counts: counts.overall("selection_rate"),
     ):
         np.testing.assert_array_equal(answer(together), np.stack([answer(counts) for counts in several]))
-
-
-def test_redrawn_counts_keep_the_cells_and_pair_the_models(rows):
-    labels, decided, groups = rows
-    ours, theirs = redrawn_counts(labels, [decided, ~decided.astype(bool)], groups, 3, resamples=50, seed=0)
-    sizes = counted(*rows).cells.sum(axis=-1)
-    assert (ours.cells.sum(axis=-1) == sizes).all()
-    np.testing.assert_array_equal(ours.cells, theirs.cells[..., ::-1])
-    assert len(np.unique(ours.overall("accuracy"))) > 5
 
 
 def test_wilson_against_scipy():

@@ -69,6 +69,7 @@ def test_holds_no_pickle(fitted, tmp_path):
         assert all(file[name].dtype != object for name in file.files)
 
 
+@pytest.mark.filterwarnings("ignore::fedbilevel.fairness.estimator.UselessModel")
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
 @pytest.mark.parametrize("labels", [[0, 1], [1.5, 2.5], [False, True], ["b", "a"]])
 def test_matrices_networks_and_all_kinds_of_labels(model, labels, tmp_path):

@@ -45,7 +45,7 @@ def test_scores_of_sites_add_up_and_lose_only_the_ties_of_a_bin():
     labels, probability, groups = rows()
     whole = Scores.of(labels, probability, groups, 3)
     parts = [Scores.of(*(column[i::2] for column in (labels, probability, groups)), 3) for i in (0, 1)]
-    total = parts[0] + parts[1]
+    total = parts[0] + Scores.unpacked(parts[1].packed())
     assert (total.cells == whole.cells).all()
     np.testing.assert_allclose(total.sums, whole.sums)
     assert total.areas is None

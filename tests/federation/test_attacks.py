@@ -68,7 +68,7 @@ class Attacked:
         program = fair_program(self.settings.arguments)
         agreed = {}
         for number in range(program.surveys):
-            share = program.survey(number, self.site.policy.source, agreed)
+            share = program.survey(number, self.site.policy.source, agreed, ())
             agreed |= program.agree(number, [share], agreed)
         return {**agreed, **{name.replace("__", "/"): value for name, value in forged.items()}}
 

@@ -1,16 +1,24 @@
 """The fair methods over sites give what the simulated methods give, from tables and from arrays."""
 
 import dataclasses
+import json
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from fedbilevel.fairness.models import probabilities
 from fedbilevel.fairness.program import fair_program
-from fedbilevel.fairness.trainer import fit
+from fedbilevel.fairness.scores import Scores
+from fedbilevel.fairness.trainer import dealt, fit, tuned_threshold
 from fedbilevel.federation.protocol.policy import TELL, Source
 from fedbilevel.federation.protocol.record import Progress, read_answers
 from fedbilevel.federation.protocol.settings import JobSettings, RunFailed
+from fedbilevel.jobs import federate
+from fedbilevel.jobs.federate import job
+from fedbilevel.jobs.fit import FitOptions
+from fedbilevel.jobs.predict import fitted_model
 from fedbilevel.problem import ClientData
 from fedbilevel.tables.encoder import combine, site_statistics
 from fedbilevel.tables.schema import Column, Schema
@@ -82,11 +90,13 @@ def table_sites(folder, settings, columns=("age", "job", "sex", "hired"), **poli
     return made
 
 
-def settings_for(method, schema=True, **recipe):
+def settings_for(method, schema=True, more=None, **recipe):
     arguments = {
+        "minimum_cell": 1,
         "recipe": {"method": method, "batch_size": 16, "local_steps": 2, **recipe},
         "validation": 0.25 if method.startswith("fedbio") else None,
         **({"schema": SCHEMA.text()} if schema else {"arrays": {"features": 5, "groups": 2}}),
+        **(more or {}),
     }
     return JobSettings("fair", "fair", SITES, arguments, seed=7, double=True)
 
@@ -130,6 +140,124 @@ def test_a_table_per_site(tmp_path, method, recipe):
         assert np.ptp(weights) > 1e-4, "stage one is to move the weights"
     decided = pd.read_json(tmp_path / "runs/fair/report.json").loc["decisions"]
     assert [np.sum(decided[name]) for name in SITES] == [size - 1 for size in SIZES]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbioacc"])
+def test_class_weights_and_threshold_are_those_of_the_simulation(tmp_path, method):
+    more = {"class_weight": "balanced", "threshold": "auto", "minimum_cell": 2, "validation": None}
+    settings = settings_for(method, more=more, steps=6, weight_steps=4)
+    sites = table_sites(tmp_path, settings)
+    (params,) = coordinate(tmp_path, settings, Direct(sites))
+    program, agreed = fair_program(settings.arguments), Progress.read(tmp_path / "runs/fair/state.npz").agreed
+    arrays = [program._arrays(site.policy.source, agreed) for site in sites.values()]
+    features, labels, groups = (np.concatenate(column) for column in zip(*arrays, strict=True))
+    leaves = {"features": features, "labels": labels.astype(np.float32), "groups": groups.astype(np.int32)}
+    ends = np.cumsum([0, *(len(each[0]) for each in arrays)])
+    owned = [np.arange(first, last) for first, last in pairwise(ends)]
+    kept, aside = zip(*program.set_aside(groups, labels, owned), strict=True)
+    for part, trained, held in zip(owned, kept, aside, strict=True):
+        assert sorted([*trained, *held]) == list(part)
+        cells = [[row for row in part if 2 * groups[row] + labels[row] == cell] for cell in range(4)]
+        divisions = [sorted(row for members in cells for row in members[k - 1 :: k]) for k in (5, 4, 3, 2)]
+        assert sorted(held) in divisions
+    alone = dataclasses.replace(program, curvature=float(agreed["smoothness"][0]))
+    expected = fit(alone, dealt(alone, leaves, kept), seed=7)
+    np.testing.assert_allclose(params, expected.params, rtol=2e-5, atol=1e-6)
+    counts = np.bincount(labels[np.concatenate(kept)])
+    np.testing.assert_allclose(program.class_weights(agreed), counts.sum() / (2 * counts))
+    assert program.decides(agreed) == tuned_threshold(alone, expected.params, leaves, aside)
+    report = json.loads((tmp_path / "runs/fair/report.json").read_text())
+    decided = probabilities(program.model, expected.params, features[kept[0]])[:, 1] > program.decides(agreed)
+    told = np.array(report[SITES[0]]["decisions"])
+    assert told.sum() == len(kept[0])
+    assert told[..., 1].sum() == decided.sum()
+
+
+def test_a_job_cannot_lower_the_minimum_cell_of_a_site(tmp_path):
+    settings = settings_for("fedavg", steps=2)
+    sites = table_sites(tmp_path, settings, minimum_cell=10)
+    coordinate(tmp_path, settings, Direct(sites))
+    reports = json.loads((tmp_path / "runs/fair/report.json").read_text())
+    hidden = 0
+    for name, frame in zip(SITES, tables(), strict=True):
+        rows = frame[frame["hired"] != ""]
+        cells = np.array([[((rows.sex == g) & (rows.hired == y)).sum() for y in ("no", "yes")] for g in ("f", "m")])
+        told = np.array(reports[name]["decisions"]).sum(axis=-1)
+        assert not ((told > 0) & (told < 10)).any()
+        histogram = Scores.unpacked(reports[name]).cells
+        assert not ((histogram > 0) & (histogram < 10)).any()
+        np.testing.assert_array_equal(histogram.sum(axis=-1), told)
+        rest = cells.sum() - told.sum()
+        assert rest == 0 or rest >= 10, "the site tells its rows: what is missing follows"
+        hidden += (cells < 10).any()
+    assert hidden, "some site is to have a small cell"
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "sentence"),
+    [
+        ("fedfb", {}, "A group, class or column has fewer rows"),
+        ("fedavg", {"class_weight": "balanced"}, "Class weights need training rows of every class"),
+    ],
+)
+def test_small_counts_are_not_told_before_training(tmp_path, method, more, sentence):
+    settings = settings_for(method, more=more, steps=2)
+    with pytest.raises((RunFailed, ValueError), match=sentence):
+        coordinate(tmp_path, settings, Direct(table_sites(tmp_path, settings, minimum_cell=30)))
+
+
+RARE = Schema("ill", ("no", "yes"), "yes", ("group",), ("a", "b", "r"), columns=(Column("score", "number"),))
+
+
+def rare_tables():
+    """8 % positives; the group r has one positive at every site; the last site has none at all."""
+    rng = np.random.default_rng(3)
+    for number in range(3):
+        score = rng.normal(size=600)
+        ill = np.where(rng.random(600) < 1 / (1 + np.exp(2.9 - score)), "yes", "no")
+        frame = pd.DataFrame({"score": score, "group": rng.choice(["a", "b"], 600), "ill": ill})
+        few = pd.DataFrame({"score": [0.5] * 15, "group": "r", "ill": ["yes"] + ["no"] * 14})
+        whole = pd.concat([frame, few], ignore_index=True)
+        yield whole.assign(ill="no") if number == 2 else whole
+
+
+@pytest.mark.parametrize("options", [{}, {"threshold": "auto", "class_weight": "balanced"}])
+def test_the_folder_of_a_run_over_sites_tells_what_it_may_and_what_is_wrong(tmp_path, options):
+    fit_options = FitOptions(method="fedavg", steps=200, batch_size=32, compare_with=None, **options)
+    settings = job(fit_options, RARE, SITES)
+    sites = {}
+    for name, frame in zip(SITES, rare_tables(), strict=True):
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+        source = Source(table=tmp_path / f"{name}.csv", columns=("score", "group", "ill"))
+        sites[name] = site(tmp_path, name, settings, source, tell=TELL, minimum_cell=10)
+
+    def supervised():
+        coordinate(tmp_path, settings, Direct(sites))
+        return tmp_path / "runs" / settings.run
+
+    result = federate.run(settings, fit_options, RARE, tmp_path / "out", supervised)
+    (row,) = result.run.rows.to_dict("records")
+    codes = set(result.run.others["findings"]["code"])
+    assert {"site-without-positives", "groups-hidden"} <= codes
+    assert ("selects-nobody" in codes) == (not options)
+    assert not row["usable"]
+    assert any("The site site-3 has no positives" in sentence for sentence in result.warnings)
+    model = fitted_model(tmp_path / "out")
+    if options:
+        assert model.threshold == row["threshold"] != 0.5
+        assert row["train_balanced_accuracy"] > 0.6
+    assert 0.65 < row["train_auc"] < 0.9
+    assert row["train_auc_low"] < row["train_auc"] < row["train_auc_high"]
+    shown = result.run.groups
+    assert {"a", "b"} <= set(shown["group"])
+    assert shown.loc[shown["group"] == "r", "positives"].tolist() == [0], (
+        "zero, at the last site, is shown; ones are not"
+    )
+    small = shown[["count", "positives"]].to_numpy()
+    assert not ((small > 0) & (small < 10)).any()
+    assert "The site site-3 has no positives" in result.page.read_text()
+    kept = (tmp_path / "runs" / settings.run / "report.json").read_text()
+    assert json.loads(kept)["site-1"]["hidden"][2] > 0
 
 
 def test_arrays_per_site(tmp_path):
@@ -176,6 +304,9 @@ def test_a_broken_table_does_not_quote_its_cells(tmp_path):
         ({"recipe": {"formulation": {}}}, "Recipe has no option 'formulation'"),
         ({"recipe": []}, "must be a table"),
         ({"validation": 2}, "validation must lie between 0 and 1"),
+        ({"threshold": "often"}, "threshold must be a number between 0 and 1"),
+        ({"class_weight": [1, -1]}, "a positive number for each of the 2 classes"),
+        ({"minimum_cell": 0}, "minimum_cell must be at least 1"),
         ({"schema": "target ="}, "no valid TOML"),
     ],
 )

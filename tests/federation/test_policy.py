@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from fedbilevel.engines.stages import Refused
+from fedbilevel.fairness import disclosure
 from fedbilevel.federation.nvflare.job import SIGNED, check_job, write_job
 from fedbilevel.federation.protocol.policy import FILE, Approval, Policy, Privacy, read_policy
 from fedbilevel.federation.protocol.settings import JobSettings
@@ -50,6 +51,7 @@ def test_a_whole_file(tmp_path):
 
 def test_without_a_file_nothing_is_offered(tmp_path):
     assert read_policy(tmp_path) == Policy()
+    assert Policy().minimum_cell == Policy().source.minimum_cell == disclosure.MINIMUM
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,7 @@ def test_without_a_file_nothing_is_offered(tmp_path):
         ("[approve]\nauto = 1", "approve.auto must be true or false"),
         ("[approve]\nruns = 0", "approve.runs must be at least 1"),
         ("[approve]\nmethods = 'fedavg'", "approve.methods must be a list of names"),
+        ("[policy]\nminimum_cell = 0", "minimum_cell must be at least 1"),
         ("[policy]\nfunctions = [1]", "policy.functions must be a list of names"),
         ("[privacy]\nclip = -1", "privacy.clip must be a positive number"),
         ("[privacy]\nclip = 1\nnoise = -1", "privacy.noise must be a number of at least 0"),

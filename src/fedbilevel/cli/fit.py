@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbilevel.cli import options
-from fedbilevel.cli.own_data import encoding_notes, mapping_at, opened, schema_frame, understood
+from fedbilevel.cli.own_data import (
+    encoding_notes,
+    further,
+    mapping_at,
+    measure_table,
+    opened,
+    schema_frame,
+    understood,
+)
 from fedbilevel.cli.terminal import (
     Shown,
     check_folder,
@@ -24,16 +32,7 @@ from fedbilevel.cli.terminal import (
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from fedbilevel.jobs.fit import FitResult
     from fedbilevel.tables.schema import Schema
-
-GAPS = {
-    "equal_opportunity": "gap of true-positive rates",
-    "equalized_odds": "gap of true- and false-positive rates",
-    "demographic_parity": "gap of selection rates",
-}
 
 
 def fit(
@@ -56,6 +55,9 @@ def fit(
     weight_steps: options.WeightSteps = None,
     batch_size: options.BatchSize = 128,
     model: options.Model = "logistic",
+    class_weight: options.ClassWeight = None,
+    threshold: options.Threshold = None,
+    minimum_cell: options.MinimumCell = 10,
     client_weights: options.ClientWeights = "uniform",
     test_share: Annotated[float, typer.Option(help="Share of every site's rows kept for testing.")] = 0.3,
     compare_with: Annotated[
@@ -84,7 +86,8 @@ def fit(
     chosen = job.FitOptions(
         method=method, formulation=formulation, metric=metric, strength=_strength(strength), steps=steps,
         weight_steps=weight_steps, batch_size=batch_size, model=model, client_weights=client_weights,
-        test_share=test_share, seed=seed, compare_with=None if compare_with == "none" else compare_with,
+        class_weight=class_weight, threshold=threshold, minimum_cell=minimum_cell, test_share=test_share, seed=seed,
+        compare_with=None if compare_with == "none" else compare_with,
     )  # fmt: skip
     folder = out or Path("runs") / f"fit-{re.sub(r'[^A-Za-z0-9]+', '-', meaning.target).strip('-') or 'table'}"
     check_folder(folder)
@@ -102,15 +105,13 @@ def fit(
         raise KeyboardInterrupt(f"Stopped; the same command goes on with what is in {folder}.") from None
     run = result.run
     frames = {"rows": run.rows, "groups": run.groups, "weights": run.weights, "sites": result.sites}
-    told = {name: records(frame) for name, frame in frames.items()}
+    told = {name: records(frame) for name, frame in frames.items()} | further(run)
     where = f"Model, tables and page are in {folder}; open {result.page}"
-    shown: Shown = [*_tables(result, metric), *meant.warnings, *result.notes, *encoding_notes(tables), where]
-    tell(
-        as_json,
-        quiet,
-        {"folder": str(folder), "page": str(result.page), **told, "notes": [*meant.warnings, *result.notes]},
-        shown,
-    )
+    warned = [f"Warning: {sentence}" for sentence in result.warnings]
+    rows, notes = ("Rows", result.sites), [*meant.warnings, *result.notes]
+    shown: Shown = [rows, measure_table(run, "test"), *warned, *notes, *encoding_notes(tables), where]
+    about = {"folder": str(folder), "page": str(result.page), "warnings": result.warnings, "notes": notes}
+    tell(as_json, quiet, {**about, **told}, shown)
 
 
 def _kept(file: Path, target: str | None, sensitive: list[str] | None, site: str | None, positive: str | None,
@@ -136,38 +137,3 @@ def _strength(text: str | None) -> float | str | None:
         return float(text)
     except ValueError:
         raise ValueError(f"--strength must be a number or auto, not {text!r}.") from None
-
-
-def _tables(result: FitResult, metric: str) -> list[tuple[str, pd.DataFrame]]:
-    """What is shown on the terminal, with titles."""
-    import pandas as pd
-
-    rows, groups = result.run.rows, result.run.groups
-    table = rows[["method", "setting"]].copy()
-    table["test accuracy"] = _with_ends(rows, "test_accuracy")
-    table[GAPS[metric]] = _with_ends(rows, "test_gap")
-    if "gap_difference" in rows:
-        table["accuracy minus baseline"] = _with_ends(rows, "accuracy_difference", "+.4f")
-        table["gap minus baseline"] = _with_ends(rows, "gap_difference", "+.4f")
-    test = groups[groups["part"] == "test"]
-    by_group = pd.DataFrame(
-        {"method": test["method"], "group": test["group"], "rows": test["count"], "positives": test["positives"]}
-    )
-    for rate in ("true_positive_rate", "false_positive_rate", "selection_rate"):
-        by_group[rate] = _with_ends(test, rate, ".3f")
-    return [
-        ("Rows", result.sites),
-        ("Test rows, with 95 % bootstrap intervals", table.loc[:, (table != "").any()]),
-        ("Groups, on test rows, with 95 % Wilson intervals", by_group),
-    ]
-
-
-def _with_ends(frame: pd.DataFrame, name: str, form: str = ".4f") -> list[str]:
-    def short(value: float) -> str:
-        return f"{value:{form}}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:{form}}"
-
-    columns = [frame[name], frame[f"{name}_low"], frame[f"{name}_high"]]
-    return [
-        "" if value != value else short(value) + ("" if low != low else f" [{short(low)}, {short(high)}]")
-        for value, low, high in zip(*columns, strict=True)
-    ]

@@ -85,6 +85,18 @@ WeightSteps = Annotated[
 BatchSize = Annotated[int, typer.Option(help="Rows of a step.", min=1)]
 Model = Annotated[str, typer.Option(help="logistic, or mlp (one hidden layer).")]
 ClientWeights = Annotated[str, typer.Option(help="Sites count alike (uniform) or by their rows (samples).")]
+ClassWeight = Annotated[
+    str | None, typer.Option(help="balanced: both classes count alike, however rare (fedbioacc, fedbio, fedavg).")
+]
+Threshold = Annotated[
+    str | None,
+    typer.Option(
+        help="Yes above this probability: a number (0.5), auto (best balanced accuracy), rate=0.1 or recall=0.8."
+    ),
+]
+MinimumCell = Annotated[
+    int, typer.Option(help="Groups with fewer positives or negatives are not shown by themselves.", min=1)
+]
 LocalSteps = Annotated[int, typer.Option(help="Steps between two exchanges.", min=1)]
 
 # A federation.

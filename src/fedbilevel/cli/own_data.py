@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from fedbilevel.cli import options
-from fedbilevel.cli.terminal import tell
+from fedbilevel.cli.terminal import records, tell
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedbilevel.runs import Run
     from fedbilevel.tables.agreement import Difference
     from fedbilevel.tables.mapping import Mapping
     from fedbilevel.tables.reading import Table
     from fedbilevel.tables.schema import Schema
+
+
+GAPS = {
+    "equal_opportunity": "gap of recall",
+    "equalized_odds": "gap of recall, false pos.",
+    "demographic_parity": "gap of selected",
+}
 
 
 def opened(files: Sequence[Path], delimiter: str | None, encoding: str | None) -> list[Table]:
@@ -112,6 +121,59 @@ def schema_frame(schema: Schema) -> pd.DataFrame:
 def shortened(values: Sequence[str], limit: int = 3) -> str:
     some = ", ".join(value if len(value) <= 20 else value[:19] + "…" for value in values[:limit])
     return some + (f" and {len(values) - limit} more" if len(values) > limit else "")
+
+
+def further(run: Run) -> dict[str, Any]:
+    """What a fit found and its calibration curves, for ``--json``."""
+    names = ("findings", "calibration")
+    return {name: records(run.others[name]) if name in run.others else [] for name in names}
+
+
+def measure_table(run: Run, part: str) -> tuple[str, pd.DataFrame]:
+    """The first table of a fit: every measure with its interval, one column a model; for everybody, then by group."""
+    import pandas as pd
+
+    from fedbilevel.jobs.measuring import MEASURES
+
+    rows = run.rows.set_index("method")
+    groups = run.groups[run.groups["part"] == part].set_index(["group", "method"])
+    listed: list[dict[str, str]] = []
+
+    def add(group: str, measure: str, values: dict[str, str], difference: str = "") -> None:
+        first = not listed or listed[-1]["_"] != group
+        listed.append(
+            {"_": group, "group": group if first else "", "measure": measure, **values, "difference": difference}
+        )
+
+    def each(frame: pd.DataFrame, name: str) -> dict[str, str]:
+        return {str(method): _with_ends(row, name) for method, row in frame.iterrows()}
+
+    settings = {str(method): str(setting) for method, setting in rows["setting"].items()}
+    if any(settings.values()):
+        add("all", "setting", settings)
+    if (rows["threshold"] != 0.5).any():
+        add("all", "threshold", {str(method): f"{value:.3g}" for method, value in rows["threshold"].items()})
+    for name, word in {"gap": GAPS[run.configuration["metric"]], **MEASURES}.items():
+        compared = [row for _, row in rows.iterrows() if f"{name}_difference" in row]
+        difference = _with_ends(compared[-1], f"{name}_difference", "+.3f") if compared else ""
+        add("all", word, each(rows, f"{part}_{name}"), difference)
+    for group in dict.fromkeys(groups.index.get_level_values("group")):
+        here = groups.loc[group]
+        counts = {str(method): f"{row['count']:,}, {row['positives']:,}" for method, row in here.iterrows()}
+        add(str(group), "rows, positives", counts)
+        for name, word in MEASURES.items():
+            add(str(group), word, each(here, name))
+    table = pd.DataFrame(listed).drop(columns="_")
+    where = {"test": "Test rows", "train": "Training rows of the sites"}[part]
+    return f"{where}, with 95 % intervals", table.loc[:, (table != "").any()]
+
+
+def _with_ends(row: pd.Series[Any], name: str, form: str = ".3f") -> str:
+    def short(value: float) -> str:
+        return f"{value:{form}}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:{form}}"
+
+    value, low, high = (float(row.get(f"{name}{end}", math.nan)) for end in ("", "_low", "_high"))
+    return "" if math.isnan(value) else short(value) + ("" if math.isnan(low) else f" [{short(low)}, {short(high)}]")
 
 
 def schema(

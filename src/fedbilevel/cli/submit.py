@@ -20,7 +20,7 @@ from rich.table import Table
 
 from fedbilevel.cli import options
 from fedbilevel.cli.federate import UP_SECONDS, ended_by_signals, hushed, kits_at, need_nvflare
-from fedbilevel.cli.own_data import mapping_at
+from fedbilevel.cli.own_data import further, mapping_at, measure_table
 from fedbilevel.cli.terminal import check_folder, prepare_jax, records, tell, typed
 
 if TYPE_CHECKING:
@@ -51,6 +51,9 @@ def submit(
     local_steps: options.LocalSteps = 5,
     batch_size: options.BatchSize = 128,
     model: options.Model = "logistic",
+    class_weight: options.ClassWeight = None,
+    threshold: options.Threshold = None,
+    minimum_cell: options.MinimumCell = 10,
     client_weights: options.ClientWeights = "uniform",
     validation: Annotated[float | None, typer.Option(help="Share of rows set apart for the outer problem.")] = None,
     seed: options.Seed = 0,
@@ -87,6 +90,7 @@ def submit(
     fit = FitOptions(
         method=method, formulation=formulation, metric=metric, strength=strength, steps=steps, weight_steps=weight_steps,
         local_steps=local_steps, batch_size=batch_size, model=model, client_weights=client_weights, seed=seed,
+        class_weight=class_weight, threshold=threshold, minimum_cell=minimum_cell,
         compare_with=None,
     )  # fmt: skip
     settings = job(
@@ -159,18 +163,17 @@ def tell_result(result: FederateResult, out: Path, as_json: bool, quiet: bool) -
         for name in short:
             sites[name] = [size(int(value)) if name.startswith("bytes") else f"{value:.3f}" for value in sites[name]]
         yield "Sites (seconds of an exchange and of the site's own work: medians)", sites.rename(columns=short)
-        wanted = ["method", "train_accuracy", "train_gap", "test_accuracy", "test_gap", "rounds", "seconds"]
-        kept = [name for name in wanted if name in run.rows and run.rows[name].notna().any()]
-        yield f"Result ({run.configuration['metric'].replace('_', ' ')})", run.rows[kept]
-        if len(run.groups):
-            columns = ["part", "group", "count", "true_positive_rate", "false_positive_rate", "selection_rate"]
-            yield "Groups", run.groups[columns]
+        for part in ("train", "test"):
+            if f"{part}_accuracy" in run.rows and run.rows[f"{part}_accuracy"].notna().any():
+                yield measure_table(run, part)
+        yield from (f"Warning: {sentence}" for sentence in result.warnings)
         yield from result.notes
         yield f"Model, tables and page are in {out}"
 
     told = {
         "folder": str(out), "page": str(result.page), "rows": records(run.rows), "groups": records(run.groups),
         "weights": records(run.weights), "sites": records(result.sites), "notes": result.notes,
+        "warnings": result.warnings, **further(run),
     }  # fmt: skip
     tell(as_json, quiet, told, shown())
 

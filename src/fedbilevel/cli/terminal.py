@@ -89,4 +89,4 @@ def records(frame: Any) -> list[dict[str, Any]]:
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return "" if value != value else f"{value:.4g}"
-    return str(value)
+    return "" if value is None else str(value)

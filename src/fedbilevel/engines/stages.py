@@ -6,6 +6,7 @@ but its numbers travels; in one process a simulation asks it the same questions:
 - *surveys*: numbers the sites tell before training (counts, sums, sums of squares), so that all agree on an encoding;
 - *stages*: trainings one after the other, each an `Algorithm` with its rounds; a later stage may depend on the answers of the
   earlier ones (stage two of the bilevel methods trains on weights that stage one found);
+- *closing surveys*: numbers the sites tell after the last stage, so that all agree on what to make of it (a threshold);
 - *reports*: numbers the sites tell at the end.
 """
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 Numbers = dict[str, np.ndarray]
 
 
-TELL = ("rows", "groups", "seconds", "objective", "smoothness", "statistics", "report")
+TELL = ("rows", "groups", "labels", "scores", "seconds", "objective", "smoothness", "statistics", "report")
 """What a site may tell besides the replies of the plan's phases."""
 REASONS = {
     "job": "The job is not one that this package writes, byte for byte; the site's own log says what differs.",
@@ -67,7 +68,8 @@ class Refused(ValueError):
 class Source(Protocol):
     """A site's data as programs see it: a table of which only some columns can be read, or named arrays.
 
-    ``minimum_cell``: how many rows must differ in a column for it to count (1: any)."""
+    ``minimum_cell``: the site tells no count of people below it, and a column counts only where so many rows differ (1: any).
+    """
 
     @property
     def minimum_cell(self) -> int: ...
@@ -97,10 +99,14 @@ class Program(Protocol):
 
     @property
     def surveys(self) -> int:
-        """How many surveys there are; survey k may use what the ones before agreed on."""
+        """How many surveys there are before training; survey k may use what the ones before agreed on."""
 
-    def survey(self, number: int, source: Source, agreed: Numbers) -> Numbers:
-        """On a site: its share."""
+    @property
+    def closing(self) -> int:
+        """How many there are after training; they are numbered on."""
+
+    def survey(self, number: int, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> Numbers:
+        """On a site: its share; ``answers`` are there for closing surveys."""
 
     def agree(self, number: int, told: Sequence[Numbers], agreed: Numbers) -> Numbers:
         """On the coordinator: what follows from all shares; added to ``agreed``."""

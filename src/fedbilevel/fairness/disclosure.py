@@ -6,9 +6,9 @@ A group with a small cell is small as a whole: its positives would follow from i
 
 Small groups are shown together where their cells add up to the minimum, and else left out of everything: tables, totals, gaps.
 Nothing that is shown may then give them away by subtraction.  If the number of all rows is known elsewhere (a site tells it for
-the averages), what is left out must have the minimum of rows; if the labels of all rows are known too (class weights need
-them), the minimum of rows of each label.  Where it has not, the smallest group that could be shown is taken in as well.
-Decisions are not protected: within a cell that is large enough, how often the model said yes is shown as it is.
+the averages), what is left out must have the minimum of rows; if the labels of all rows are known too (as of the sites of a
+table whose groups add up), the minimum of rows of each label.  Where it has not, the smallest group that could be shown is
+taken in as well.  Decisions are not protected: within a cell that is large enough, how often the model said yes is shown.
 """
 
 from __future__ import annotations
@@ -33,19 +33,23 @@ class Visible:
 
     @classmethod
     def of(cls, rows: Any, minimum: int = MINIMUM, known: str = "") -> Visible:
-        """From ``rows`` [group, label].  ``known``: what is told elsewhere about all rows together: "", "rows" or "labels"."""
-        cells = np.asarray(rows, np.int64)
+        """From ``rows`` [group, label], or [table, group, label] where several tables are shown and a group is to be in all of
+        them or in none.  ``known``: what is told elsewhere about all rows together: "", "rows" or "labels"."""
+        given = np.asarray(rows, np.int64)
+        cells = given.reshape(-1, *given.shape[-2:])
+        sizes = cells.sum(axis=(0, 2))
 
         def large(taken: NDArray[np.bool_], by_label: bool = True) -> bool:
-            sums = cells[taken].sum(axis=0) if by_label else cells[taken].sum(keepdims=True)
+            sums = cells[:, taken].sum(axis=1)
+            sums = sums if by_label else sums.sum(axis=1)
             return bool(((sums == 0) | (sums >= minimum)).all())
 
-        hidden: NDArray[np.bool_] = np.asarray(((cells > 0) & (cells < minimum)).any(axis=1))
+        hidden: NDArray[np.bool_] = np.asarray(((cells > 0) & (cells < minimum)).any(axis=(0, 2)))
         while hidden.any() and known and not large(hidden, known == "labels"):
-            others = np.flatnonzero(~hidden & (cells.sum(axis=1) > 0))
+            others = np.flatnonzero(~hidden & (sizes > 0))
             if not len(others):
                 return cls(np.zeros_like(hidden), np.zeros_like(hidden), minimum)
-            hidden[others[np.argmin(cells[others].sum(axis=1))]] = True
+            hidden[others[np.argmin(sizes[others])]] = True
         return cls(~hidden, hidden & large(hidden), minimum)
 
     @property

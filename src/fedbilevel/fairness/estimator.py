@@ -16,12 +16,15 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from fedbilevel.datasets import partition
+from fedbilevel.fairness.findings import Finding, of_model
 from fedbilevel.fairness.formulation import Deviation, Formulation
 from fedbilevel.fairness.methods import COMPARES_GROUPS, Recipe
+from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.models import Model, probabilities
 from fedbilevel.fairness.program import FairProgram, smoothness
 from fedbilevel.fairness.saving import FittedModel, named_weights, plain
-from fedbilevel.fairness.trainer import dealt, fit_alike
+from fedbilevel.fairness.thresholds import Threshold
+from fedbilevel.fairness.trainer import dealt, fit_alike, tuned_threshold
 from fedbilevel.problem import whole_number
 from fedbilevel.tables.columns import check_lengths, encode_groups, listed, shown, to_frame
 from fedbilevel.tables.encoder import Encoder
@@ -31,6 +34,10 @@ MATRIX = {"dtype": np.float64, "accept_sparse": "csr", "ensure_all_finite": "all
 MOST_CELLS = 1 << 30
 SEVERAL = 10
 """More groups than this are refused where all are fractions: such a column measures, it does not name groups."""
+
+
+class UselessModel(UserWarning):
+    """A classifier selects (almost) nobody or everybody."""
 
 
 class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -57,6 +64,11 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         step: learning rate; divided automatically where the encoded features make the loss steeper than usual.
         validation: the share of each client's rows that the outer level reads and the inner one does not.  None: "cells" reads
             the same rows on both levels (it fits a handful of numbers), "paper" takes a fifth.
+        class_weight: "balanced" (classes count alike, whatever their shares), or a dict of numbers by class; they multiply
+            ``sample_weight`` ("fedavg", "fedbio", "fedbioacc").
+        threshold: two classes: the second is predicted where its probability is above this.  A number; None: 0.5; "auto": the
+            best balanced accuracy; "rate=0.1", "recall=0.8": a share selected, a share of positives found.  All but numbers are
+            chosen on a fifth of every client's rows (up to half where positives are few), which the model is not trained on.
         client_weights: clients count "uniform" or by "samples", their rows (FedMinMax, FedFB and FairFed: always by rows).
         history_rows: about how many rounds of every stage ``history_`` shows; 0 records nothing.
         random_state: seed or generator; None for a new one each time.
@@ -65,8 +77,9 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         classes_, n_features_in_, feature_names_in_ (tables with named columns), groups_, clients_: what was seen in fit.
         group_weights_: the learned weights, a Series over groups or over (group, label); None for methods without.
         history_: objective, bytes sent and calls of gradients at ``history_rows`` rounds.
-        params_, model_, encoder_: the fitted model; coef_, intercept_ (logistic): for the features get_feature_names_out
-            names; `coefficients` gives them in the units of the table.
+        params_, model_, encoder_: the fitted model; threshold_ of its decisions (two classes); coef_, intercept_ (logistic):
+            for the features get_feature_names_out names; `coefficients` gives them in the units of the table.
+        findings_: what a reader must know before believing its numbers, by its decisions on the rows it was trained on.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -95,6 +108,8 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         batch_size: int | None = 128,
         step: float = 0.1,
         validation: float | None = None,
+        class_weight: str | dict[Any, float] | None = None,
+        threshold: float | str | None = None,
         client_weights: str = "uniform",
         history_rows: int = 20,
         random_state: Any = None,
@@ -113,6 +128,8 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         self.batch_size = batch_size
         self.step = step
         self.validation = validation
+        self.class_weight = class_weight
+        self.threshold = threshold
         self.client_weights = client_weights
         self.history_rows = history_rows
         self.random_state = random_state
@@ -151,16 +168,35 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
             curvature=smoothness(features),
             names=self.groups_,
             row_weights=sample_weight is not None,
+            class_weight=self._class_weight(),
+            threshold=Threshold.parse(self.threshold),
+            minimum=1,  # nothing leaves this machine
         )
+        kept, aside = zip(*program.set_aside(codes, labels, parts), strict=True)
         fitted = fit_alike(
             program,
-            dealt(program, rows, parts),
+            dealt(program, rows, kept),
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
             record_every=program.recipe.record_every(self.history_rows) if self.history_rows else None,
         )
+        self.threshold_ = tuned_threshold(program, fitted.params, rows, aside)
         self.params_, self.history_ = fitted.params, fitted.history
         self._name_weights(fitted.weights)
+        self._look(features, labels, codes)
         return self
+
+    def _look(self, features: np.ndarray, labels: np.ndarray, codes: np.ndarray) -> None:
+        """What can be said against the model by its decisions on the rows it was trained on."""
+        self.findings_: list[Finding] = []
+        if len(self.classes_) != 2:
+            return
+        decided = probabilities(self.model_, self.params_, features)[:, 1] > self.threshold_
+        counts = Counts.of(labels, decided, codes, len(self.groups_))
+        metric = self.metric if isinstance(self.metric, str) else "equal_opportunity"
+        self.findings_ = of_model(counts, self.groups_, metric)
+        for finding in self.findings_:
+            if finding.code.startswith("selects"):
+                warnings.warn(finding.sentence, UselessModel, stacklevel=3)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probability of every class, columns in the order of ``classes_``."""
@@ -168,9 +204,13 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         return probabilities(self.model_, self.params_, self._encoded(X))
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of every row."""
+        """The most probable class of every row; of two classes the second where its probability is above ``threshold_``."""
         check_is_fitted(self)
-        return np.asarray(self.classes_[np.argmax(self.predict_proba(X), axis=1)])
+        predicted = self.predict_proba(X)
+        two = len(self.classes_) == 2
+        return np.asarray(
+            self.classes_[(predicted[:, 1] > self.threshold_) * 1 if two else np.argmax(predicted, axis=1)]
+        )
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Names of the encoded features, to which ``coef_`` belongs."""
@@ -218,11 +258,12 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
             "clients": [plain(name, "clients_") for name in self.clients_],
             "features": int(self.n_features_in_),
             "names": None if names is None else list(names),
+            "findings": self.findings_,
             "history": json.loads(self.history_.to_json(orient="split", double_precision=15)),
         }
         model = FittedModel(
             self.encoder_, self.model_, self.params_, self.classes_, self.groups_,
-            None if weights is None else weights.to_numpy(np.float64), self.method, remembered,
+            None if weights is None else weights.to_numpy(np.float64), self.method, remembered, self.threshold_,
         )  # fmt: skip
         try:
             model.write(target)
@@ -240,6 +281,8 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         classifier = cls(**remembered["options"])
         classifier.encoder_, classifier.model_, classifier.params_ = model.encoder, model.model, model.params
         classifier.classes_, classifier.groups_ = model.classes, list(model.groups)
+        classifier.threshold_ = model.threshold
+        classifier.findings_ = [Finding(*each) for each in remembered.get("findings", ())]
         classifier.clients_, classifier.n_features_in_ = remembered["clients"], remembered["features"]
         if remembered["names"] is not None:
             classifier.feature_names_in_ = np.asarray(remembered["names"], dtype=object)
@@ -249,6 +292,15 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
     def _name_weights(self, weights: np.ndarray | None) -> None:
         self.group_weights_ = None if weights is None else named_weights(weights, self.groups_, self.classes_)
+
+    def _class_weight(self) -> str | list[float] | None:
+        given = self.class_weight
+        if not isinstance(given, dict):
+            return given
+        strange = [name for name in given if name not in self.classes_]
+        if strange:
+            raise ValueError(f"class_weight names the class {strange[0]!r}, which y does not hold.")
+        return [float(given.get(name, 1.0)) for name in self.classes_.tolist()]
 
     def _recipe(self) -> Recipe:
         form = Formulation(self.formulation, self.metric, temperature=self.temperature, ridge=self.ridge)

@@ -118,7 +118,8 @@ class Weights:
 
 @dataclass(frozen=True)
 class OuterLoss:
-    """f: the mean validation loss, plus ``strength`` times ``deviation`` of the softened decisions (None: no such term).
+    """f: the mean validation loss (rows by their weights, where they have any), plus ``strength`` times ``deviation`` of the
+    softened decisions (None: no such term).
 
     Where rows hold a leaf `REAL`, those without it do not count.  They belong to no group; ``deviation`` must not count them
     either, and `squared_gap` does not, since all its sums are over the rows of a group.
@@ -133,6 +134,8 @@ class OuterLoss:
     def __call__(self, outer: Tree, inner: Tree, batch: Any) -> jax.Array:
         scores = self.scores(inner, batch["features"])
         losses = row_losses(scores, batch["labels"])
+        if "weights" in batch:
+            losses = batch["weights"].astype(losses.dtype) * losses
         groups = batch["groups"]
         if REAL in batch:
             real = batch[REAL] > 0

@@ -101,15 +101,15 @@ class Counts:
 
     def among(self, rate: str) -> Integers:
         """Rows that ``rate`` is a rate among, by group."""
-        return np.asarray(_parts(self.cells, rate)[1])
+        return np.asarray(parts(self.cells, rate)[1])
 
     def rates(self, rate: str) -> Floats:
         """``rate`` by group."""
-        return ratio(*_parts(self._measured, rate))
+        return ratio(*parts(self._measured, rate))
 
     def overall(self, rate: str) -> Floats:
         """``rate`` over all groups."""
-        above, below = _parts(self._measured, rate)
+        above, below = parts(self._measured, rate)
         return ratio(above.sum(axis=-1), below.sum(axis=-1))
 
     def balanced_accuracy(self, by_group: bool = False) -> Floats:
@@ -132,6 +132,8 @@ class Counts:
 
     def gap(self, criterion: str, method: str = "between_groups") -> Floats:
         """The disparity of the rates of ``criterion``."""
+        if self.cells.shape[-3] == 0:
+            return np.full(self.cells.shape[:-3], np.nan)
         counts = self.majority_and_rest() if method == "majority_vs_rest" and self.cells.shape[-3] > 1 else self
         gaps = []
         for rate in CRITERIA[criterion]:
@@ -219,7 +221,7 @@ def normal_quantile(level: float) -> float:
     return float(ndtri((1 + level) / 2))
 
 
-def _parts(cells: NDArray[Any], rate: str) -> tuple[NDArray[Any], NDArray[Any]]:
+def parts(cells: NDArray[Any], rate: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """What counts for a rate, and what it is a rate among, by group."""
     if rate in ("selection_rate", "accuracy"):
         hits = cells[..., 1].sum(axis=-1) if rate == "selection_rate" else cells[..., 0, 0] + cells[..., 1, 1]

@@ -5,7 +5,9 @@ and the federation run the same `FairProgram`; the estimator, the commands and t
 
 What the sites tell before training: with a schema, counts, sums and sums of squares of the number columns (``statistics``);
 then how many rows they have (``rows``), the curvature of the logistic loss on them (``smoothness``, one number that bounds
-the step size), and how many rows (FedMinMax) or positive rows (FedFB) of every group (``groups``).
+the step size), how many rows (FedMinMax) or positive rows (FedFB) of every group (``groups``), and for balanced class weights
+how many of every class (``labels``).  After training, where a threshold is to be chosen: the `Scores` of rows set aside
+(``scores``).  No count below the site's minimum cell is told.
 """
 
 from __future__ import annotations
@@ -21,10 +23,13 @@ from fedbilevel.calculus import Tree
 from fedbilevel.datasets import partition
 from fedbilevel.engines.stages import Numbers, Refused, Source, Stage
 from fedbilevel.fairness.baseline import LEAVES
+from fedbilevel.fairness.disclosure import MINIMUM, Visible
 from fedbilevel.fairness.formulation import Formulation, fair_problem
 from fedbilevel.fairness.methods import BILEVEL, COMPARES_GROUPS, Recipe, bilevel_algorithm, single_level
 from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.models import Model, probabilities
+from fedbilevel.fairness.scores import Scores
+from fedbilevel.fairness.thresholds import ASIDE, Threshold
 from fedbilevel.problem import whole_number
 from fedbilevel.tables.columns import shown
 from fedbilevel.tables.encoder import Encoder, Parsed, Statistics, combine, parse, site_statistics
@@ -33,15 +38,17 @@ from fedbilevel.tables.schema import Schema
 COUNTED = {"fedminmax": "rows", "fedfb": "positive rows"}
 """Methods whose server must know how many rows every group has, and which rows."""
 VALIDATION_SHARE = 0.2
-JOB = ("schema", "arrays", "recipe", "formulation", "model", "validation")
+JOB = ("schema", "arrays", "recipe", "formulation", "model", "validation", "class_weight", "threshold", "minimum_cell")
 
 
 class Rows(NamedTuple):
-    """One client's encoded rows, dicts of arrays: those of the bilevel problem, and those the model is trained on."""
+    """One client's encoded rows, dicts of arrays: those of the bilevel problem, those the model is trained on, and those set
+    aside to choose a threshold on."""
 
     train: dict[str, np.ndarray]
     val: dict[str, np.ndarray]
     model: dict[str, np.ndarray]
+    aside: dict[str, np.ndarray] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +57,10 @@ class FairProgram:
 
     ``schema``: how a table is read; None where rows come as arrays.  ``share``: the share of a site's rows that the outer
     problem of a bilevel method is set apart.  ``curvature``: of the logistic loss, None where the sites tell it.  ``names``:
-    what sentences call the groups.  ``row_weights``: rows have weights of their own.
+    what sentences call the groups.  ``row_weights``: rows have weights of their own.  ``class_weight``: "balanced" (rows /
+    (classes * rows of the class), over all clients), or one number a class, scaled to mean one over the rows; they multiply
+    the rows' weights in all losses.
+    ``threshold``: of decisions.  ``minimum``: smaller counts leave no client; a site may ask for more.
     """
 
     recipe: Recipe
@@ -61,12 +71,19 @@ class FairProgram:
     curvature: float | None = 0.0
     names: Sequence[Any] | None = None
     row_weights: bool = False
+    class_weight: str | Sequence[float] | None = None
+    threshold: Threshold = field(default_factory=Threshold)
+    minimum: int = MINIMUM
     _tables: dict[int, Parsed] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         whole_number("groups", self.groups)
         if self.share is not None and not 0 < self.share < 1:
             raise ValueError(f"validation must lie between 0 and 1 or be None, not {self.share}.")
+        whole_number("minimum_cell", self.minimum)
+        if self.model.classes != 2 and self.threshold != Threshold():
+            raise ValueError(f"A threshold is for two classes, not {self.model.classes}: leave it out.")
+        self._check_class_weight()
         method = self.recipe.method
         if method not in COMPARES_GROUPS:
             return
@@ -78,10 +95,33 @@ class FairProgram:
             raise ValueError(f"{method} compares groups, but there is only one; use fedavg.")
         if self.row_weights:
             raise ValueError(f"{method} takes no weights of single rows; use fedbioacc, fedbio or fedavg.")
+        if self.class_weight is not None:
+            raise ValueError(f"{method} takes no class weights; use fedbioacc, fedbio or fedavg, or a threshold.")
+
+    def _check_class_weight(self) -> None:
+        given = self.class_weight
+        if given is None or given == "balanced":
+            return
+        if isinstance(given, str):
+            raise ValueError(f"class_weight must be balanced, one number a class or None, not {given!r}.")
+        weights = np.asarray(given, np.float64)
+        if weights.shape != (self.model.classes,) or not (np.isfinite(weights) & (weights > 0)).all():
+            raise ValueError(
+                f"class_weight must hold a positive number for each of the {self.model.classes} classes, not {given!r}."
+            )
 
     @property
     def surveys(self) -> int:
         return 2
+
+    @property
+    def closing(self) -> int:
+        return int(self.threshold.tuned)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether rows have a leaf ``weights``."""
+        return self.row_weights or self.class_weight is not None
 
     @property
     def two_stages(self) -> bool:
@@ -89,21 +129,27 @@ class FairProgram:
 
     # Before training.
 
-    def survey(self, number: int, source: Source, agreed: Numbers) -> Numbers:
+    def survey(self, number: int, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> Numbers:
+        if number == 2:
+            rows = self.encoded(source, agreed).aside
+            assert rows is not None
+            return self.scores_aside(rows, answers[-1], self._minimum(source)).packed()
         if number == 1:
-            return self.told(self.encoded(source, agreed))
+            return self.told(self.encoded(source, agreed), self._minimum(source))
         if self.schema is None:
             return {}
         sums = site_statistics(self.schema, self._table(source))
         return {f"statistics/{name}": np.asarray(value) for name, value in sums._asdict().items()}
 
-    def told(self, rows: Rows) -> Numbers:
+    def told(self, rows: Rows, minimum: int | None = None) -> Numbers:
         """What a client tells of its encoded rows."""
         told = {"rows": np.array([len(rows.train["labels"]), len(rows.val["labels"])])}
         if self.curvature is None:
             told["smoothness"] = np.array([smoothness(rows.train["features"])])
         if self.recipe.method in COUNTED:
             told["groups"] = self._counted(rows)
+        if self.class_weight is not None:
+            told["labels"] = self._labels(rows, minimum)
         return told
 
     def _counted(self, rows: Rows) -> np.ndarray:
@@ -111,12 +157,29 @@ class FairProgram:
         counting = np.ones(len(labels)) if self.recipe.method == "fedminmax" else labels
         return np.bincount(groups, counting, self.groups)
 
+    def _labels(self, rows: Rows, minimum: int | None) -> np.ndarray:
+        """Rows of every class.  Groups that the report will leave out do not count, or they would follow from both."""
+        labels, groups = rows.model["labels"].astype(np.int64), rows.model["groups"]
+        cells = Counts.of(labels, labels, groups, self.groups, classes=self.model.classes).cells.sum(axis=-1)
+        return np.asarray(cells[~self._visible(cells, minimum).left_out].sum(axis=0))
+
+    def scores_aside(self, rows: dict[str, np.ndarray], params: Tree, minimum: int | None = None) -> Scores:
+        """What a client tells of the rows set aside, all groups as one; nothing where they are too few of a label."""
+        least = self.minimum if minimum is None else minimum
+        probability = probabilities(self.model, params, rows["features"])[:, 1]
+        scores = Scores.of(rows["labels"], probability, np.zeros(len(probability), np.int64), 1, max(least, 2))
+        few = ((scores.rows > 0) & (scores.rows < least)).any()
+        return Scores(scores.cells * (not few), scores.sums * (not few))
+
     def agree(self, number: int, told: Sequence[Numbers], agreed: Numbers) -> Numbers:
         if number == 0:
             if self.schema is None:
                 return {}
             each = [Statistics(*(share[f"statistics/{name}"] for name in Statistics._fields)) for share in told]
             return {f"statistics/{name}": value for name, value in combine(each)._asdict().items()}
+        if number == 2:
+            first, *others = map(Scores.unpacked, told)
+            return {"threshold": np.array([self.threshold.choose(sum(others, first))])}
         train, val = (np.array([int(share["rows"][part]) for share in told]) for part in (0, 1))
         curvature = self.curvature
         if curvature is None:
@@ -129,7 +192,25 @@ class FairProgram:
         if self.recipe.method in COUNTED:
             common["groups"] = np.sum([share["groups"] for share in told], axis=0)
             self._check_counts(common["groups"])
+        if self.class_weight is not None:
+            common["labels"] = np.sum([share["labels"] for share in told], axis=0)
+            if not common["labels"].all():
+                raise ValueError(
+                    "Class weights need training rows of every class: check the target, and the sites' minimum cells."
+                )
         return common
+
+    def class_weights(self, agreed: Numbers) -> np.ndarray | None:
+        """One weight a class, with mean one over the rows of all clients; None where classes have none."""
+        if self.class_weight is None:
+            return None
+        labels = agreed["labels"]
+        weights = 1 / labels if self.class_weight == "balanced" else np.asarray(self.class_weight, np.float64)
+        return np.asarray(weights * labels.sum() / (weights * labels).sum())
+
+    def decides(self, agreed: Numbers) -> float:
+        """The threshold of decisions."""
+        return float(agreed["threshold"][0]) if self.threshold.tuned else self.threshold.value
 
     def _check_counts(self, counts: np.ndarray) -> None:
         if (counts > 0).all():
@@ -164,10 +245,10 @@ class FairProgram:
             "labels": _rows_of(np.float32),
             "groups": _rows_of(np.int32),
         }
-        if self.row_weights:
+        if self.weighted:
             rows["weights"] = _rows_of(np.float32)
         if self.two_stages and number == 0:
-            problem = fair_problem(recipe.formulation, self.model, self.groups, row_weights=self.row_weights)
+            problem = fair_problem(recipe.formulation, self.model, self.groups, row_weights=self.weighted)
             example = ({**rows, "cells": _rows_of(np.int32)}, rows)
             algorithm = bilevel_algorithm(recipe, problem)
             return Stage("weights", algorithm, recipe.weight_rounds, example, recipe.client_weights)
@@ -176,27 +257,39 @@ class FairProgram:
         algorithm, weights = single_level(recipe, self.model, self.groups, agreed.get("groups", np.ones(self.groups)))
         return Stage("model", algorithm, recipe.rounds, (rows, None), weights)
 
-    def training_rows(self, number: int, rows: dict[str, Any], answers: Sequence[Tree]) -> dict[str, Any]:
+    def training_rows(
+        self, number: int, rows: dict[str, Any], answers: Sequence[Tree], agreed: Numbers
+    ) -> dict[str, Any]:
         """A stage's training rows, with the cells whose weights are learned, or the weights that were; arrays ``[n, ...]`` of
         one client or ``[clients, n, ...]`` of all."""
         form = self.recipe.formulation
+        rows = self.with_weights(rows, agreed)
         if self.two_stages:
             cells = form.cell_of(rows["groups"], rows["labels"], self.model.classes)
             if number == 0:
                 return {**rows, "cells": cells}
             weights = form.weights(answers[0])[cells].astype(np.float32)
-            if self.row_weights:
+            if self.weighted:
                 weights = weights * np.asarray(rows["weights"], np.float32)
             return {**rows, "weights": weights}
-        if self.recipe.method == "fedavg" and not self.row_weights:
+        if self.recipe.method == "fedavg" and not self.weighted:
             return {**rows, "weights": np.ones(np.shape(rows["labels"]), np.float32)}
         return rows
+
+    def with_weights(self, rows: dict[str, Any], agreed: Numbers) -> dict[str, Any]:
+        """Rows with the weights of their classes, on top of their own."""
+        classes = self.class_weights(agreed)
+        if classes is None:
+            return rows
+        weights = classes.astype(np.float32)[np.asarray(rows["labels"]).astype(np.int64)]
+        return {**rows, "weights": weights * np.asarray(rows.get("weights", 1), np.float32)}
 
     def rows(self, number: int, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> tuple[Tree, Tree]:
         rows = self.encoded(source, agreed)
         bilevel = self.two_stages and number == 0
         train = rows.train if bilevel else rows.model
-        return self.training_rows(number, train, answers), rows.val if bilevel else None
+        val = self.with_weights(rows.val, agreed) if bilevel else None
+        return self.training_rows(number, train, answers, agreed), val
 
     # Afterwards.
 
@@ -211,18 +304,35 @@ class FairProgram:
         return np.asarray(np.asarray(server.group_weights, np.float64) / (counts / counts.sum()))
 
     def report(self, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> Numbers:
-        """How often every group and class got every decision: all rates and gaps follow from these `Counts`."""
+        """How often every group and class got every decision (`Counts`) and, for two classes, which probabilities (`Scores`).
+
+        Groups that are too small to be told come as one, last, or not at all (see `Visible`); ``hidden`` says which: 0 told,
+        1 together, 2 not at all."""
         rows = self.encoded(source, agreed).model
-        decided = np.argmax(probabilities(self.model, answers[-1], rows["features"]), axis=1)
+        minimum = self._minimum(source)
+        predicted = probabilities(self.model, answers[-1], rows["features"])
+        two = self.model.classes == 2
+        decided = predicted[:, 1] > self.decides(agreed) if two else np.argmax(predicted, axis=1)
         counts = Counts.of(rows["labels"], decided, rows["groups"], self.groups, classes=self.model.classes)
-        return {"decisions": counts.cells}
+        visible = self._visible(counts.cells.sum(axis=-1), minimum)
+        told = {"decisions": visible.sums(counts.cells), "hidden": visible.pooled + 2 * visible.left_out}
+        if two:
+            # Microaggregated as they are told: a pooled group's rows are one group's.
+            codes = np.where(
+                visible.shown, np.arange(self.groups), np.where(visible.pooled, self.groups, self.groups + 1)
+            )
+            scores = Scores.of(rows["labels"], predicted[:, 1], codes[rows["groups"]], self.groups + 2, max(minimum, 2))
+            told |= Scores(scores.cells[:-1], scores.sums[:-1]).packed()
+        return told
 
     # What a site makes sure of.
 
     def doubt(self, source: Source, agreed: Numbers, scale: float) -> str | None:
         first = set() if self.schema is None else {f"statistics/{name}" for name in Statistics._fields}
         second = {"rows", "smoothness"} | ({"groups"} if self.recipe.method in COUNTED else set())
-        if set(agreed) not in (set(), first, first | second):
+        second |= set() if self.class_weight is None else {"labels"}
+        third = {"threshold"} if self.threshold.tuned else set()
+        if set(agreed) not in (set(), first, first | second, first | second | third):
             return f"It holds {', '.join(sorted(agreed))}."
         if not agreed:
             return None
@@ -239,6 +349,10 @@ class FairProgram:
             return f"The site's own {sizes[0]} and {sizes[2]} rows lie outside {told.tolist()}."
         if "groups" in second and not (agreed["groups"] >= self._counted(rows)).all():
             return "A group has more rows at this site than at all of them."
+        if "labels" in second and not (agreed["labels"] >= self._labels(rows, self._minimum(source))).all():
+            return "A class has more rows at this site than at all of them."
+        if "threshold" in agreed and not (agreed["threshold"].shape == (1,) and 0 < agreed["threshold"][0] < 1):
+            return "The threshold is no number between 0 and 1."
         return None
 
     def cells(self, number: int, train: Tree) -> np.ndarray:
@@ -253,7 +367,10 @@ class FairProgram:
         """By the weights of the cells, where the message says them or moves them; by those found in stage one; by those of the
         groups (FedMinMax, FedFB)."""
         if self.two_stages and number == 0:
-            return None if message is None else self._least_even(message, train["cells"])
+            own: np.ndarray | None = train.get("weights")
+            if message is None:
+                return own
+            return self._least_even(message, train["cells"]) * (1 if own is None else own)
         if hasattr(message, "row_weights"):
             weights = np.asarray(message.row_weights, np.float64)[train["groups"]]
             return weights if self.recipe.method == "fedminmax" else np.where(train["labels"] > 0, weights, 1.0)
@@ -285,6 +402,38 @@ class FairProgram:
         else:
             split = partition.proportional_validation(groups, parts, share=share)
         return list(zip(split.train, split.validation, strict=True))
+
+    def set_aside(
+        self, groups: np.ndarray, labels: np.ndarray, parts: Sequence[np.ndarray], minimum: int | None = None
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The rows of every client to train on, and those to choose a threshold on.
+
+        Of each group and label every fifth row; or every fourth, third or second where that takes for ``minimum`` rows of each
+        label, since fewer are not told."""
+        if not self.threshold.tuned:
+            return [(part, part[:0]) for part in parts]
+        least = self.minimum if minimum is None else minimum
+        divided = []
+        for part in parts:
+            label = np.asarray(labels[part], np.int64)
+            cells = np.asarray(groups[part], np.int64) * self.model.classes + label
+            order = np.argsort(cells, kind="stable")
+            rank = np.empty(len(part), np.int64)
+            rank[order] = np.arange(len(part)) - np.searchsorted(cells[order], cells[order])
+            for every in (*ASIDE, ASIDE[0]):
+                aside = rank % every == every - 1
+                if np.bincount(label[aside], minlength=self.model.classes).min() >= least:
+                    break
+            divided.append((part[~aside], part[aside]))
+        return divided
+
+    def _visible(self, cells: np.ndarray, minimum: int | None) -> Visible:
+        """Which groups a client may tell, its number of rows being known."""
+        return Visible.of(cells, self.minimum if minimum is None else minimum, "rows")
+
+    def _minimum(self, source: Source) -> int:
+        """A site may ask for more than the job, and a job cannot ask for less than the site."""
+        return max(self.minimum, source.minimum_cell)
 
     def _table(self, source: Source) -> Parsed:
         """A site's table as read, once a job, without rows that have no label or group."""
@@ -324,11 +473,11 @@ class FairProgram:
             "labels": np.asarray(labels, np.float32),
             "groups": np.asarray(groups, np.int32),
         }
-        if not self.recipe.apart(self.groups, self.share):
-            return Rows(whole, whole, whole)
-        ((train, val),) = self.divided(groups, [np.arange(len(features))])
+        ((kept, aside),) = self.set_aside(groups, labels, [np.arange(len(features))], self._minimum(source))
+        ((train, val),) = self.divided(groups, [kept])
+        apart = self.recipe.apart(self.groups, self.share)
         # What the model is trained on: all rows, in the order of the simulation.
-        taken = (train, val, np.concatenate([train, val]))
+        taken = (train, val, np.concatenate([train, val]) if apart else train, aside)
         return Rows(*({name: leaf[index] for name, leaf in whole.items()} for index in taken))
 
 
@@ -341,6 +490,7 @@ def fair_program(arguments: dict[str, Any]) -> FairProgram:
     formulation  options of `Formulation`
     model        {"kind": "logistic" or "mlp", "hidden": units}
     validation   the share of a site's rows that the outer problem of a bilevel method is set apart, or None
+    class_weight  None, "balanced" or a list of numbers; threshold: see `Threshold`; minimum_cell: smaller counts are not told
     """
     strange = set(arguments) - set(JOB)
     if strange:
@@ -369,6 +519,9 @@ def fair_program(arguments: dict[str, Any]) -> FairProgram:
         share,
         curvature=None,
         names=None if schema is None else schema.groups,
+        class_weight=arguments.get("class_weight"),
+        threshold=Threshold.parse(arguments.get("threshold")),
+        minimum=arguments.get("minimum_cell", MINIMUM),
     )
 
 

@@ -31,7 +31,7 @@ class FittedModel:
     """``classes``: what is told apart, in the order of the model's; ``label``: what trained it, for people.
 
     ``weights``: of groups or cells, where the method learned them.  ``estimator``: what a `FairFederatedClassifier` knows
-    besides, as JSON can hold it; None for models of other makers.
+    besides, as JSON can hold it; None for models of other makers.  ``threshold``: of the second of two classes.
     """
 
     encoder: Encoder
@@ -42,15 +42,22 @@ class FittedModel:
     weights: np.ndarray | None = None
     label: str = ""
     estimator: dict[str, Any] | None = None
+    threshold: float = 0.5
 
     @classmethod
     def of_schema(
-        cls, encoder: Encoder, model: Model, params: Tree, weights: np.ndarray | None = None, label: str = ""
+        cls,
+        encoder: Encoder,
+        model: Model,
+        params: Tree,
+        weights: np.ndarray | None = None,
+        label: str = "",
+        threshold: float = 0.5,
     ) -> FittedModel:
         """Two classes: the schema's positive one and the rest."""
         schema = encoder.schema
         names = np.array([schema.negative, schema.positive], dtype=object)
-        return cls(encoder, model, params, names, list(schema.groups), weights, label)
+        return cls(encoder, model, params, names, list(schema.groups), weights, label, threshold=threshold)
 
     @property
     def by_schema(self) -> Encoder:
@@ -72,8 +79,8 @@ class FittedModel:
         return np.asarray(probabilities(self.model, self.params, features)[:, 1])
 
     def decision(self, probability: NDArray[np.float64]) -> NDArray[np.object_]:
-        """The positive class where it is the more probable one, else the negative."""
-        return np.asarray(self.classes[(probability > 0.5).astype(int)])
+        """The positive class where its probability is above the threshold, else the negative."""
+        return np.asarray(self.classes[(probability > self.threshold).astype(int)])
 
     def write(self, path: Path) -> None:
         encoding, arrays = _described(self.encoder)
@@ -89,6 +96,7 @@ class FittedModel:
             },
             "groups": [plain(name, "groups_") for name in self.groups],
             "estimator": self.estimator,
+            "threshold": self.threshold,
         }
         arrays |= {f"params{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(self.params))}
         if self.weights is not None:
@@ -119,7 +127,7 @@ class FittedModel:
 
     @classmethod
     def _restored(cls, about: dict[str, Any], arrays: dict[str, np.ndarray], source: Path) -> FittedModel:
-        model = Model(**about["model"])
+        model, threshold = Model(**about["model"]), float(about.get("threshold", 0.5))
         like = jax.eval_shape(model.start, jax.random.key(0))
         leaves = [_like(arrays[f"params{i}"], leaf) for i, leaf in enumerate(jax.tree.leaves(like))]
         params = jax.tree.unflatten(jax.tree.structure(like), leaves)
@@ -127,10 +135,12 @@ class FittedModel:
         if encoder.source is not None:
             if len(encoder.feature_names) != model.features:
                 raise ValueError(f"{len(encoder.feature_names)} columns where the model has {model.features}")
-            return cls.of_schema(encoder, model, params, arrays.get("weights"), about["label"])
+            return cls.of_schema(encoder, model, params, arrays.get("weights"), about["label"], threshold)
         classes = np.asarray(about["classes"]["values"], dtype=np.dtype(about["classes"]["dtype"]))
         weights = arrays.get("weights")
-        return cls(encoder, model, params, classes, about["groups"], weights, about["label"], about["estimator"])
+        return cls(
+            encoder, model, params, classes, about["groups"], weights, about["label"], about["estimator"], threshold
+        )  # fmt: skip
 
 
 def named_weights(values: np.ndarray, groups: Sequence[Any], classes: np.ndarray) -> pd.Series[float]:
@@ -152,7 +162,11 @@ def plain(value: Any, name: str) -> Any:
 
 def _described(encoder: Encoder) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if encoder.source is not None:
-        statistics = {f"statistics_{name}": value for name, value in encoder.statistics._asdict().items()}
+        # Means instead of sums: the same encoding to the last bit, and nobody can tell from the file how many rows there were.
+        sums = encoder.statistics
+        count = np.maximum(sums.counts, 1)
+        kept = Statistics(np.ones(1), np.minimum(sums.counts, 1), sums.sums / count, sums.squares / count)
+        statistics = {f"statistics_{name}": value for name, value in kept._asdict().items()}
         return {"schema": encoder.schema.text()}, statistics
     furthest = encoder.furthest if np.isfinite(encoder.furthest) else None
     about = {"columns": [asdict(column) for column in encoder.columns], "absent": encoder.absent, "furthest": furthest}

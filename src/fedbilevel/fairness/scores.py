@@ -19,7 +19,7 @@ Totals stay as they are.  AUC is exact where it was computed from rows (minimum 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,20 @@ class Scores:
                 [area(label[group == g], values[group == g]) for g in range(names)] + [area(label, values)]
             )
         return cls(np.asarray(cells), np.asarray(sums), areas)
+
+    def packed(self) -> dict[str, Any]:
+        """As a site sends them: the bins that hold rows, one after the other, and their counts; the sums."""
+        places = np.flatnonzero(self.cells)
+        return {"scores/places": places, "scores/counts": self.cells.ravel()[places], "scores/sums": self.sums}
+
+    @classmethod
+    def unpacked(cls, told: Mapping[str, Any]) -> Scores:
+        """What `packed` made."""
+        sums = np.asarray(told["scores/sums"], np.float64)
+        shape = (*sums.shape[:-1], len(EDGES) + 1)
+        cells = np.zeros(shape, np.int64)
+        cells.ravel()[np.asarray(told["scores/places"], np.int64)] = np.asarray(told["scores/counts"], np.int64)
+        return cls(cells, sums)
 
     def __add__(self, other: Scores) -> Scores:
         return Scores(self.cells + other.cells, self.sums + other.sums)

@@ -60,9 +60,11 @@ class Clients(NamedTuple):
 
     def of_stage(self, program: FairProgram, stage: Stage, agreed: Numbers, answers: Sequence[Tree]) -> ClientData:
         data = self.bilevel if stage.name == "weights" else self.model
-        if stage.name == "weights" and marks_padding(program.settled(agreed)):
-            data = data.with_mask(REAL, "val")
-        return replace(data, train=program.training_rows(len(answers), data.train, answers))
+        if stage.name == "weights":
+            data = replace(data, val=program.with_weights(data.val, agreed))
+            if marks_padding(program.settled(agreed)):
+                data = data.with_mask(REAL, "val")
+        return replace(data, train=program.training_rows(len(answers), data.train, answers, agreed))
 
 
 def client_rows(data: ClientData, part: str, client: int) -> Tree:
@@ -107,6 +109,16 @@ def dealt(program: FairProgram, leaves: dict[str, np.ndarray], parts: Sequence[n
     )
 
 
+def tuned_threshold(
+    program: FairProgram, params: Tree, leaves: dict[str, np.ndarray], parts: Sequence[np.ndarray]
+) -> float:
+    """The threshold of ``program`` for a model with these ``params``, on every client's rows set aside."""
+    if not program.threshold.tuned:
+        return program.threshold.value
+    rows = ({name: leaf[part] for name, leaf in leaves.items()} for part in parts)
+    return program.decides(program.agree(2, [program.scores_aside(each, params).packed() for each in rows], {}))
+
+
 def marks_padding(recipe: Recipe) -> bool:
     """Whether whole validation sets are read with their padding marked, so that clients of any sizes share one program.
 
@@ -137,13 +149,15 @@ class Stop(NamedTuple):
 
 class Fitted(NamedTuple):
     """``params`` of the model; ``weights``: see `FairProgram.weights`; ``answers``: of all stages; ``history``: the recorded
-    rounds of all stages, bytes counted through; ``stops``: what was looked at on the way; seconds of computing."""
+    rounds of all stages, bytes counted through; ``stops``: what was looked at on the way; seconds of computing;
+    ``agreed``: what the clients' surveys agreed on."""
 
     weights: np.ndarray | None
     answers: list[Tree]
     history: pd.DataFrame
     stops: list[Stop]
     seconds: float
+    agreed: Numbers
 
     @property
     def params(self) -> Tree:
@@ -261,7 +275,7 @@ class Trainer:
             answers.append(jax.tree.map(np.asarray, answer))
             done += stage.rounds
         weights = program.weights(agreed, answers, server)
-        return Fitted(weights, answers, _chained(frames), seen, time.perf_counter() - began)
+        return Fitted(weights, answers, _chained(frames), seen, time.perf_counter() - began, agreed)
 
     def _simulation(self, stage: Stage, clients: Clients, agreed: Numbers, answers: Sequence[Tree]) -> Simulation:
         number, data = len(answers), clients.of_stage(self.program, stage, agreed, answers)

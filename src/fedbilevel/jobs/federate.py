@@ -13,14 +13,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedbilevel.fairness import findings
+from fedbilevel.fairness.disclosure import Visible
+from fedbilevel.fairness.findings import Finding
 from fedbilevel.fairness.methods import BILEVEL
 from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.program import fair_program
 from fedbilevel.fairness.saving import FittedModel
+from fedbilevel.fairness.scores import Scores
 from fedbilevel.federation.protocol.program import answer_trees
 from fedbilevel.federation.protocol.record import Progress, read_answers
 from fedbilevel.federation.protocol.settings import JobSettings
-from fedbilevel.jobs.fit import HISTORY_ROWS, SCHEMA_FILE, FitOptions, group_rows, measures, quality, save
+from fedbilevel.jobs.fit import HISTORY_ROWS, SCHEMA_FILE, FitOptions, measures, save, warnings
+from fedbilevel.jobs.measuring import Measured, measured
 from fedbilevel.jobs.sites import Part, encoded
 from fedbilevel.report.page import write_report
 from fedbilevel.runs import Run, RunFolder
@@ -36,6 +41,7 @@ class FederateResult:
     run: Run
     sites: pd.DataFrame
     notes: list[str]
+    warnings: list[str]
     page: Path
 
 
@@ -65,6 +71,7 @@ def job(
     model = {"kind": fit.model, "hidden": fit.hidden}
     arguments = {
         "schema": schema.text(), "recipe": recipe, "formulation": formulation, "model": model, "validation": validation,
+        "class_weight": fit.class_weight, "threshold": fit.threshold, "minimum_cell": fit.minimum_cell,
     }  # fmt: skip
     settled = fair_program(arguments).recipe
     rounds = max(settled.rounds, settled.weight_rounds if fit.method in BILEVEL else 0)
@@ -99,12 +106,39 @@ class Outcome:
 
     def model(self, label: str) -> FittedModel:
         encoder = self.program.encoder(self.agreed)
-        return FittedModel.of_schema(encoder, self.program.model, self.answers[-1], self.weights, label)
+        threshold = self.program.decides(self.agreed)
+        return FittedModel.of_schema(encoder, self.program.model, self.answers[-1], self.weights, label, threshold)
 
-    def counts(self) -> Counts | None:
-        """Rows by group, label and decision of the sites that tell them; None where none does."""
-        told = [np.asarray(report["decisions"]) for report in self.reports.values() if "decisions" in report]
-        return Counts(np.sum(told, axis=0)) if told else None
+    def told(self, name: str) -> list[np.ndarray]:
+        """An array of the sites' reports, of the sites that tell it."""
+        return [np.asarray(report[name]) for report in self.reports.values() if name in report]
+
+    def measured(self, names: Sequence[str], metric: str, about: str) -> Measured | None:
+        """What the sites' counts say of the model on their training rows; None where no site tells them."""
+        decisions = self.told("decisions")
+        if not decisions:
+            return None
+        counts = Counts(np.sum(decisions, axis=0))
+        histograms = [Scores.unpacked(report) for report in self.reports.values() if "scores/sums" in report]
+        scores = sum(histograms[1:], histograms[0]) if histograms else None
+        pooled = np.any([hidden == 1 for hidden in self.told("hidden")], axis=0)
+        together = " + ".join(name for name, here in zip(names, pooled, strict=True) if here)
+        listed = [*names, f"{together} (where few)"]
+        return measured("train", counts, scores, listed, len(names), metric, self.program.minimum, about)
+
+    def found(self, names: Sequence[str]) -> list[Finding]:
+        """What the sites' reports say of the sites: those without positives, and groups that are too few somewhere."""
+        cells = {site: np.sum(report["decisions"], axis=(0, 2)) for site, report in self.reports.items() if report}
+        found = findings.of_rows(cells, "site")
+        for site, report in self.reports.items():
+            few = [name for name, hidden in zip(names, report.get("hidden", [0] * len(names)), strict=True) if hidden]
+            if few:
+                sentence = (
+                    f"Too few positives or negatives at {site} for its minimum cell: it does not tell the group(s) "
+                    f"{', '.join(few)} by themselves, and their rates come from the other sites."
+                )
+                found.append(Finding("groups-hidden", site, sentence, blocks=False))
+        return found
 
     def table(self, name: str) -> pd.DataFrame:
         """``exchanges`` or ``history``, with the stages by name."""
@@ -175,7 +209,7 @@ def run(
         finished = folder.finish(extra=tables)
     sites = pd.read_csv(out / "sites.csv")
     page, *_ = write_report(finished)
-    return FederateResult(finished, sites, notes(sites, finished), page)
+    return FederateResult(finished, sites, notes(sites, finished), warnings(finished), page)
 
 
 def _save(folder: RunFolder, done: Outcome, fit: FitOptions, test: Table | None) -> None:
@@ -186,16 +220,16 @@ def _save(folder: RunFolder, done: Outcome, fit: FitOptions, test: Table | None)
         "rounds": rounds, "steps": steps, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down,
         "seconds": progress.seconds,
     }  # fmt: skip
-    tables = []
-    counts = done.counts()
-    if counts is not None:
-        row |= quality("train", counts, fit.metric)
-        tables.append(group_rows("train", counts, schema.groups))
+    found = done.found(schema.groups)
+    at_sites = done.measured(schema.groups, fit.metric, fit.label)
+    parts = [] if at_sites is None else [at_sites]
     if test is not None:
-        measured, groups = measures("test", held_out(model, test), model, fit)
-        row |= measured
-        tables.append(groups)
-    save(folder, fit, model, len(done.settings.sites), row, tables, done.table("history"))
+        rows = held_out(model, test)
+        cells = rows.counted(rows.labels == 1, len(schema.groups)).cells.sum(axis=-1)
+        visible = Visible.of(cells, fit.minimum_cell)
+        parts.append(measures("test", rows, model, visible, fit.metric))
+        found += findings.of_hidden(visible, schema.groups, where=" among the test rows")
+    save(folder, fit, model, len(done.settings.sites), row, parts, found, done.table("history"))
 
 
 def held_out(model: FittedModel, table: Table) -> Part:

@@ -4,10 +4,8 @@
 training rows are dealt into three folds (proportions of groups and classes kept).  Each strength, and FedAvg, is trained on two
 folds and decides about the third; so every row is decided about once by a model that has not seen it.  Of the strengths that
 lose at most half a point of accuracy against FedAvg on these decisions, the one with the smallest gap is taken; if all lose
-more, the most accurate.  No test row is looked at.
-
-Test rows give intervals, too.  Of redrawn rows only the counts matter, so they are drawn themselves (`redrawn_counts`).  Rates
-of single groups get Wilson's interval: a redrawn rate of 3 in 3 would be 1 every time, which says nothing of how few three are.
+more, the most accurate.  With class weights or a threshold of one's own, balanced accuracy stands for accuracy.  A strength
+whose model selects (almost) nobody or everybody is not taken if there is another.  No test row is looked at.
 """
 
 from __future__ import annotations
@@ -26,17 +24,19 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fedbilevel import storage
-from fedbilevel.fairness import trainer
+from fedbilevel.fairness import findings, trainer
+from fedbilevel.fairness.disclosure import MINIMUM, Visible
 from fedbilevel.fairness.effects import TrainingRows, effects
 from fedbilevel.fairness.formulation import Formulation
-from fedbilevel.fairness.intervals import percentile, redrawn_counts
 from fedbilevel.fairness.methods import BILEVEL, METHODS, Recipe
-from fedbilevel.fairness.metrics import Counts, Floats, auc
+from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.models import Model, probabilities
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.fairness.saving import FittedModel, named_weights
+from fedbilevel.fairness.thresholds import Threshold
+from fedbilevel.jobs.measuring import LEVEL, Measured, differences, findings_table, of_rows, site_table, visible_groups
 from fedbilevel.jobs.predict import MAPPING_FILE, file_name
-from fedbilevel.jobs.sites import Decided, Part, Prepared, Site, Tell, digests, joined, prepare, read_sites
+from fedbilevel.jobs.sites import Part, Prepared, Site, Tell, digests, joined, prepare, read_sites
 from fedbilevel.report import page
 from fedbilevel.runs import Run, RunFolder, model_file, read
 from fedbilevel.tables import documents
@@ -46,8 +46,6 @@ from fedbilevel.tables.schema import Schema
 
 SCHEMA_FILE = "schema.toml"
 SEARCH_FILE = "strengths.csv"
-RESAMPLES = 2000
-LEVEL = 0.95
 FOLDS = 3
 LARGEST_LOSS = 0.005
 NAMES = {
@@ -76,6 +74,9 @@ class FitOptions:
     model: str = "logistic"
     hidden: int = 16
     client_weights: str = "uniform"
+    class_weight: str | None = None
+    threshold: float | str | None = None
+    minimum_cell: int = MINIMUM
     test_share: float = 0.3
     seed: int = 0
     compare_with: str | None = "fedavg"
@@ -92,7 +93,8 @@ class FitOptions:
             )
         if isinstance(self.strength, str) and self.strength != "auto":
             raise ValueError(f"--strength must be a number or auto, not {self.strength!r}.")
-        self.recipe(groups=2)
+        self.program(features=1, groups=2, curvature=0.0)
+        self.baseline()
 
     @property
     def knob(self) -> str | None:
@@ -130,7 +132,10 @@ class FitOptions:
     def program(self, features: int, groups: int, curvature: float, names: Sequence[str] | None = None) -> FairProgram:
         """For rows of so many ``features``; ``names``: of the groups."""
         model = Model(self.model, features, 2, self.hidden)
-        return FairProgram(self.recipe(groups), model, groups, curvature=curvature, names=names)
+        return FairProgram(
+            self.recipe(groups), model, groups, curvature=curvature, names=names, class_weight=self.class_weight,
+            threshold=Threshold.parse(self.threshold), minimum=self.minimum_cell,
+        )  # fmt: skip
 
     def configuration(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}
@@ -138,11 +143,13 @@ class FitOptions:
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
-    """``run``: the folder's tables; ``sites``: rows of every site by part; ``notes``: what people should know."""
+    """``run``: the folder's tables; ``sites``: rows of every site by part; ``notes``: what was done to rows; ``warnings``: what
+    people must know before they believe the numbers."""
 
     run: Run
     sites: pd.DataFrame
     notes: list[str]
+    warnings: list[str]
     page: Path
 
 
@@ -189,16 +196,23 @@ def run(
     }
     sites = read_sites(tables, schema, clients=clients, seed=chosen.seed, tell=say)
     prepared = prepare(sites, schema, test_share=chosen.test_share, seed=chosen.seed)
+    visible = visible_groups(prepared, chosen.minimum_cell)
+    table, found = site_table(prepared, visible)
+    found += findings.of_hidden(visible, schema.groups, where=" among the training or test rows")
     with RunFolder.open(out, command="fit", configuration=configuration, line=line) as folder:
         if not folder.complete:
             if mapping is not None:
                 documents.write(folder.path / MAPPING_FILE, mapping.text())
-            _fill(folder, prepared, schema, chosen, say)
+            _fill(folder, prepared, visible, found, chosen, say)
         changes = pd.DataFrame() if mapping is None else mapping.frame()
-        finished = folder.finish(
-            [entry.label for entry in _entries(chosen)], {"mapping": changes} if len(changes) else {}
-        )
-    return FitResult(finished, site_table(prepared), notes(sites, schema), page.write(out))
+        extra = {"sites": table, **({"mapping": changes} if len(changes) else {})}
+        finished = folder.finish([entry.label for entry in _entries(chosen)], extra)
+    return FitResult(finished, table, notes(sites, schema), warnings(finished), page.write(out))
+
+
+def warnings(run: Run) -> list[str]:
+    """The sentences of a run's findings, each once."""
+    return list(dict.fromkeys(run.others["findings"]["sentence"])) if "findings" in run.others else []
 
 
 def _entries(options: FitOptions) -> list[FitOptions]:
@@ -206,40 +220,44 @@ def _entries(options: FitOptions) -> list[FitOptions]:
     return [options] if baseline is None else [baseline, options]
 
 
-def _fill(folder: RunFolder, prepared: Prepared, schema: Schema, options: FitOptions, say: Tell) -> None:
+def _fill(
+    folder: RunFolder,
+    prepared: Prepared,
+    visible: Visible,
+    found: list[findings.Finding],
+    options: FitOptions,
+    say: Tell,
+) -> None:
+    schema = prepared.encoder.schema
     schema.write(folder.path / SCHEMA_FILE)
     for entry in _entries(options):
         if folder.done(entry.label):
             continue
-        chosen = _with_strength(folder, entry, prepared, say)
+        chosen = _with_strength(folder, entry, prepared, visible, say)
         program = chosen.program(len(schema.feature_names), len(schema.groups), prepared.smooth, schema.groups)
-        fitted = train(chosen, program, prepared.train, tell=partial(say, entry.label))
-        model = FittedModel.of_schema(prepared.encoder, program.model, fitted.params, fitted.weights, entry.label)
+        fitted, threshold = train(chosen, program, prepared.train, tell=partial(say, entry.label))
+        encoder, weights = prepared.encoder, fitted.weights
+        model = FittedModel.of_schema(encoder, program.model, fitted.params, weights, entry.label, threshold)
+        parts = {"train": joined(prepared.train), "test": joined(prepared.test)}
+        measured = [measures(part, rows, model, visible, chosen.metric) for part, rows in parts.items()]
         row: dict[str, Any] = {"split_seed": chosen.seed}
-        tables = []
-        test = joined(prepared.test)
-        for part, rows in (("train", joined(prepared.train)), ("test", test)):
-            measured, groups = measures(part, rows, model, chosen)
-            row |= measured
-            tables.append(groups)
         baseline = entry.baseline()
         if baseline is not None:
             other = FittedModel.read(model_file(read(folder.path), file_name(baseline.label)))
-            decided, theirs = (each.probability_of(test.features) > 0.5 for each in (model, other))
-            row |= differences(test, decided, theirs, len(schema.groups), chosen.metric, chosen.seed)
+            test = parts["test"]
+            decided = (each.probability_of(test.features) > each.threshold for each in (model, other))
+            row |= differences(test, *decided, visible, chosen.metric)
         row |= _costs(program, fitted)
         history = fitted.history.rename(columns={"hessian_vector_calls": "hvp_calls"})
-        save(
-            folder,
-            chosen,
-            model,
-            len(prepared.names),
-            row,
-            tables,
-            history,
-            training_rows(program, fitted, prepared.train),
-        )
+        used = training_rows(program, fitted, prepared.train)
+        save(folder, chosen, model, len(prepared.names), row, measured, found, history, used)
         folder.log(f"{entry.label}: trained in {fitted.seconds:.1f} s")
+
+
+def measures(part: str, rows: Part, model: FittedModel, visible: Visible, metric: str) -> Measured:
+    """What the model makes of ``rows``."""
+    probability, names = model.probability_of(rows.features), model.schema.groups
+    return of_rows(part, rows, probability, model.threshold, names, visible, metric, model.label)
 
 
 def _costs(program: FairProgram, fitted: trainer.Fitted) -> dict[str, Any]:
@@ -263,25 +281,29 @@ def train(
     *,
     record: bool = True,
     tell: trainer.Tell | None = None,
-) -> trainer.Fitted:
-    """Run ``program`` on the sites' training rows; ``tell`` hears how far it is."""
+) -> tuple[trainer.Fitted, float]:
+    """Run ``program`` on the sites' training rows: what was fitted, and the threshold; ``tell`` hears how far it is."""
     rows = joined(parts)
     leaves = {"features": rows.features, "labels": rows.labels.astype(np.float32), "groups": rows.groups}
     sizes = [len(part.labels) for part in parts]
-    ends = np.cumsum([0, *sizes])
-    return trainer.fit_alike(
+    owned = [np.arange(first, last) for first, last in pairwise(np.cumsum([0, *sizes]))]
+    kept, aside = zip(*program.set_aside(rows.groups, rows.labels, owned), strict=True)
+    fitted = trainer.fit_alike(
         program,
-        trainer.dealt(program, leaves, [np.arange(first, last) for first, last in pairwise(ends)]),
+        trainer.dealt(program, leaves, kept),
         seed=options.seed,
         record_every=program.recipe.record_every(HISTORY_ROWS) if record else None,
         tell=tell,
     )
+    return fitted, trainer.tuned_threshold(program, fitted.params, leaves, aside)
 
 
-def _with_strength(folder: RunFolder, options: FitOptions, prepared: Prepared, say: Tell) -> FitOptions:
+def _with_strength(
+    folder: RunFolder, options: FitOptions, prepared: Prepared, visible: Visible, say: Tell
+) -> FitOptions:
     if options.strength != "auto":
         return options
-    strength, search = choose_strength(options, prepared, partial(say, "choosing the strength"))
+    strength, search = choose_strength(options, prepared, visible, partial(say, "choosing the strength"))
     target = folder.path / SEARCH_FILE
     try:
         storage.write(target, search.to_csv(index=False))
@@ -291,8 +313,10 @@ def _with_strength(folder: RunFolder, options: FitOptions, prepared: Prepared, s
     return replace(options, strength=strength)
 
 
-def choose_strength(options: FitOptions, prepared: Prepared, tell: trainer.Tell) -> tuple[float, pd.DataFrame]:
-    """The strength, and a table of what was compared: strength (0 stands for FedAvg), accuracy, gap, chosen."""
+def choose_strength(
+    options: FitOptions, prepared: Prepared, visible: Visible, tell: trainer.Tell
+) -> tuple[float, pd.DataFrame]:
+    """The strength, and a table of what was compared: strength (0 stands for FedAvg), accuracy, gap, usable, chosen."""
     if options.knob is None:
         raise ValueError(f"{options.label} has no strength to choose.")
     groups = len(prepared.encoder.schema.groups)
@@ -307,14 +331,23 @@ def choose_strength(options: FitOptions, prepared: Prepared, tell: trainer.Tell)
             out = joined([part.take(owner == fold) for part, owner in sites])
             program = candidate.program(out.features.shape[1], groups, prepared.smooth)
             kept = [_without(part, owner, fold) for part, owner in sites]
-            params = train(candidate, program, kept, record=False).params
-            decided.append(probabilities(program.model, params, out.features)[:, 1] > 0.5)
+            fitted, threshold = train(candidate, program, kept, record=False)
+            decided.append(probabilities(program.model, fitted.params, out.features)[:, 1] > threshold)
             held_out.append(out)
             tell(number * FOLDS + fold + 1, len(candidates) * FOLDS)
-        counts = joined(held_out).counted(np.concatenate(decided), groups).present()
-        strength = 0.0 if number == 0 else float(candidate.strength or 0)
-        measured.append({"strength": strength, **_values(counts, options.metric)})
-    table = pd.DataFrame(measured).astype(float)
+        counts = joined(held_out).counted(np.concatenate(decided), groups)
+        shown = Counts(counts.cells[visible.shown]).present()
+        plain = options.class_weight is None and options.threshold is None
+        found = findings.of_model(shown, range(len(shown.rows)), options.metric)
+        measured.append(
+            {
+                "strength": 0.0 if number == 0 else float(candidate.strength or 0),
+                "accuracy": float(counts.overall("accuracy") if plain else counts.balanced_accuracy()),
+                "gap": float(shown.gap(options.metric)),
+                "usable": not any(finding.code.startswith("selects") for finding in found),
+            }
+        )
+    table = pd.DataFrame(measured)
     best = _choice(table)
     return float(table["strength"][best]), table.assign(chosen=np.arange(len(table)) == best)
 
@@ -323,11 +356,13 @@ def _choice(table: pd.DataFrame) -> int:
     """The row of the chosen strength; row 0 is FedAvg, which is what others are held against and is not chosen."""
     loss = table["accuracy"][0] - table["accuracy"].to_numpy()
     gaps = table["gap"].fillna(np.inf).to_numpy()
-    allowed = np.flatnonzero(loss <= LARGEST_LOSS)
-    allowed = allowed[allowed > 0]
+    usable = table["usable"].to_numpy(bool)
+    offered = np.flatnonzero(usable if usable[1:].any() else ~usable)
+    offered = offered[offered > 0]
+    allowed = offered[loss[offered] <= LARGEST_LOSS]
     if len(allowed):
         return int(allowed[np.argmin(gaps[allowed])])
-    return int(1 + np.argmin(loss[1:]))
+    return int(offered[np.argmin(loss[offered])])
 
 
 def _folds(part: Part, seed: int) -> NDArray[np.int64]:
@@ -348,80 +383,23 @@ def _without(part: Part, owner: NDArray[np.int64], fold: int) -> Part:
     return part.take(rows[: int(sizes.sum() - sizes.max())])
 
 
-def measures(part: str, rows: Part, model: FittedModel, options: FitOptions) -> tuple[dict[str, float], pd.DataFrame]:
-    """What the model makes of ``rows``: accuracy and gap, under the names of the run folder's columns and for test rows with
-    bootstrap intervals; and the rates of every group."""
-    names, probability = model.schema.groups, model.probability_of(rows.features)
-    decided = probability > 0.5
-    counts = rows.counted(decided, len(names))
-    row = quality(part, counts.present(), options.metric)
-    if part == "test":
-        both = 0 < rows.labels.sum() < len(rows.labels)
-        row["test_balanced_accuracy"] = float(counts.balanced_accuracy())
-        row["test_auc"] = auc(rows.labels, probability) if both else float("nan")
-        row |= intervals(rows, decided, len(names), options.metric, options.seed)
-    return row, group_rows(part, counts, names)
-
-
-def quality(part: str, counts: Counts, metric: str) -> dict[str, float]:
-    """Accuracy, and the disparity between groups; NaN where it is undefined (no positives at all)."""
-    return {f"{part}_accuracy": float(counts.overall("accuracy")), f"{part}_gap": float(counts.gap(metric))}
-
-
-def group_rows(part: str, counts: Counts, names: Sequence[str]) -> pd.DataFrame:
-    """Rates of every group that has rows, each with the ends of Wilson's interval."""
-    table = counts.table(names, LEVEL).drop(columns="negatives")
-    return table[table["count"] > 0].reset_index().assign(part=part)
-
-
-def intervals(rows: Part, decided: Decided, groups: int, metric: str, seed: int = 0) -> dict[str, float]:
-    """Bootstrap intervals of the test accuracy and the test gap."""
-    (drawn,) = _redrawn(rows, [decided], groups, metric, seed)
-    return _ends("test_accuracy", drawn["accuracy"]) | _ends("test_gap", drawn["gap"])
-
-
-def differences(
-    rows: Part, decided: Decided, baseline: Decided, groups: int, metric: str, seed: int = 0
-) -> dict[str, float]:
-    """Accuracy and gap minus those of another model on the same rows, with bootstrap intervals of the difference."""
-    ours, theirs = _redrawn(rows, [decided, baseline], groups, metric, seed)
-    observed, other = (_values(rows.counted(decisions, groups), metric) for decisions in (decided, baseline))
-    out: dict[str, float] = {}
-    for name in ours:
-        out[f"{name}_difference"] = float(observed[name] - other[name])
-        out |= _ends(f"{name}_difference", ours[name] - theirs[name])
-    return out
-
-
-def _redrawn(rows: Part, decisions: list[Decided], groups: int, metric: str, seed: int) -> list[dict[str, Floats]]:
-    drawn = redrawn_counts(rows.labels, decisions, rows.groups, groups, resamples=RESAMPLES, seed=seed)
-    return [_values(counts, metric) for counts in drawn]
-
-
-def _values(counts: Counts, metric: str) -> dict[str, Floats]:
-    return {"accuracy": counts.overall("accuracy"), "gap": counts.gap(metric)}
-
-
-def _ends(name: str, values: Floats) -> dict[str, float]:
-    """Both ends of the interval; NaN where the metric is undefined, which within cells it is always or never."""
-    low, high = np.nan, np.nan
-    if not np.isnan(values).any():
-        _, low, high, *_ = percentile(np.nan, values, LEVEL, size=len(values))
-    return {f"{name}_low": float(low), f"{name}_high": float(high)}
-
-
 def save(
     folder: RunFolder,
     options: FitOptions,
     model: FittedModel,
     sites: int,
     row: dict[str, Any],
-    groups: list[pd.DataFrame],
+    measured: Sequence[Measured],
+    found: Sequence[findings.Finding],
     history: pd.DataFrame,
     rows: TrainingRows | None = None,
 ) -> None:
-    """One fit as a part of a run folder, on one machine or over real sites; ``row``: what was measured; ``rows``: what it was
-    trained on, for the intervals of the features' effects."""
+    """One fit as a part of a run folder, on one machine or over real sites.
+
+    ``measured`` on training and then on test rows; what counts against the model is what was found on the last of them, and
+    ``found`` before anything was trained.  ``row``: further columns; ``rows``: what it was trained on, for the intervals of the
+    features' effects.
+    """
     schema = model.schema
     key: dict[str, Any] = {
         "dataset": f"{schema.target} by {' & '.join(schema.sensitive)}",
@@ -429,7 +407,16 @@ def save(
         "method": options.label,
         "seed": options.seed,
     }
-    row = {**key, "setting": "" if options.strength is None else f"strength={float(options.strength):g}", **row}
+    against = findings_table([*(measured[-1].found if measured else ()), *found])
+    row = {
+        **key,
+        "setting": "" if options.strength is None else f"strength={float(options.strength):g}",
+        **{name: value for of in measured for name, value in of.row.items()},
+        **row,
+    }
+    curves = [of.curve for of in measured if len(of.curve)]
+    others = {"findings": against, "calibration": pd.concat(curves, ignore_index=True) if curves else pd.DataFrame()}
+    row |= {"threshold": model.threshold, "usable": not against["blocks"].any()}
     weights = None
     if model.weights is not None:
         weights = named_weights(model.weights, model.groups, model.classes).reset_index().assign(**key)
@@ -437,10 +424,11 @@ def save(
     folder.save(
         options.label,
         rows=pd.DataFrame([row]),
-        groups=pd.concat(groups, ignore_index=True).assign(**key) if groups else None,
+        groups=pd.concat([of.groups for of in measured], ignore_index=True).assign(**key) if measured else None,
         weights=weights,
         history=history.assign(**key),
-        others=_effects(options, model, rows),
+        others={name: frame.assign(method=options.label) for name, frame in others.items() if len(frame)}
+        | _effects(options, model, rows),
         models={file_name(options.label): model.write},
     )
 
@@ -454,28 +442,17 @@ def _effects(options: FitOptions, model: FittedModel, rows: TrainingRows | None)
 
 def training_rows(program: FairProgram, fitted: trainer.Fitted, parts: Sequence[Part]) -> TrainingRows | None:
     """All rows with their weights in the loss that the model minimises; None where it minimises another loss."""
-    rows, sizes = joined(parts), np.array([len(part.labels) for part in parts])
+    kept = [
+        part.take(program.set_aside(part.groups, part.labels, [np.arange(len(part.labels))])[0][0]) for part in parts
+    ]
+    rows, sizes = joined(kept), np.array([len(part.labels) for part in kept])
     leaves = {"features": rows.features, "labels": rows.labels, "groups": rows.groups}
-    used = program.training_rows(len(fitted.answers) - 1, leaves, fitted.answers)
+    used = program.training_rows(len(fitted.answers) - 1, leaves, fitted.answers, fitted.agreed)
     if "weights" not in used:
         return None
     share = np.ones(len(sizes)) if program.recipe.client_weights == "samples" else sizes.mean() / sizes
     weights = np.asarray(used["weights"], np.float64) * np.repeat(share, sizes)
     return TrainingRows(rows.features, rows.labels.astype(np.float64), weights)
-
-
-def site_table(prepared: Prepared) -> pd.DataFrame:
-    """Rows of every site: how many to train on, to test with, and the share of positives."""
-    rows = [
-        {
-            "site": name,
-            "training_rows": len(train.labels),
-            "test_rows": len(test.labels),
-            "positive_share": float(np.concatenate([train.labels, test.labels]).mean()),
-        }
-        for name, train, test in zip(prepared.names, prepared.train, prepared.test, strict=True)
-    ]
-    return pd.DataFrame(rows)
 
 
 def notes(sites: Sequence[Site], schema: Schema) -> list[str]:

@@ -62,6 +62,9 @@ def compare(runs: Sequence[Run], measures: Sequence[str] | None = None) -> Compa
         notes.append(
             f"The gaps are of different metrics ({', '.join(dict.fromkeys(gaps))}): no differences are taken of them."
         )
+    for run, name in zip(runs, names, strict=True):
+        found = run.others.get("findings", pd.DataFrame({"sentence": []}))["sentence"]
+        notes += [f"{name}: {sentence}" for sentence in dict.fromkeys(found)]
     parts = _parts(readings)
     if not any(len(part) > 1 for part in parts.values()):
         raise ValueError(_nothing_common(runs))
@@ -86,7 +89,8 @@ def compare(runs: Sequence[Run], measures: Sequence[str] | None = None) -> Compa
                     cells.append({**place, **told, "seeds": len(values)})
                 if number and 0 in part and not incomparable:
                     changed = difference(rows, part[0], metric.column, readings[0].test_share)
-                    differences += [{**place, **changed}] if changed is not None else []
+                    usable = all("usable" not in each or each["usable"].all() for each in (rows, part[0]))
+                    differences += [{**place, **changed, "usable": usable}] if changed is not None else []
     return Comparison(names, pd.DataFrame(cells), pd.DataFrame(differences), _options(runs, names), notes)
 
 
@@ -251,7 +255,7 @@ def _change(told: dict[Any, Any], kind: str) -> str:
     text = signed(told["difference"], kind)
     if np.isfinite(told["low"]):
         text += f" [{signed(told['low'], kind)}, {signed(told['high'], kind)}]"
-        text += " *" if told["low"] > 0 or told["high"] < 0 else ""
+        text += " *" if told["usable"] and (told["low"] > 0 or told["high"] < 0) else ""
     return text if told["pairing"] == "paired" else f"{text} (unpaired)"
 
 

@@ -18,7 +18,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import pandas as pd
 
+from fedbilevel.fairness.findings import of_model
 from fedbilevel.fairness.intervals import Interval, across_splits
+from fedbilevel.fairness.metrics import Counts
 from fedbilevel.report.charts import USUAL, Style, styles
 from fedbilevel.runs import Run
 
@@ -223,6 +225,19 @@ class Reading:
         }  # fmt: skip
 
     @cached_property
+    def useless(self) -> set[tuple[int, int]]:
+        """(block, series) of results that get no mark of being best: by what the run found, or (in most of its seeds) because
+        the model selects (almost) nobody or everybody."""
+        if "usable" in self.rows.columns:
+            return {(block.number, number) for block, number, rows in self.each(self.rows) if not rows["usable"].all()}
+        told: dict[tuple[int, int], list[bool]] = {}
+        test = self.run.groups[self.run.groups["part"] == "test"] if len(self.run.groups) else self.run.groups
+        for block, number, groups in self.each(test):
+            for _, each in groups.groupby("seed"):
+                told.setdefault((block.number, number), []).append(selects_all_or_none(each))
+        return {place for place, useless in told.items() if np.mean(useless) > 0.5}
+
+    @cached_property
     def how_sure(self) -> str:
         """What the intervals of this run mean, in one or two sentences."""
         if self.seeds < 2:
@@ -255,6 +270,16 @@ def reading_of(run: Run, facets: tuple[str, ...] = ("dataset", "split")) -> Read
     names = list(dict.fromkeys(rows[series].astype(str)))
     ordered = sorted(names, key=lambda name: usual.index(name) if name in usual else len(usual))
     return Reading(run, facets, series, blocks, tuple(ordered), str(run.configuration.get("metric", METRIC)))
+
+
+def selects_all_or_none(groups: pd.DataFrame) -> bool:
+    """Whether a model's decisions, by the rates of its groups, are (almost) all the same; see `fairness.findings`."""
+    rows, positives = groups["count"].to_numpy(float), groups["positives"].to_numpy(float)
+    true, false = (np.nan_to_num(groups[f"{which}_positive_rate"].to_numpy(float)) for which in ("true", "false"))
+    hits, alarms = np.rint(true * positives), np.rint(false * (rows - positives))
+    cells = [[rows - positives - alarms, alarms], [positives - hits, hits]]
+    found = of_model(Counts(np.moveaxis(np.array(cells), -1, 0).astype(np.int64)), [], METRIC, few=0)
+    return any(finding.code.startswith("selects") for finding in found)
 
 
 def _title(key: tuple[str, ...]) -> str:
@@ -344,8 +369,10 @@ def estimates(reading: Reading, columns: list[Metric]) -> Estimates:
             told = Estimate(block, number, metric, len(series), interval.estimate, sd, low, high)
             table[block.number, number, metric.column] = told
     better = {metric.column: metric.better for metric in columns}
+    useless = reading.useless
     for (block_number, column), by_series in values.items():
-        for number, verdict in verdicts(reading, by_series, better[column]).items():
+        judged = {number: series for number, series in by_series.items() if (block_number, number) not in useless}
+        for number, verdict in verdicts(reading, judged, better[column]).items():
             place = (block_number, number, column)
             table[place] = table[place]._replace(verdict=verdict)
     return table

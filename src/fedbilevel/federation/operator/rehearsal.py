@@ -64,6 +64,7 @@ WHEN = {
     "prepare": "At the start of a stage, exactly",
     "work": "In every round",
     "measure": "At recorded rounds",
+    "closing": "After training, exactly and on no privacy account",
     "finish": "At the end, exactly and on no privacy account",
 }
 
@@ -76,9 +77,14 @@ WORDS = {
     "rows": "how many rows are for training and validation",
     "smoothness": "how steep the loss is",
     "groups": "how many rows every group has",
+    "labels": "how many rows every class has",
     "objective": "the loss on all rows",
     "seconds": "how long the site computed",
     "decisions": "how many rows of every group and class get which decision",
+    "hidden": "which groups are too small to be told",
+    "scores/places": "which bins of probability are predicted",
+    "scores/counts": "how many rows each of them has",
+    "scores/sums": "sums of the predicted probabilities and of their powers",
 }
 
 
@@ -159,7 +165,8 @@ class _Alone:
         self, task: str, requests: Mapping[str, dict[str, Any]], awaited: set[str], seconds: float
     ) -> dict[str, Reply]:
         told = self.site.answer(task, requests[self.name])
-        self.left += [Left(task, name, *described) for name, described in _listed(told)]
+        when = "closing" if task == "survey" and requests[self.name]["answers"] else task
+        self.left += [Left(when, name, *described) for name, described in _listed(told)]
         return {self.name: Reply(told, 0.0)}
 
 

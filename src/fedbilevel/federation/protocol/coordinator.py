@@ -170,23 +170,24 @@ class Coordinator:
             + (f"; absent: {', '.join(absent)}" if absent else "")
         )
         self.attendance.enough([site for site in self.settings.sites if site in here], "are in this job")
-        self._surveys()
+        self._surveys(self.program.surveys)
         while (stage := self._stage()) is not None:
             self._train(stage)
+        self._surveys(self.program.surveys + self.program.closing)
         return self._finish()
 
-    # Before training.
+    # Before and after training.
 
-    def _surveys(self) -> None:
-        while self.progress.surveys < self.program.surveys:
+    def _surveys(self, upto: int) -> None:
+        while self.progress.surveys < upto:
             number = self.progress.surveys
-            request = {"survey": number, "agreed": self.progress.agreed}
+            request = {"survey": number, "agreed": self.progress.agreed, "answers": self.progress.answers}
             told = self.attendance.ask_numbers("survey", request, "the survey")
             self.attendance.enough([*told], f"answered survey {number + 1}")
             self.progress.agreed |= self.program.agree(number, [*told.values()], self.progress.agreed)
             self.progress.surveys += 1
             self.record.save(self.progress)
-            self.record.say(f"survey {number + 1} of {self.program.surveys}: {len(told)} sites agreed")
+            self.record.say(f"survey {number + 1} of {upto}: {len(told)} sites agreed")
 
     def _stage(self) -> Stage | None:
         return self.program.stage(self.progress.stage, self.progress.agreed, self._answers())

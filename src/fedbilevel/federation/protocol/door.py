@@ -27,7 +27,7 @@ OFTEN = 3
 SPARE = 100
 COUNTS = {
     "statistics/rows": "minimum_rows", "statistics/counts": "minimum_rows", "rows": "minimum_rows",
-    "groups": "minimum_cell", "decisions": "minimum_cell",
+    "groups": "minimum_cell", "labels": "minimum_cell", "scores/counts": "minimum_cell", "decisions": "minimum_cell",
 }  # fmt: skip
 """Numbers that count rows, and the policy's bound that each must reach, or be 0; decisions by group and class."""
 

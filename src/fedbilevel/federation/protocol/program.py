@@ -59,12 +59,12 @@ class ArrayProgram:
     and of its validation rows as ``val0``, ...
     """
 
-    surveys = 0
+    surveys = closing = 0
 
     def __init__(self, algorithm: Algorithm, rounds: int, example: tuple[Tree, Tree], weights: str = "uniform") -> None:
         self._stage = Stage(algorithm.name, algorithm, rounds, example, weights)
 
-    def survey(self, number: int, source: Source, agreed: Numbers) -> Numbers:
+    def survey(self, number: int, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> Numbers:
         return {}
 
     def agree(self, number: int, told: Sequence[Numbers], agreed: Numbers) -> Numbers:

@@ -62,8 +62,9 @@ class Site:
         return self.door.answer(task, work)
 
     def _survey(self, request: dict[str, Any]) -> dict[str, Any]:
-        agreed, _ = self._common({**request, "answers": ()})
-        return {"numbers": self.door.numbers(self.program.survey(int(request["survey"]), self.policy.source, agreed))}
+        agreed, answers = self._common({"answers": (), **request})
+        told = self.program.survey(int(request["survey"]), self.policy.source, agreed, answers)
+        return {"numbers": self.door.numbers(told)}
 
     def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Read and encode the rows of a stage, and compile its work."""
