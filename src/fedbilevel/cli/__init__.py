@@ -14,6 +14,7 @@ import typer
 
 from fedbilevel._version import __version__
 from fedbilevel.cli import data as data_sets
+from fedbilevel.cli.audit import audit, federated_audit
 from fedbilevel.cli.federate import approve, check, init, start, status, stop
 from fedbilevel.cli.fit import fit
 from fedbilevel.cli.own_data import schema
@@ -62,6 +63,7 @@ for _group, _command, _example in (
     (app, schema, "schema site1.csv site2.csv --target income --sensitive sex --out schema.toml"),
     (app, fit, "fit site1.csv site2.csv --target income --sensitive sex --out runs/income"),
     (app, predict, "predict runs/income rows.csv > predictions.csv"),
+    (app, audit, "audit site1.csv site2.csv --target income --prediction score --sensitive sex --out runs/audit"),
     (app, report, "report runs/table1 --figures"),
     (app, compare, "compare runs/table1 runs/table1-grid"),
     (data, data_sets.list_all, "data list --json"),
@@ -72,6 +74,7 @@ for _group, _command, _example in (
     (site, approve, "federate site approve kits/north outcome-1a2b3c4d"),
     (federate, start, "federate start kits/north"),
     (federate, submit, "federate submit --kits federation --schema schema.toml --out runs/income"),
+    (federate, federated_audit, "federate audit --kits federation --schema runs/audit/schema.toml --out runs/sites"),
     (federate, status, "federate status --kits federation"),
     (federate, stop, "federate stop kits/north"),
     (federate, demo, "federate demo --out runs/demo"),

@@ -169,7 +169,7 @@ def _delivery(done: Established, out: Path) -> Iterator[str]:
 def check(
     kit: options.KitFolder,
     schema: Annotated[Path | None, typer.Option(help="The schema of the run to come, from its coordinator.")] = None,
-    method: Annotated[str, typer.Option(help="The method of the run to come.")] = "fedbioacc",
+    method: Annotated[str, typer.Option(help="The method of the run to come, or audit.")] = "fedbioacc",
     formulation: Annotated[str, typer.Option(help="cells or paper; for fedbioacc and fedbio.")] = "cells",
     metric: options.Metric = "equal_opportunity",
     as_json: options.AsJson = False,
@@ -194,17 +194,24 @@ def check(
         raise ValueError(f"{opened.folder / 'local' / FILE} names no table: fill in [data], table and columns.")
     prepare_jax()
     from fedbilevel.federation.operator.rehearsal import rehearse
+    from fedbilevel.jobs import audit
     from fedbilevel.jobs.federate import job
     from fedbilevel.jobs.fit import FitOptions
     from fedbilevel.tables.schema import Schema, misfits
 
     table, meaning = source.opened(), Schema.read(schema)
     table.check_columns(source.columns)
-    fit = FitOptions(method=method, formulation=formulation, metric=metric, compare_with=None)
-    left, said = rehearse(opened.name, job(fit, meaning, [opened.name]), policy)
+    if method == "audit":
+        settings = audit.job(audit.meant(schema), audit.AuditOptions(), [opened.name])
+    else:
+        fit = FitOptions(method=method, formulation=formulation, metric=metric, compare_with=None)
+        settings = job(fit, meaning, [opened.name])
+    left, said = rehearse(opened.name, settings, policy)
     needs_person = not policy.approval.auto or not {"any", meaning.digest} & set(policy.approval.schemas)
     warnings += misfits(meaning, table)
-    if policy.privacy is None:
+    if method == "audit" and not policy.may_tell("report"):
+        warnings.append('It would tell nothing: an audit needs "report" in tell of local/fedbilevel.toml.')
+    elif method != "audit" and policy.privacy is None:
         warnings.append("Replies leave without noise: [privacy] in local/fedbilevel.toml would add it.")
     until = f"{opened.until:%Y-%m-%d}"
 

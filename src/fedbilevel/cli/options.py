@@ -46,6 +46,9 @@ Sensitive = Annotated[
         help="The column that makes the groups; name several to join them ('Black & Female').", autocompletion=columns
     ),
 ]
+Prediction = Annotated[
+    str | None, typer.Option(help="The column that holds what the model said.", autocompletion=columns)
+]
 SiteColumn = Annotated[
     str | None,
     typer.Option("--site", help="The column that says which site a row belongs to.", autocompletion=columns),

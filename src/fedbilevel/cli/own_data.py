@@ -140,6 +140,8 @@ def measure_table(run: Run, part: str) -> tuple[str, pd.DataFrame]:
     listed: list[dict[str, str]] = []
 
     def add(group: str, measure: str, values: dict[str, str], difference: str = "") -> None:
+        if not any(values.values()):
+            return
         first = not listed or listed[-1]["_"] != group
         listed.append(
             {"_": group, "group": group if first else "", "measure": measure, **values, "difference": difference}
@@ -165,6 +167,7 @@ def measure_table(run: Run, part: str) -> tuple[str, pd.DataFrame]:
             add(str(group), word, each(here, name))
     table = pd.DataFrame(listed).drop(columns="_")
     where = {"test": "Test rows", "train": "Training rows of the sites"}[part]
+    where = "Predictions" if run.command == "audit" else where
     return f"{where}, with 95 % intervals", table.loc[:, (table != "").any()]
 
 

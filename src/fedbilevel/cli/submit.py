@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -94,14 +94,14 @@ def submit(
         compare_with=None,
     )  # fmt: skip
     settings = job(
-        fit, meaning, _sites(named, site), run=run, validation=validation, min_sites=min_sites, reply_timeout=reply_timeout
+        fit, meaning, sites_of(named, site), run=run, validation=validation, min_sites=min_sites, reply_timeout=reply_timeout
     )  # fmt: skip
     with ended_by_signals():
         result = carry_out(named, settings, fit, meaning, folder, test, patience, quiet or as_json, mapping)
     tell_result(result, folder, as_json, quiet)
 
 
-def _sites(kits: Kits, given: list[str] | None) -> list[str]:
+def sites_of(kits: Kits, given: list[str] | None) -> list[str]:
     known = list(kits.sites)
     strange = [name for name in given or () if known and name not in known]
     if strange:
@@ -122,8 +122,7 @@ def carry_out(
     quiet: bool,
     mapping: Path | None = None,
 ) -> FederateResult:
-    """Submit, show the rounds, collect; a run that is left is stopped at the server too."""
-    from fedbilevel.federation.operator.sessions import Supervisor, run_folder, stop_run
+    """Submit, show the rounds, collect."""
     from fedbilevel.jobs import federate
     from fedbilevel.tables.reading import open_table
 
@@ -131,6 +130,13 @@ def carry_out(
     if held is not None:
         held = held if (rules := mapping_at(mapping)) is None else rules.alone(held)
         held.check_columns(schema.needed())
+    supervised = supervision(kits, settings, patience, quiet)
+    return federate.run(settings, fit, schema, out, supervised, test=held, line=typed())
+
+
+def supervision(kits: Kits, settings: JobSettings, patience: float, quiet: bool) -> Callable[[], Path]:
+    """What submits a run, shows its rounds and returns the coordinator's folder; a run that is left is stopped there."""
+    from fedbilevel.federation.operator.sessions import Supervisor, run_folder, stop_run
 
     def supervised() -> Path:
         with Watch(run_folder(kits, settings.run), quiet) as watch, hushed():
@@ -148,7 +154,7 @@ def carry_out(
                     stop_run(kits, settings.run)
                 raise KeyboardInterrupt("Stopped; the same command goes on from the last complete round.") from None
 
-    return federate.run(settings, fit, schema, out, supervised, test=held, line=typed())
+    return supervised
 
 
 def tell_result(result: FederateResult, out: Path, as_json: bool, quiet: bool) -> None:

@@ -35,9 +35,10 @@ class Finding(NamedTuple):
 
 
 def of_model(
-    counts: Counts, names: Sequence[Any], criterion: str, about: str = "The model", few: int = FEW
+    counts: Counts, names: Sequence[Any], criterion: str, about: str = "The model", few: int = FEW, remedy: str = REMEDY
 ) -> list[Finding]:
-    """What is wrong with the decisions of a model; ``counts`` of the groups called ``names`` that its gap compares."""
+    """What is wrong with the decisions of a model; ``counts`` of the groups called ``names`` that its gap compares.
+    ``remedy``: what to do about it."""
     together = Counts(counts.cells.sum(axis=0, keepdims=True))
     (rows,), ((negatives, positives),) = together.rows, together.cells.sum(axis=-1)
     selected = int(together.cells[..., 1].sum())
@@ -48,16 +49,16 @@ def of_model(
         ((low,), (high,)) = together.balanced_accuracy_ends()
         if selected < NEARLY * positives:
             tail = "who selects (almost) nobody treats all groups alike and helps no one"
-            found.append(Finding("selects-nobody", about, f"{said}: {tail}; {REMEDY}."))
+            found.append(Finding("selects-nobody", about, f"{said}: {tail}; {remedy}."))
         elif rows - selected < NEARLY * negatives:
             tail = "who selects (almost) everybody treats all groups alike and tells nobody apart"
-            found.append(Finding("selects-everybody", about, f"{said}: {tail}; {REMEDY}."))
+            found.append(Finding("selects-everybody", about, f"{said}: {tail}; {remedy}."))
         elif balanced < CHANCE or low <= 0.5:
             found.append(
                 Finding(
                     "near-chance", about,
                     f"{about} has a balanced accuracy of {balanced:.3f} [{low:.3f}, {high:.3f}], and guessing has 0.5: such a "
-                    f"model is not to be used; {REMEDY}, or give it better columns.",
+                    f"model is not to be used; {remedy}, or give it better columns.",
                 )
             )  # fmt: skip
     return found + list(_few(counts, names, criterion, few))
@@ -95,6 +96,15 @@ def of_rows(cells: Mapping[str, Any], what: str, where: str = "") -> list[Findin
                 Finding(f"{what}-without-{word}", str(name), f"The {what} {name} has no {word}{where}: {tail}.")
             )
     return found
+
+
+def hidden_at(site: str, groups: Sequence[str]) -> Finding:
+    """A site that does not tell some groups by themselves."""
+    sentence = (
+        f"Too few positives or negatives at {site} for its minimum cell: it does not tell the group(s) {', '.join(groups)} by "
+        "themselves, and their rates come from the other sites."
+    )
+    return Finding("groups-hidden", site, sentence, blocks=False)
 
 
 def of_hidden(visible: Visible, names: Sequence[Any], what: str = "group", where: str = "") -> list[Finding]:

@@ -22,6 +22,7 @@ import numpy as np
 from fedbilevel.calculus import Tree
 from fedbilevel.datasets import partition
 from fedbilevel.engines.stages import Numbers, Refused, Source, Stage
+from fedbilevel.fairness.audit import report_of
 from fedbilevel.fairness.baseline import LEAVES
 from fedbilevel.fairness.disclosure import MINIMUM, Visible
 from fedbilevel.fairness.formulation import Formulation, fair_problem
@@ -304,10 +305,7 @@ class FairProgram:
         return np.asarray(np.asarray(server.group_weights, np.float64) / (counts / counts.sum()))
 
     def report(self, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> Numbers:
-        """How often every group and class got every decision (`Counts`) and, for two classes, which probabilities (`Scores`).
-
-        Groups that are too small to be told come as one, last, or not at all (see `Visible`); ``hidden`` says which: 0 told,
-        1 together, 2 not at all."""
+        """How often every group and class got every decision and, for two classes, which probabilities; see `report_of`."""
         rows = self.encoded(source, agreed).model
         minimum = self._minimum(source)
         predicted = probabilities(self.model, answers[-1], rows["features"])
@@ -315,15 +313,7 @@ class FairProgram:
         decided = predicted[:, 1] > self.decides(agreed) if two else np.argmax(predicted, axis=1)
         counts = Counts.of(rows["labels"], decided, rows["groups"], self.groups, classes=self.model.classes)
         visible = self._visible(counts.cells.sum(axis=-1), minimum)
-        told = {"decisions": visible.sums(counts.cells), "hidden": visible.pooled + 2 * visible.left_out}
-        if two:
-            # Microaggregated as they are told: a pooled group's rows are one group's.
-            codes = np.where(
-                visible.shown, np.arange(self.groups), np.where(visible.pooled, self.groups, self.groups + 1)
-            )
-            scores = Scores.of(rows["labels"], predicted[:, 1], codes[rows["groups"]], self.groups + 2, max(minimum, 2))
-            told |= Scores(scores.cells[:-1], scores.sums[:-1]).packed()
-        return told
+        return report_of(counts, visible, rows["labels"], rows["groups"], predicted[:, 1] if two else None)
 
     # What a site makes sure of.
 

@@ -17,15 +17,13 @@ from fedbilevel.fairness import findings
 from fedbilevel.fairness.disclosure import Visible
 from fedbilevel.fairness.findings import Finding
 from fedbilevel.fairness.methods import BILEVEL
-from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.program import fair_program
 from fedbilevel.fairness.saving import FittedModel
-from fedbilevel.fairness.scores import Scores
 from fedbilevel.federation.protocol.program import answer_trees
 from fedbilevel.federation.protocol.record import Progress, read_answers
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.jobs.fit import HISTORY_ROWS, SCHEMA_FILE, FitOptions, measures, save, warnings
-from fedbilevel.jobs.measuring import Measured, measured
+from fedbilevel.jobs.measuring import Measured, measured, received
 from fedbilevel.jobs.sites import Part, encoded
 from fedbilevel.report.page import write_report
 from fedbilevel.runs import Run, RunFolder
@@ -109,22 +107,12 @@ class Outcome:
         threshold = self.program.decides(self.agreed)
         return FittedModel.of_schema(encoder, self.program.model, self.answers[-1], self.weights, label, threshold)
 
-    def told(self, name: str) -> list[np.ndarray]:
-        """An array of the sites' reports, of the sites that tell it."""
-        return [np.asarray(report[name]) for report in self.reports.values() if name in report]
-
     def measured(self, names: Sequence[str], metric: str, about: str) -> Measured | None:
         """What the sites' counts say of the model on their training rows; None where no site tells them."""
-        decisions = self.told("decisions")
-        if not decisions:
+        told = [report for report in self.reports.values() if "decisions" in report]
+        if not told:
             return None
-        counts = Counts(np.sum(decisions, axis=0))
-        histograms = [Scores.unpacked(report) for report in self.reports.values() if "scores/sums" in report]
-        scores = sum(histograms[1:], histograms[0]) if histograms else None
-        pooled = np.any([hidden == 1 for hidden in self.told("hidden")], axis=0)
-        together = " + ".join(name for name, here in zip(names, pooled, strict=True) if here)
-        listed = [*names, f"{together} (where few)"]
-        return measured("train", counts, scores, listed, len(names), metric, self.program.minimum, about)
+        return measured("train", *received(told, names), len(names), metric, self.program.minimum, about)
 
     def found(self, names: Sequence[str]) -> list[Finding]:
         """What the sites' reports say of the sites: those without positives, and groups that are too few somewhere."""
@@ -133,11 +121,7 @@ class Outcome:
         for site, report in self.reports.items():
             few = [name for name, hidden in zip(names, report.get("hidden", [0] * len(names)), strict=True) if hidden]
             if few:
-                sentence = (
-                    f"Too few positives or negatives at {site} for its minimum cell: it does not tell the group(s) "
-                    f"{', '.join(few)} by themselves, and their rates come from the other sites."
-                )
-                found.append(Finding("groups-hidden", site, sentence, blocks=False))
+                found.append(findings.hidden_at(site, few))
         return found
 
     def table(self, name: str) -> pd.DataFrame:

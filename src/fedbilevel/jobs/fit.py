@@ -36,7 +36,7 @@ from fedbilevel.fairness.saving import FittedModel, named_weights
 from fedbilevel.fairness.thresholds import Threshold
 from fedbilevel.jobs.measuring import LEVEL, Measured, differences, findings_table, of_rows, site_table, visible_groups
 from fedbilevel.jobs.predict import MAPPING_FILE, file_name
-from fedbilevel.jobs.sites import Part, Prepared, Site, Tell, digests, joined, prepare, read_sites
+from fedbilevel.jobs.sites import Part, Prepared, Site, Tell, digests, joined, left_out_notes, prepare, read_sites
 from fedbilevel.report import page
 from fedbilevel.runs import Run, RunFolder, model_file, read
 from fedbilevel.tables import documents
@@ -457,13 +457,7 @@ def training_rows(program: FairProgram, fitted: trainer.Fitted, parts: Sequence[
 
 def notes(sites: Sequence[Site], schema: Schema) -> list[str]:
     """What was done to rows, in sentences."""
-    sentences = []
-    without_label = sum(site.left_out[0] for site in sites)
-    without_group = sum(site.left_out[1] for site in sites)
-    if without_label:
-        sentences.append(f"{without_label:,} row(s) without a value of {schema.target!r} were left out.")
-    if without_group:
-        sentences.append(f"{without_group:,} row(s) without a value of {', '.join(schema.sensitive)} were left out.")
+    sentences = left_out_notes(sites, schema)
     if len(sites) == 1:
         sentences.append("All rows are at one site; --site, --clients or one file a site makes several.")
     return sentences

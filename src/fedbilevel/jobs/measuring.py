@@ -7,7 +7,7 @@ cell is shown (`fairness.disclosure`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +55,7 @@ def measured(
     metric: str,
     minimum: int,
     about: str,
+    remedy: str = findings.REMEDY,
 ) -> Measured:
     """From counts of the groups ``names``, of which the first ``compared`` make the gap (pooled ones do not)."""
     table = measures(counts, scores, names, LEVEL)
@@ -76,7 +77,7 @@ def measured(
     curve = pd.concat(curves, ignore_index=True) if curves else pd.DataFrame()
     there = [g for g in range(compared) if counts.rows[g]]
     cells = dict(zip(names, counts.cells.sum(axis=-1).tolist(), strict=True))
-    found = findings.of_model(Counts(counts.cells[there]), [names[g] for g in there], metric, about)
+    found = findings.of_model(Counts(counts.cells[there]), [names[g] for g in there], metric, about, remedy=remedy)
     found += findings.of_rows(cells, "group", f" among the {part} rows")
     return Measured(row, groups, curve, found)
 
@@ -99,6 +100,16 @@ def of_rows(
     counts = Counts.of(taken[0], probability[kept] > threshold, *taken[1:])
     scores = Scores.of(taken[0], probability[kept], *taken[1:])
     return measured(part, counts, scores, listed, int(visible.shown.sum()), metric, visible.minimum, about)
+
+
+def received(reports: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[Counts, Scores | None, list[str]]:
+    """What the reports of sites (`fairness.audit.report_of`) add up to; and what their groups are called, the last being those
+    that sites told as one."""
+    counts = Counts(np.sum([report["decisions"] for report in reports], axis=0))
+    histograms = [Scores.unpacked(report) for report in reports if "scores/sums" in report]
+    pooled = np.any([np.asarray(report["hidden"]) == 1 for report in reports], axis=0)
+    together = " + ".join(name for name, here in zip(names, pooled, strict=True) if here)
+    return counts, sum(histograms[1:], histograms[0]) if histograms else None, [*names, f"{together} (where few)"]
 
 
 def differences(rows: Part, decided: Decided, baseline: Decided, visible: Visible, metric: str) -> dict[str, float]:

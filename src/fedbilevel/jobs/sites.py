@@ -144,6 +144,17 @@ def joined(parts: Sequence[Part]) -> Part:
     return Part(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
+def left_out_notes(sites: Sequence[Site], schema: Schema) -> list[str]:
+    """Rows that were not used, in sentences."""
+    counts = [sum(site.left_out[place] for site in sites) for place in (0, 1)]
+    columns = (repr(schema.target), ", ".join(schema.sensitive))
+    return [
+        f"{count:,} row(s) without a value of {names} were left out."
+        for count, names in zip(counts, columns, strict=True)
+        if count
+    ]
+
+
 def digests(tables: Sequence[Table]) -> list[str]:
     """SHA-256 of every file, so that a run that goes on is sure to go on with the same rows."""
 

@@ -85,7 +85,7 @@ def brief_of(run: Run) -> Brief | None:
     against = found[found["method"] == model]
     usable = not against["blocks"].astype(bool).any()
     verdict = [] if usable else ["Do not use this model as it is: the warnings below say why."]
-    verdict += [*_groups(run, model), *_right(ours), *_compared(run, ours, model)]
+    verdict += [*_groups(run, ours), *_right(ours), *_compared(run, ours, model)]
     sites = run.others.get("sites")
     tables = [] if sites is None else [Listing.first("Rows by site", sites.drop_duplicates("site"))]
     tables += [Listing.first("mapping", run.others["mapping"])] if "mapping" in run.others else []
@@ -93,13 +93,12 @@ def brief_of(run: Run) -> Brief | None:
     return told if told.verdict or told.warnings or told.facts or told.tables else None
 
 
-def _groups(run: Run, model: str) -> list[str]:
+def _groups(run: Run, ours: Any) -> list[str]:
     frame = run.groups
     if not {"true_positive_rate", "positives"} <= set(frame.columns):
         return []
-    frame = frame[(frame["method"] == model) & (frame["part"] == "test")].assign(
-        negatives=lambda rows: rows["count"] - rows["positives"]
-    )
+    same = (frame["method"] == ours["method"]) & (frame["split"] == ours["split"])
+    frame = frame[same & (frame["part"] == "test")].assign(negatives=lambda rows: rows["count"] - rows["positives"])
     if "compared" in frame.columns:
         frame = frame[frame["compared"].astype(bool)]
     about = run.configuration

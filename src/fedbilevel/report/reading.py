@@ -53,6 +53,7 @@ HEADS = {
     "rates": {"dataset": "Local steps", "split": "Algorithm", "method": "Variant"},
     "fit": {"dataset": "Data", "split": "Sites", "method": "Method"},
     "federate": {"dataset": "Data", "split": "Sites", "method": "Method"},
+    "audit": {"dataset": "Data", "split": "Site", "method": "Prediction"},
 }
 """What a command's columns are called; other commands': as in `_USUAL_HEADS`."""
 _USUAL_HEADS = {"dataset": "Dataset", "split": "Distribution", "method": "Method"}

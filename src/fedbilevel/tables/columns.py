@@ -24,6 +24,8 @@ Numbers = NDArray[np.float64]
 # Between the values of several sensitive columns when they are read as one: "Black & Female".
 JOIN = " & "
 MISSING_GROUP = "(missing)"
+EVERYBODY = "everybody"
+"""The group of all rows where no column makes groups."""
 MISSING_CODE = -1
 UNKNOWN_CODE = -2
 LARGEST = 1e100
@@ -258,6 +260,8 @@ def group_texts(
         there = [MISSING_GROUP if own and cell is None else cell for cell in cells]
         return None if None in there else JOIN.join(cell for cell in there if cell is not None)
 
+    if not columns:
+        return np.full(len(frame), EVERYBODY, dtype=object)
     joined = np.empty(len(frame), dtype=object)
     joined[:] = [join(cells) for cells in zip(*(texts(frame[name], missing) for name in columns), strict=True)]
     return joined

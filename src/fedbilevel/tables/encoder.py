@@ -134,7 +134,7 @@ def _groups(schema: Schema, frame: pd.DataFrame, source: str) -> Codes:
     codes = codes_of(pd.Series(joined, index=frame.index, dtype=object), schema.groups, frozenset())
     must = f"must make one of the groups {listed(schema.groups)}"
     hint = "mend it, or list the group in groups of the schema"
-    _refuse(frame, schema.sensitive[0], codes == UNKNOWN_CODE, must, source=source, hint=hint)
+    _refuse(frame, (*schema.sensitive, schema.target)[0], codes == UNKNOWN_CODE, must, source=source, hint=hint)
     return codes
 
 

@@ -42,7 +42,7 @@ import pandas as pd
 from fedbilevel import storage
 from fedbilevel.tables import documents
 from fedbilevel.tables.agreement import FAR, MOST_CLASSES, differences, middle, stop
-from fedbilevel.tables.columns import day_of, is_number_column, listed
+from fedbilevel.tables.columns import EVERYBODY, day_of, is_number_column, listed
 from fedbilevel.tables.profile import LONGEST_VALUE, MOST_GROUPS, MOST_ODD, MOST_ODD_SHARE, Profile, Seen, look, merged
 from fedbilevel.tables.reading import Table
 
@@ -187,7 +187,7 @@ class Schema:
             raise ValueError(f"classes must list two values of {self.target!r} at least, not {listed(self.classes)}.")
         if self.positive not in self.classes:
             raise ValueError(f"positive = {self.positive!r} is not among the classes {listed(self.classes)}.")
-        if not self.sensitive:
+        if not self.sensitive and self.groups != (EVERYBODY,):
             raise ValueError("sensitive must name one column at least.")
         if not 1 <= len(self.groups) <= MOST_GROUPS:
             raise ValueError(f"groups must list 1 to {MOST_GROUPS} groups, not {len(self.groups)}.")
@@ -409,7 +409,7 @@ def schema_of(
     keep_sensitive: bool = False, missing: Sequence[str] = MISSING, rare: int = RARE, most: int = MOST,
 ) -> Schema:  # fmt: skip
     """What the columns are, from what was seen; see `infer`."""
-    classes, chosen = _classes(target, merged(seen.profiles[target]), positive)
+    classes, chosen = classes_of(target, merged(seen.profiles[target]), positive)
     made = []
     for name, profiles in seen.profiles.items():
         if name in (target, site):
@@ -428,7 +428,7 @@ def schema_of(
     )  # fmt: skip
 
 
-def _classes(target: str, profile: Profile, positive: str | None) -> tuple[tuple[str, ...], str]:
+def classes_of(target: str, profile: Profile, positive: str | None) -> tuple[tuple[str, ...], str]:
     """All classes, sorted, and the positive one."""
     if profile.present == 0:
         raise ValueError(f"The target {target!r} is missing in every row.")

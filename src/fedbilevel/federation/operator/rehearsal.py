@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedbilevel.fairness.audit import AuditProgram
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.federation.protocol.approval import approve
 from fedbilevel.federation.protocol.coordinator import Coordinator, Reply
@@ -97,11 +98,15 @@ def in_words(settings: JobSettings, policy: Policy, folder: Path, left: list[Lef
     phases = len([thing for thing in left if (thing.task, thing.name) == ("work", "reply 1")])
     replies = None
     yield f"Run {settings.run}, with {', '.join(settings.sites)}."
-    if isinstance(program, FairProgram):
-        recipe, schema = program.recipe, program.schema
-        rounds, _ = recipe.total
-        replies = rounds if program.two_stages else rounds * phases
-        yield f"It trains a {program.model.kind} model by {recipe.method}, in {rounds} rounds."
+    if isinstance(program, FairProgram | AuditProgram):
+        schema = program.schema
+        if isinstance(program, FairProgram):
+            recipe = program.recipe
+            rounds, _ = recipe.total
+            replies = rounds if program.two_stages else rounds * phases
+            yield f"It trains a {program.model.kind} model by {recipe.method}, in {rounds} rounds."
+        else:
+            yield "It trains nothing: it counts what predictions that are there already say."
         if schema is not None:
             yield f"It reads {', '.join(column.name for column in schema.features)}."
             yield f"It predicts {schema.target} ({schema.positive} or not) and compares {', '.join(schema.groups)}."
@@ -121,7 +126,9 @@ def in_words(settings: JobSettings, policy: Policy, folder: Path, left: list[Lef
         if things:
             yield f"{when}: {'; '.join(things)}."
     privacy = policy.privacy
-    if privacy is None or privacy.noise == 0:
+    if not phases:
+        yield "Nothing else leaves."
+    elif privacy is None or privacy.noise == 0:
         yield "Replies leave without noise: the coordinator may be able to conclude something about single rows."
     elif replies is not None:
         measured = policy.may_tell("objective") and settings.record_every is not None

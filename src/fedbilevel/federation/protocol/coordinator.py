@@ -370,7 +370,10 @@ class Coordinator:
     def _finish(self) -> list[Tree]:
         progress = self.progress
         request = {"agreed": progress.agreed, "answers": progress.answers}
-        self.record.complete(progress.answers, self.attendance.ask_numbers("finish", request, "the report"))
+        reports = self.attendance.ask_numbers("finish", request, "the report")
+        if not progress.answers:  # nothing was trained: the reports are what the run is for
+            self.attendance.enough([*reports], "reported")
+        self.record.complete(progress.answers, reports)
         progress.finished = True
         progress.seconds = time.perf_counter() - self.began
         self.record.save(progress)
