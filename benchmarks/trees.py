@@ -1,7 +1,7 @@
 """Do cell weights that were learned with a linear model make trees fair?  The protocol is in docs/trees.md.
 
-``python benchmarks/trees.py run ROWS.csv`` measures what is not in the file yet, split by split; ``show ROWS.csv`` prints the
-tables of the page.  The census is fetched first: ``fedbilevel data get census``.
+``python benchmarks/trees.py run ROWS.csv [SECONDS [TABLE...]]`` measures what is not in the file yet, split by split; ``show
+ROWS.csv`` prints the tables of the page.  The census is fetched first: ``fedbilevel data get census``.
 """
 
 import sys
@@ -97,13 +97,14 @@ def measure(name: str, split: int) -> list[dict[str, object]]:
     return found
 
 
-def run(target: Path) -> None:
-    """Measure what is missing; the file is written anew after every split."""
+def run(target: Path, seconds: float = float("inf"), *names: str) -> None:
+    """Measure what is missing, for so many ``seconds`` and these tables; the file is written anew after every split."""
+    began = time.monotonic()
     rows = pd.read_csv(target).to_dict("records") if target.exists() else []
     done = {(row["table"], row["split"]) for row in rows}
     for split in range(SPLITS):
-        for name in TABLES:
-            if (name, split) not in done:
+        for name in names or TABLES:
+            if (name, split) not in done and time.monotonic() - began < seconds:
                 rows += measure(name, split)
                 storage.write(target, pd.DataFrame(rows).to_csv(index=False))
                 print(name, split, f"{time.process_time():.0f} s", flush=True)
@@ -131,4 +132,4 @@ def show(rows: pd.DataFrame) -> None:
 
 if __name__ == "__main__":
     command, path = sys.argv[1], Path(sys.argv[2])
-    run(path) if command == "run" else show(pd.read_csv(path))
+    run(path, *map(float, sys.argv[3:4]), *sys.argv[4:]) if command == "run" else show(pd.read_csv(path))

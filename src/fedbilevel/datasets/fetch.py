@@ -92,7 +92,8 @@ def _download(package: Package, draft: Path) -> Path:
     archive = draft / package.archive
     if done.returncode or not archive.exists():
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        told = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "it said nothing")
+        errors = [line for line in lines if line.lower().startswith(("error", "npm err"))]
+        told = (errors or lines[-1:] or ["it said nothing"])[0]
         raise ValueError(f"{package.client} could not fetch {package} ({told[:200]}); without a network, {by_hand}.")
     return archive
 
