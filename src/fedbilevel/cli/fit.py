@@ -18,6 +18,7 @@ from fedbilevel.cli.own_data import (
     opened,
     schema_frame,
     understood,
+    verdict,
 )
 from fedbilevel.cli.terminal import (
     Shown,
@@ -109,7 +110,7 @@ def fit(
     where = f"Model, tables and page are in {folder}; open {result.page}"
     warned = [f"Warning: {sentence}" for sentence in result.warnings]
     rows, notes = ("Rows", result.sites), [*meant.warnings, *result.notes]
-    shown: Shown = [rows, measure_table(run, "test"), *warned, *notes, *encoding_notes(tables), where]
+    shown: Shown = [rows, measure_table(run, "test"), *verdict(run), *warned, *notes, *encoding_notes(tables), where]
     about = {"folder": str(folder), "page": str(result.page), "warnings": result.warnings, "notes": notes}
     tell(as_json, quiet, {**about, **told}, shown)
 

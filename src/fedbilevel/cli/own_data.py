@@ -123,10 +123,19 @@ def shortened(values: Sequence[str], limit: int = 3) -> str:
     return some + (f" and {len(values) - limit} more" if len(values) > limit else "")
 
 
+def verdict(run: Run) -> list[str]:
+    """What the numbers mean, in sentences."""
+    from fedbilevel.report.brief import brief_of
+
+    told = brief_of(run)
+    return [] if told is None else told.verdict
+
+
 def further(run: Run) -> dict[str, Any]:
-    """What a fit found and its calibration curves, for ``--json``."""
+    """What a fit found, in sentences too, and its calibration curves, for ``--json``."""
     names = ("findings", "calibration")
-    return {name: records(run.others[name]) if name in run.others else [] for name in names}
+    tables = {name: records(run.others[name]) if name in run.others else [] for name in names}
+    return {"verdict": verdict(run), **tables}
 
 
 def measure_table(run: Run, part: str) -> tuple[str, pd.DataFrame]:

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from fedbilevel.cli import options
 from fedbilevel.cli.federate import UP_SECONDS, ended_by_signals, hushed, kits_at, need_nvflare
-from fedbilevel.cli.own_data import further, mapping_at, measure_table
+from fedbilevel.cli.own_data import further, mapping_at, measure_table, verdict
 from fedbilevel.cli.terminal import check_folder, prepare_jax, records, tell, typed
 
 if TYPE_CHECKING:
@@ -172,6 +172,7 @@ def tell_result(result: FederateResult, out: Path, as_json: bool, quiet: bool) -
         for part in ("train", "test"):
             if f"{part}_accuracy" in run.rows and run.rows[f"{part}_accuracy"].notna().any():
                 yield measure_table(run, part)
+        yield from verdict(run)
         yield from (f"Warning: {sentence}" for sentence in result.warnings)
         yield from result.notes
         yield f"Model, tables and page are in {out}"

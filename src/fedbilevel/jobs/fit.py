@@ -138,7 +138,9 @@ class FitOptions:
         )  # fmt: skip
 
     def configuration(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        """What was asked for; the hidden units only of a model that has some."""
+        unused = {"hidden"} if self.model == "logistic" else set()
+        return {name: value for name, value in asdict(self).items() if value is not None and name not in unused}
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,9 +207,30 @@ def run(
                 documents.write(folder.path / MAPPING_FILE, mapping.text())
             _fill(folder, prepared, visible, found, chosen, say)
         changes = pd.DataFrame() if mapping is None else mapping.frame()
-        extra = {"sites": table, **({"mapping": changes} if len(changes) else {})}
+        done = notes(sites, schema)
+        told = {
+            "sites": table,
+            "mapping": changes,
+            "notes": pd.DataFrame({"note": done}),
+            "facts": facts(schema, chosen),
+        }
+        extra = {name: frame for name, frame in told.items() if len(frame)}
         finished = folder.finish([entry.label for entry in _entries(chosen)], extra)
-    return FitResult(finished, table, notes(sites, schema), warnings(finished), page.write(out))
+    return FitResult(finished, table, done, warnings(finished), page.write(out))
+
+
+def facts(schema: Schema, options: FitOptions) -> pd.DataFrame:
+    """What people should know of the columns before they use the model: ``name`` and ``value``."""
+    used = [column.name for column in schema.features]
+    left_out = [column.name for column in schema.columns if column.name not in used]
+    told = {
+        "Target": f"{schema.target}; positive: {schema.positive}",
+        "Groups": f"{' & '.join(schema.sensitive)}: {', '.join(schema.groups)}",
+        "Columns used": ", ".join(used),
+        "Columns left out": ", ".join(left_out) or "none",
+        "Smallest count shown": str(options.minimum_cell),
+    }
+    return pd.DataFrame(told.items(), columns=["name", "value"])
 
 
 def warnings(run: Run) -> list[str]:

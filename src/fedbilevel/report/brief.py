@@ -20,7 +20,7 @@ from fedbilevel.report.reading import estimates, reading_of
 from fedbilevel.report.scales import shown
 from fedbilevel.runs import Run
 
-TABLES = ("sites", "facts", "findings", "mapping", "contrast", "contrast-floors")
+TABLES = ("sites", "facts", "notes", "mapping", "findings", "contrast", "contrast-floors")
 """Tables of a run that a brief tells."""
 COMMANDS = ("fit", "federate", "audit")
 ASKED = {
@@ -63,12 +63,13 @@ class Contrast(NamedTuple):
 
 @dataclass(frozen=True)
 class Brief:
-    """``verdict``: sentences; ``usable``: whether nothing was found against the model; ``warnings``: what was;
-    ``facts``: names and values; ``tables``: rows by site, and what else should be seen first."""
+    """``verdict``: sentences; ``usable``: whether nothing was found against the model; ``warnings``: what was; ``notes``: what
+    was done to rows; ``facts``: names and values; ``tables``: rows by site, and what else should be seen first."""
 
     verdict: list[str]
     usable: bool = True
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
     tables: list[Listing] = field(default_factory=list)
 
@@ -89,7 +90,8 @@ def brief_of(run: Run) -> Brief | None:
     sites = run.others.get("sites")
     tables = [] if sites is None else [Listing.first("Rows by site", sites.drop_duplicates("site"))]
     tables += [Listing.first("mapping", run.others["mapping"])] if "mapping" in run.others else []
-    told = Brief(verdict, usable, list(dict.fromkeys(against["sentence"])), _facts(run), tables)
+    notes = list(dict.fromkeys(map(str, run.others["notes"]["note"]))) if "notes" in run.others else []
+    told = Brief(verdict, usable, list(dict.fromkeys(against["sentence"])), notes, _facts(run), tables)
     return told if told.verdict or told.warnings or told.facts or told.tables else None
 
 
