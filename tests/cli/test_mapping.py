@@ -182,6 +182,15 @@ def test_a_draft_applied_as_it_is_gives_the_model_of_tables_that_agreed(call, si
     assert "called" not in mapped.err
 
 
+def test_a_schema_that_lists_every_spelling_does_not_help(call, refused, sites, tmp_path):
+    """Two of three sites would have no positives."""
+    out = tmp_path / "schema.toml"
+    assert call("schema", *sites(), *ASKED, "--out", out).code == 0
+    out.write_text(out.read_text().replace('["No", "Yes"]', '["No", "Yes", "no", "yes", "0", "1"]'))
+    files = sites(south=LOWER, east=DIGITS)
+    refused(call("fit", *files, "--schema", out, "--out", tmp_path / "run", "--quiet"), "is spelled differently")
+
+
 def test_what_is_only_odd_is_a_warning(call, sites, tmp_path):
     files = sites(
         north=coded, south=lambda table: table.assign(smoker="").assign(age=table["age"].where(table.index > 2, 431))
