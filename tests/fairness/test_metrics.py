@@ -75,7 +75,7 @@ def fairlearn_difference(rate, label, y_true, y_pred, groups, weight, method):
     return math.nan if frame.by_group.size < min(2, len(set(groups))) else frame.difference(method=method)
 
 
-@pytest.mark.parametrize("method", CONVENTIONS)
+@pytest.mark.parametrize("method", CONVENTIONS[:3])  # fairlearn knows no mean over pairs
 @checked
 @given(sample=samples(), criterion=st.sampled_from(sorted(FUNCTIONS)))
 def test_equal_to_fairlearn_over_the_groups_that_have_the_rate(method, sample, criterion):
