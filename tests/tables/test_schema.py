@@ -14,7 +14,7 @@ from fedbilevel.datasets import load_credit
 from fedbilevel.tables.columns import numbers_of
 from fedbilevel.tables.encoder import Encoder, Statistics, combine, parse, site_statistics, stack
 from fedbilevel.tables.reading import Table, open_table
-from fedbilevel.tables.schema import MISSING, Column, Schema, infer, misfits
+from fedbilevel.tables.schema import MISSING, Column, Schema, infer, learned_columns, misfits
 
 ROWS = 60
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=10)
@@ -455,3 +455,12 @@ def test_what_is_odd_about_one_table_in_the_light_of_a_schema(small):
         "'t' is empty here", "'r' has -999 in 5 rows",
     ):  # fmt: skip
         assert words in said
+
+
+def test_a_categorical_column_of_digits_is_a_category():
+    codes = pd.Series(["1", "2", "3"] * 20)
+    kinds = {
+        dtype: learned_columns(pd.DataFrame({"code": codes.astype(dtype)}), named=True)[0].kind
+        for dtype in ("category", "str")
+    }
+    assert kinds == {"category": "category", "str": "number"}

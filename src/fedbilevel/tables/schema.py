@@ -463,7 +463,8 @@ def learned_columns(frame: pd.DataFrame, *, named: bool, rare: int = RARE, most:
         if not is_number_column(values):
             profile = Profile()
             profile.add(values, frozenset(MISSING))
-            made.append(column_of(name, [profile], rare=rare, most=most))
+            said = isinstance(values.dtype, pd.CategoricalDtype)
+            made.append(column_of(name, [profile], rare=rare, most=most, category=said))
         elif named and _IDENTIFIER.fullmatch(name) and len(values) >= ENOUGH_ROWS and _numbers_rows(values):
             made.append(Column(name, "ignore", note="an identifier: it names the rows"))
         elif named and values.isna().all():
@@ -478,20 +479,21 @@ def _numbers_rows(values: pd.Series[Any]) -> bool:
     return bool((numbers == np.floor(numbers)).all()) and len(np.unique(numbers)) >= 0.9 * len(numbers)
 
 
-def column_of(name: str, profiles: list[Profile], *, rare: int, most: int) -> Column:
+def column_of(name: str, profiles: list[Profile], *, rare: int, most: int, category: bool = False) -> Column:
+    """What a column is, by its cells; ``category``: its owner says that they name kinds, be they digits or dates."""
     profile = merged(profiles)
     rule = "flag" if profile.missing else "plain"
     if profile.present == 0:
         return Column(name, "ignore", note="no values")
     if profile.distinct == 1 and not profile.uncounted:
         return Column(name, "ignore", note="one value only")
-    if profile.dates == profile.present:
+    if profile.dates == profile.present and not category:
         return _date(name, profile, rule)
     words = {value.lower(): value for value in profile.counts}
     for false, true in WORDS:
         if set(words) == {false, true} and profile.distinct == 2 and not profile.uncounted:
             return Column(name, "boolean", (words[false], words[true]), missing=rule)
-    number = _number(name, profile, profiles)
+    number = None if category else _number(name, profile, profiles)
     if number is not None:
         return number
     if profile.longest > LONGEST_VALUE:
