@@ -149,7 +149,7 @@ def broken(call, refused, tmp_path, quick, table):
 @pytest.mark.parametrize(
     ("options", "change", "words"),
     [
-        ([], {"loan": ["a", "b", "c"] * 80}, "name the positive one with --positive"),
+        ([], {"loan": [f"v{i}" for i in range(240)]}, "it must be a class"),
         ([], {"sex": [f"g{i}" for i in range(240)]}, "makes more than 50 groups"),
         (["--target", "lone"], {}, "no column 'lone'; did you mean 'loan'?"),
         (["--clients", "100"], {}, "every site needs 4 at least"),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedbilevel as fb
+from fedbilevel.fairness.models import huber_losses, mistaken
 from tests.references.client_fair import onto_simplex
 
 
@@ -15,9 +16,22 @@ def sigmoid(s):
 
 
 class Logistic:
-    """Scores z.theta, for the package and in NumPy; ``pull`` is the transposed Jacobian times a vector over rows."""
+    """Scores z.theta, for the package and in NumPy; ``pull`` is the transposed Jacobian times a vector over rows.
+
+    ``options``: how the package's methods are told that a number is predicted.
+    """
 
     start = np.array([0.3, -0.2, 0.1, 0.4])
+    classes, options = 2, {}
+
+    def losses(self, s, t):
+        return losses(s, t)
+
+    def residual(self, s, t):
+        return residual(s, t)
+
+    def gap(self, s, t, a, groups, temperature):
+        return soft_gap(s, t, a, groups, temperature)
 
     def first(self):
         return self.start
@@ -35,7 +49,48 @@ class Logistic:
         return np.asarray(params)
 
 
-class Perceptron:
+class Softmax(Logistic):
+    """Scores of three classes, z.Theta."""
+
+    classes = 3
+
+    def first(self):
+        return np.random.default_rng(5).normal(size=(4, 3)) / 3
+
+    def scores(self, theta, z):
+        return z @ theta.reshape(4, 3)
+
+    def pull(self, theta, z, u):
+        return (z.T @ u).ravel()
+
+    def flat(self, params):
+        return np.asarray(params).ravel()
+
+
+class Line(Logistic):
+    """A number, z.theta, with Huber's loss; groups are compared by their mean errors."""
+
+    classes, options = 1, {"losses": huber_losses, "compared": mistaken}
+
+    def losses(self, s, t):
+        e = np.abs(s - t)
+        return np.where(e < 1, e**2 / 2, e - 0.5)
+
+    def residual(self, s, t):
+        return np.clip(s - t, -1, 1)
+
+    def gap(self, s, t, a, groups, temperature):
+        best, derivative = 0.0, np.zeros_like(s)
+        for high in range(groups):
+            for low in range(groups):
+                up, down = a == high, a == low
+                if up.any() and down.any() and (s - t)[up].mean() - (s - t)[down].mean() > best:
+                    best = (s - t)[up].mean() - (s - t)[down].mean()
+                    derivative = up / up.sum() - down / down.sum()
+        return best, derivative
+
+
+class Perceptron(Logistic):
     """Scores b.tanh(A z): a tree of parameters."""
 
     hidden = 3
@@ -63,7 +118,7 @@ class Perceptron:
         return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(params)])
 
 
-def federation(groups, sizes=(40, 40, 40), seed=0):
+def federation(groups, sizes=(40, 40, 40), seed=0, classes=2):
     """Clients whose groups differ in size and base rate.  Client 1 has no row of the last group, and no positive of group
     0 when there are more than two groups; with two groups client 1 can measure no gap at all."""
     rng = np.random.default_rng(seed)
@@ -76,6 +131,10 @@ def federation(groups, sizes=(40, 40, 40), seed=0):
         labels = (rng.random(size) < sigmoid(z @ np.array([1.5, -1.0, 0.5, 0.2]) - 0.5 * a)).astype(float)
         if number == 1 and groups > 2:
             labels[a == 0] = 0
+        if classes > 2:
+            labels = labels + (z[:, 2] + rng.normal(size=size) > 0.3)
+        if classes == 1:
+            labels = z @ np.array([0.5, -0.4, 0.2, 0.3]) - 0.4 * a + rng.standard_t(3, size=size)
         clients.append({"features": z, "labels": labels, "groups": a})
     return clients, fb.ClientData.from_clients(clients)
 
@@ -98,21 +157,44 @@ def read(clients, client, rows=None):
     return [chosen[name] if rows is None else chosen[name][rows] for name in ("features", "labels", "groups")]
 
 
+def softmax(s):
+    raised = np.exp(s)
+    return raised / raised.sum(1, keepdims=True)
+
+
 def losses(s, t):
+    if s.ndim == 2:
+        return -np.log(softmax(s))[np.arange(len(t)), t.astype(int)]
     return np.log1p(np.exp(-np.abs(s))) + np.maximum(s, 0) - t * s
 
 
+def residual(s, t):
+    """Derivative of a row's loss in its scores."""
+    return softmax(s) - np.eye(s.shape[1])[t.astype(int)] if s.ndim == 2 else sigmoid(s) - t
+
+
+def times(w, u):
+    """Row by row."""
+    return w[:, None] * u if u.ndim == 2 else w * u
+
+
 def soft_gap(s, t, a, groups, temperature):
-    """(largest gap, its derivative in s), by trying every pair of groups that have positives."""
-    p = sigmoid(temperature * s)
-    slope = temperature * p * (1 - p)
+    """(largest gap, its derivative in s), by trying every class and every pair of groups that have rows of it."""
     best, derivative = 0.0, np.zeros_like(s)
-    for high in range(groups):
-        for low in range(groups):
-            up, down = (a == high) & (t == 1), (a == low) & (t == 1)
-            if up.any() and down.any() and p[up].mean() - p[down].mean() > best:
-                best = p[up].mean() - p[down].mean()
-                derivative = slope * (up / up.sum() - down / down.sum())
+    for label in [1] if s.ndim == 1 else range(s.shape[1]):
+        if s.ndim == 1:
+            p = sigmoid(temperature * s)
+            slope = temperature * p * (1 - p)
+        else:
+            every = softmax(temperature * s)
+            p = every[:, label]
+            slope = temperature * p[:, None] * (np.eye(s.shape[1])[label] - every)
+        for high in range(groups):
+            for low in range(groups):
+                up, down = (a == high) & (t == label), (a == low) & (t == label)
+                if up.any() and down.any() and p[up].mean() - p[down].mean() > best:
+                    best = p[up].mean() - p[down].mean()
+                    derivative = times(up / up.sum() - down / down.sum(), slope)
     return best, derivative
 
 
@@ -123,7 +205,7 @@ def fedreg_gradient(model, clients, groups, strength, ridge, temperature=1.0):
         z, t, a = read(clients, client, rows)
         s = model.scores(theta, z)
         return (
-            model.pull(theta, z, (sigmoid(s) - t) / len(t) + strength * soft_gap(s, t, a, groups, temperature)[1])
+            model.pull(theta, z, model.residual(s, t) / len(t) + strength * model.gap(s, t, a, groups, temperature)[1])
             + ridge * theta
         )
 
@@ -139,14 +221,16 @@ def fedminmax(model, clients, theta, rows, counts, *, rounds, step, group_step, 
         for client in range(len(clients)):
             z, t, a = read(clients, client, rows(number, client, 0).inner)
             s = model.scores(theta, z)
-            replies.append(theta - step * (model.pull(theta, z, w[a] * (sigmoid(s) - t) / len(t)) + ridge * theta))
-            looked_at.append((losses(s, t), a))
+            replies.append(
+                theta - step * (model.pull(theta, z, times(w[a], model.residual(s, t)) / len(t)) + ridge * theta)
+            )
+            looked_at.append((model.losses(s, t), a))
         theta = sum(weight * own for weight, own in zip(share, replies, strict=True))
         if risks == "averaged":
             looked_at = []
             for client in range(len(clients)):
                 z, t, a = read(clients, client)
-                looked_at.append((losses(model.scores(theta, z), t), a))
+                looked_at.append((model.losses(model.scores(theta, z), t), a))
         known = known.copy()
         for group in range(len(rho)):
             # A minibatch stands for all n_k rows of its client.
@@ -189,10 +273,10 @@ def fcfl(model, clients, theta, *, rounds, step, groups, epsilon, stage_one, tem
         for client in range(len(clients)):
             z, t, a = read(clients, client)
             s = model.scores(theta, z)
-            value, slope = soft_gap(s, t, a, groups, temperature)
-            loss.append(losses(s, t).mean() + 0.5 * ridge * theta @ theta)
+            value, slope = model.gap(s, t, a, groups, temperature)
+            loss.append(model.losses(s, t).mean() + 0.5 * ridge * theta @ theta)
             gap.append(value)
-            loss_gradients.append(model.pull(theta, z, (sigmoid(s) - t) / len(t)) + ridge * theta)
+            loss_gradients.append(model.pull(theta, z, model.residual(s, t) / len(t)) + ridge * theta)
             gap_gradients.append(model.pull(theta, z, slope))
         loss, gap, loss_gradients, gap_gradients = map(np.array, (loss, gap, loss_gradients, gap_gradients))
         g_g = smooth_weights(gap, weights, gap_delta) @ gap_gradients
@@ -220,7 +304,7 @@ def fcfl(model, clients, theta, *, rounds, step, groups, epsilon, stage_one, tem
 
 
 def gradient(model, theta, z, t, w, ridge):
-    return model.pull(theta, z, w * (sigmoid(model.scores(theta, z)) - t)) / len(t) + ridge * theta
+    return model.pull(theta, z, times(w, model.residual(model.scores(theta, z), t))) / len(t) + ridge * theta
 
 
 def walk(model, clients, k, theta, rows, number, *, steps, step, ridge, weights_of):
@@ -232,29 +316,42 @@ def walk(model, clients, k, theta, rows, number, *, steps, step, ridge, weights_
 
 
 def fedfb(model, clients, theta, rows, counts, *, rounds, step, group_step, local_steps, ridge):
-    """(theta, mu, r): the clients' averages by their numbers of rows."""
-    pi = counts / counts.sum()
-    mu, risks, sizes = pi, np.zeros(len(counts)), [len(own["labels"]) for own in clients]
+    """(theta, mu, r): the clients' averages by their numbers of rows.  ``counts``: of the positives by group, or, for more
+    classes than two, of all by class and group."""
+    labels = [1] if counts.ndim == 1 else list(range(len(counts)))
+    pi = counts / counts.sum(-1, keepdims=True)
+    mu, sizes = pi, [len(own["labels"]) for own in clients]
     for number in range(rounds):
-        weights_of = lambda t, a, mu=mu: np.where(t > 0, (mu / pi)[a], 1.0)  # noqa: E731
+        if counts.ndim == 1:
+            weights_of = lambda t, a, mu=mu: np.where(t > 0, (mu / pi)[a], 1.0)  # noqa: E731
+        else:
+            weights_of = lambda t, a, mu=mu: (mu / pi)[t.astype(int), a]  # noqa: E731
         options = {"steps": local_steps, "step": step, "ridge": ridge, "weights_of": weights_of}
         ends = [walk(model, clients, k, theta, rows, number, **options) for k in range(len(clients))]
         each = [read(clients, k) for k in range(len(clients))]
         z, t, a = (np.concatenate([own[i] for own in each]) for i in range(3))
         found = losses(model.scores(theta, z), t)
-        risks = np.array([found[(a == group) & (t == 1)].mean() for group in range(len(counts))])
-        gaps = risks[1:] - risks[0]
-        along = gaps / np.linalg.norm(gaps)
-        mu = onto_simplex(mu + group_step * np.concatenate([[-along.sum()], along]))
+        every = [[found[(a == group) & (t == label)].mean() for group in range(counts.shape[-1])] for label in labels]
+        moved = []
+        for risks, before in zip(np.array(every), np.atleast_2d(mu), strict=True):
+            gaps = risks[1:] - risks[0]
+            along = gaps / np.linalg.norm(gaps)
+            moved.append(onto_simplex(before + group_step * np.concatenate([[-along.sum()], along])))
+        mu, risks = (np.reshape(values, counts.shape) for values in (moved, every))
         theta = np.average(ends, axis=0, weights=sizes)
     return theta, mu, risks
 
 
 def rates(model, theta, z, t, a, groups):
-    """True-positive rate of every group, None where it has no positives; and the accuracy."""
-    decided = model.scores(theta, z) > 0
-    found = [decided[(a == group) & (t == 1)] for group in range(groups)]
-    return [own.mean() if len(own) else None for own in found], np.mean(decided == (t == 1))
+    """By class (of two: the positive one) and group how many of its rows are recognised, None without; and the accuracy."""
+    s = model.scores(theta, z)
+    if model.classes == 1:
+        means = {(0, group): (s - t)[a == group].mean() if (a == group).any() else None for group in range(groups)}
+        return means, model.losses(s, t).mean()
+    decided = s.argmax(1) if s.ndim == 2 else (s > 0).astype(int)
+    labels = range(s.shape[1]) if s.ndim == 2 else [1]
+    found = {(c, group): (decided == c)[(a == group) & (t == c)] for c in labels for group in range(groups)}
+    return {cell: own.mean() if len(own) else None for cell, own in found.items()}, np.mean(decided == t)
 
 
 def fairfed(model, clients, theta, rows, *, rounds, step, local_steps, beta, groups, ridge):
@@ -268,11 +365,12 @@ def fairfed(model, clients, theta, rows, *, rounds, step, local_steps, beta, gro
         disagreements = []
         for k, own in enumerate(each):
             mine, right = rates(model, theta, *own, groups)
-            there = [a for a in range(groups) if mine[a] is not None and overall[a] is not None]
-            gaps = [abs((overall[a] - overall[b]) - (mine[a] - mine[b])) for a in there for b in there]
-            if len(there) < 2:
+            there = [cell for cell in mine if mine[cell] is not None and overall[cell] is not None]
+            pairs = [(a, b) for a in there for b in there if a[0] == b[0] and a[1] < b[1]]
+            gaps = [abs((overall[a] - overall[b]) - (mine[a] - mine[b])) for a, b in pairs]
+            if not pairs:
                 fell_back.add(k)
-            disagreements.append(max(gaps) if len(there) > 1 else abs(accuracy - right))
+            disagreements.append(max(gaps) if pairs else abs(accuracy - right))
         corrections = corrections - beta * (np.array(disagreements) - np.mean(disagreements))
         options = {"steps": local_steps, "step": step, "ridge": ridge, "weights_of": lambda t, a: np.ones(len(t))}
         ends = [walk(model, clients, k, theta, rows, number, **options) for k in range(len(clients))]

@@ -14,8 +14,10 @@ from fedbilevel.fairness.fedminmax import fedminmax
 from fedbilevel.fairness.fedreg import fedreg
 from tests.fairness import references_baselines as naive
 from tests.fairness.references_baselines import (
+    Line,
     Logistic,
     Perceptron,
+    Softmax,
     federation,
     fedreg_gradient,
     losses,
@@ -28,7 +30,7 @@ from tests.references.fedavg import fedavg
 from tests.references.rows import drawn, whole
 
 ROUNDS, SEED = 6, 3
-LINEAR, NETWORK = Logistic(), Perceptron()
+LINEAR, NETWORK, THREE, NUMBER = Logistic(), Perceptron(), Softmax(), Line()
 SIZES = (40, 30, 40)
 
 
@@ -41,20 +43,30 @@ def pooled(clients):
     return [np.concatenate([own[name] for own in clients]) for name in ("features", "labels", "groups")]
 
 
-def totals(clients, groups, positive=False):
-    """Rows of every group, or positive rows."""
+def dealt(model, groups):
+    """Clients and their data, with as many classes as the model has."""
+    return federation(groups, SIZES, classes=model.classes)
+
+
+def totals(clients, groups, positive=False, classes=2):
+    """Rows of every group, or positive rows; of more than two classes the rows of each class."""
     _, labels, numbers = pooled(clients)
+    if classes > 2:
+        return np.array([np.bincount(numbers[labels == c], minlength=groups) for c in range(classes)], float)
     return np.bincount(numbers[labels == 1] if positive else numbers, minlength=groups).astype(float)
 
 
 def regularised(model, groups, batch_size, **changes):
     chosen = {"step": 0.3, "strength": 0.7, "ridge": 0.05, **changes}
+    chosen |= model.options
     return fedreg(model.package, init=model.first(), local_steps=3, batch_size=batch_size, groups=groups, **chosen)
 
 
-@pytest.mark.parametrize(("model", "groups", "batch_size"), [(LINEAR, 2, None), (NETWORK, 5, 16)])
+@pytest.mark.parametrize(
+    ("model", "groups", "batch_size"), [(LINEAR, 2, None), (NETWORK, 5, 16), (THREE, 3, 16), (NUMBER, 3, 16)]
+)
 def test_fedreg_equals_the_naive_loop(model, groups, batch_size):
-    clients, data = federation(groups, SIZES)
+    clients, data = dealt(model, groups)
     rows = whole if batch_size is None else drawn(data, SEED, ROUNDS, 3, batch_size)
     # The strength is not compiled in: 0 runs the same program and must be FedAvg.
     for strength in (0.7, 0.0):
@@ -66,13 +78,21 @@ def test_fedreg_equals_the_naive_loop(model, groups, batch_size):
 
 @pytest.mark.parametrize(
     ("model", "groups", "batch_size", "risks"),
-    [(LINEAR, 2, None, "averaged"), (LINEAR, 5, 6, "averaged"), (NETWORK, 5, 6, "sent")],
+    [
+        (LINEAR, 2, None, "averaged"),
+        (LINEAR, 5, 6, "averaged"),
+        (NETWORK, 5, 6, "sent"),
+        (THREE, 3, 6, "averaged"),
+        (NUMBER, 3, 6, "averaged"),
+    ],
 )
 def test_fedminmax_equals_the_naive_loop(model, groups, batch_size, risks):
-    clients, data = federation(groups, SIZES)
+    clients, data = dealt(model, groups)
     counts = totals(clients, groups)
     options = {"step": 0.4, "group_step": 0.3, "ridge": 0.05, "risks": risks}
-    server = run(fedminmax(model.package, model.first(), counts, batch_size=batch_size, **options), data).server
+    losses = {name: value for name, value in model.options.items() if name == "losses"}
+    algorithm = fedminmax(model.package, model.first(), counts, batch_size=batch_size, **options, **losses)
+    server = run(algorithm, data).server
     rows = whole if batch_size is None else drawn(data, SEED, ROUNDS, 1, batch_size)
     wanted = naive.fedminmax(model, clients, model.flat(model.first()), rows, counts, rounds=ROUNDS, **options)
     close((model.flat(server.model), server.group_weights, server.risks), wanted)
@@ -84,22 +104,24 @@ def test_fedminmax_equals_the_naive_loop(model, groups, batch_size, risks):
         assert min(map(len, drawn_groups)) < groups, "some round must miss a group, to show that its risk is kept"
 
 
-def test_fedfb_equals_the_naive_loop():
-    clients, data = federation(3, SIZES)
-    counts = totals(clients, 3, positive=True)
+@pytest.mark.parametrize(("model", "classes"), [(NETWORK, 2), (THREE, 3)])
+def test_fedfb_equals_the_naive_loop(model, classes):
+    clients, data = dealt(model, 3)
+    counts = totals(clients, 3, positive=True, classes=classes)
     options = {"step": 0.4, "group_step": 0.6, "local_steps": 2, "ridge": 0.05}
-    server = run(fedfb(NETWORK.package, NETWORK.first(), counts, batch_size=6, **options), data).server
+    server = run(fedfb(model.package, model.first(), counts, batch_size=6, **options), data).server
     rows = drawn(data, SEED, ROUNDS, 2, 6)
-    wanted = naive.fedfb(NETWORK, clients, NETWORK.flat(NETWORK.first()), rows, counts, rounds=ROUNDS, **options)
-    close((NETWORK.flat(server.model), server.group_weights, server.risks), wanted)
+    wanted = naive.fedfb(model, clients, model.flat(model.first()), rows, counts, rounds=ROUNDS, **options)
+    close((model.flat(server.model), server.group_weights, server.risks), wanted)
     assert wanted[1].min() == 0, "the projection must bind"
 
 
-@pytest.mark.parametrize(("model", "groups"), [(LINEAR, 2), (NETWORK, 5)])
+@pytest.mark.parametrize(("model", "groups"), [(LINEAR, 2), (NETWORK, 5), (THREE, 3), (NUMBER, 2)])
 def test_fairfed_equals_the_naive_loop(model, groups):
-    clients, data = federation(groups, SIZES)
+    clients, data = dealt(model, groups)
     options = {"step": 0.4, "local_steps": 2, "beta": 0.4, "groups": groups, "ridge": 0.05}
-    found = run(fairfed(model.package, model.first(), batch_size=6, **options), data)
+    kind = {"classes": model.classes, **model.options}
+    found = run(fairfed(model.package, model.first(), batch_size=6, **options, **kind), data)
     # The third exchange of a round draws minibatches, by its own ordinal.
     rows = drawn(data, SEED, ROUNDS, 2, 6, ordinal=2)
     *wanted, fell_back = naive.fairfed(model, clients, model.flat(model.first()), rows, rounds=ROUNDS, **options)
@@ -232,7 +254,7 @@ def test_bad_rows(change, kind, sentence):
 @pytest.mark.parametrize(
     ("scores", "size", "sentence"),
     [
-        (lambda params, z: (z @ params)[:, None], 4, r"scores must return one number per row \(shape \(40,\)\), not \(40, 1\)"),
+        (lambda params, z: (z @ params)[:, None], 4, r"one number per row .*, or one for each .*, not \(40, 1\)"),
         (lambda params, z: z @ params, 7, "scores cannot be evaluated on arguments of shapes"),
     ],
 )  # fmt: skip

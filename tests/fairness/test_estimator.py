@@ -15,7 +15,13 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fedbilevel.engines.simulation import advance
-from fedbilevel.fairness import FairFederatedClassifier, balanced_accuracy, equal_opportunity_difference
+from fedbilevel.fairness import (
+    FairFederatedClassifier,
+    FairFederatedRegressor,
+    balanced_accuracy,
+    disparities,
+    equal_opportunity_difference,
+)
 from fedbilevel.fairness.estimator import UselessModel
 from fedbilevel.fairness.methods import Recipe
 from fedbilevel.fairness.models import Model
@@ -35,12 +41,13 @@ def expected_failures(estimator):
 # The default method gets steps enough for the checks that look at accuracy, and few for the weights: without groups it has
 # nothing to make fair, and says so.
 DEFAULT = FairFederatedClassifier(steps=300, weight_steps=10, batch_size=8, step=0.3, history_rows=0, random_state=0)
+NUMBERS = FairFederatedRegressor("fedavg", steps=300, batch_size=8, step=0.3, history_rows=0, random_state=0)
 
 
 @pytest.mark.filterwarnings(
     "ignore:sensitive_features was not given", "ignore::fedbilevel.fairness.estimator.UselessModel"
 )
-@parametrize_with_checks([CHECKED, DEFAULT], expected_failed_checks=expected_failures)
+@parametrize_with_checks([CHECKED, DEFAULT, NUMBERS], expected_failed_checks=expected_failures)
 def test_scikit_learns_checks(estimator, check):
     reason = expected_failures(estimator).get(check.func.__name__)
     if reason is not None:
@@ -397,3 +404,42 @@ def test_bad_options_are_one_sentence(options, words, raw):
     clf = FairFederatedClassifier(**{"method": "fedbio", **QUICK, **options})
     with pytest.raises(ValueError, match=words):
         clf.fit(X, y, sensitive_features=sex, clients=site)
+
+
+def test_numbers_in_their_own_units(raw, tmp_path):
+    """Close to least squares where nothing is made fair; saved and read; coefficients say what one more adds."""
+    X, _, sex, site = raw
+    y = 900 + 7 * X["age"].to_numpy(float) - 40 * (sex == "female") + 20 * np.random.default_rng(3).normal(size=len(X))
+    options = {"steps": 1500, "batch_size": 64, "step": 0.3, "random_state": 0}
+    plain = FairFederatedRegressor("fedavg", ridge=0.0, **options).fit(X[["age"]], y, clients=site)
+    slope, middle = np.polyfit(X["age"].to_numpy(float), y, 1)
+    table = plain.coefficients()["prediction"]
+    assert table["age"] == pytest.approx(slope, rel=0.05)
+    assert table["(intercept)"] == pytest.approx(middle, rel=0.02)
+    assert plain.group_weights_ is None
+    fair = FairFederatedRegressor("fedreg", strength=2.0, loss="huber", **options)
+    fair.fit(X, y, sensitive_features=sex, clients=site)
+    again = FairFederatedRegressor.load(fair.save(tmp_path / "model"))
+    np.testing.assert_array_equal(again.predict(X), fair.predict(X))
+    assert fair.score(X, y) > 0.5
+    with pytest.raises(ValueError, match="was not saved by this class"):
+        FairFederatedClassifier.load(tmp_path / "model.npz")
+    with pytest.raises(ValueError, match="y must hold numbers"):
+        FairFederatedRegressor().fit(X, np.full(len(X), "much"), sensitive_features=sex)
+    with pytest.raises(ValueError, match="fedfb evens out"):
+        FairFederatedRegressor("fedfb").fit(X, y, sensitive_features=sex)
+
+
+def test_a_table_of_sensitive_features_makes_intersections(raw):
+    X, y, sex, _ = raw
+    old = np.where(X["age"] > X["age"].median(), "old", "young")
+    clf = FairFederatedClassifier("fedavg", **QUICK).fit(
+        X, y, sensitive_features=pd.DataFrame({"sex": sex, "age": old})
+    )
+    assert clf.groups_ == ["female & old", "female & young", "male & old", "male & young"]
+    table = pd.DataFrame({"sex": sex, "age": old})
+    found = disparities(y, clf.predict(X), sensitive_features=table, pos_label="rich")
+    assert found.index.tolist() == ["sex", "age", "sex & age"]
+    for by, groups in (("sex", sex), ("age", old), ("sex & age", table)):
+        wanted = equal_opportunity_difference(y, clf.predict(X), sensitive_features=groups, pos_label="rich")
+        assert found.loc[by, "equal_opportunity"] == wanted

@@ -8,8 +8,10 @@ import fedbilevel as fb
 from fedbilevel.fairness.fcfl import Replies, Server, fcfl
 from fedbilevel.fairness.linear_program import balance
 from tests.fairness.references_baselines import (
+    Line,
     Logistic,
     Perceptron,
+    Softmax,
     best_vertex,
     federation,
     losses,
@@ -20,7 +22,7 @@ from tests.fairness.references_baselines import (
 from tests.fairness.references_baselines import fcfl as naive
 from tests.references.compare import close, identical
 
-LINEAR, NETWORK = Logistic(), Perceptron()
+LINEAR, NETWORK, THREE, NUMBER = Logistic(), Perceptron(), Softmax(), Line()
 EQUAL, UNEQUAL = (40, 40, 40), (40, 40, 30)
 ROUNDS = 24
 OVERSHOOT = 0.01
@@ -37,9 +39,11 @@ def gaps(model, clients, params, groups, temperature=10.0):
     return np.array([soft_gap(model.scores(theta, z), t, a, groups, temperature)[0] for z, t, a in every])
 
 
-@pytest.mark.parametrize(("model", "groups", "sizes"), [(LINEAR, 2, EQUAL), (NETWORK, 5, UNEQUAL)])
+@pytest.mark.parametrize(
+    ("model", "groups", "sizes"), [(LINEAR, 2, EQUAL), (NETWORK, 5, UNEQUAL), (THREE, 3, EQUAL), (NUMBER, 2, EQUAL)]
+)
 def test_iterates_equal_the_naive_loop(model, groups, sizes):
-    clients, data = federation(groups, sizes)
+    clients, data = federation(groups, sizes, classes=model.classes)
     seen = set()
     # The numbers are not compiled in: one program, both stages, satisfied and violated.
     for epsilon, stage_one, delta, weights in (
@@ -49,7 +53,7 @@ def test_iterates_equal_the_naive_loop(model, groups, sizes):
     ):
         options = {"step": 0.1, "epsilon": epsilon, "stage_one": stage_one, "delta": delta, "ridge": 0.02}
         options |= {"groups": groups, "temperature": 4.0}
-        algorithm = fcfl(model.package, model.first(), **options)
+        algorithm = fcfl(model.package, model.first(), **options, **model.options)
         found = fb.simulate(algorithm, data, ROUNDS, weights=np.array(weights), record_every=None)
         wanted, notes = naive(model, clients, model.flat(model.first()), rounds=ROUNDS, weights=weights, **options)
         close(model.flat(found.outer), wanted)

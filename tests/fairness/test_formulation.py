@@ -10,6 +10,7 @@ import pytest
 from fedbilevel.engines.diagnose import true_hypergradient
 from fedbilevel.fairness.formulation import (
     METRICS,
+    OF_NUMBERS,
     REAL,
     Formulation,
     OuterLoss,
@@ -64,7 +65,19 @@ def naive_deviation(metric, decisions, labels, groups, count):
     return sum(naive_gap(decisions[among, column], groups[among], count) for among, column in questions)
 
 
-@pytest.mark.parametrize("metric", METRICS)
+OF_CLASSES = [metric for metric in METRICS if metric not in OF_NUMBERS]
+
+
+@pytest.mark.parametrize("metric", OF_NUMBERS)
+def test_deviation_of_numbers_is_that_of_a_rate_of_all_rows(metric):
+    data, said = rows(1), np.random.default_rng(2).normal(size=(60, 1))
+    values = said - data["labels"][:, None] if metric == "mean_error" else said
+    found = METRICS[metric](jnp.asarray(said), jnp.asarray(data["labels"]), jnp.asarray(data["groups"]), 3)
+    wanted = naive_deviation("demographic_parity", values, data["labels"], data["groups"], 3)
+    assert found == pytest.approx(wanted, abs=ROUNDING)
+
+
+@pytest.mark.parametrize("metric", OF_CLASSES)
 @pytest.mark.parametrize("classes", [2, 3])
 def test_deviation_equals_loops(metric, classes):
     data = rows(1, classes=classes)
@@ -206,7 +219,7 @@ def test_exact_hypergradient_matches_finite_differences_through_the_solved_inner
         assert found[axis] == pytest.approx(float(ends[0] - ends[1]) / (2 * tiny), abs=1e-6)
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", OF_CLASSES)
 def test_marked_padding_changes_nothing(metric):
     data = rows(15, classes=3)
     longer = {name: np.concatenate([leaf, np.ones((9, *leaf.shape[1:]), leaf.dtype)]) for name, leaf in data.items()}

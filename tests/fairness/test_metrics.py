@@ -24,6 +24,7 @@ from fedbilevel.fairness import (
     equalized_odds_difference,
     group_table,
 )
+from fedbilevel.fairness.intervals import gap_difference_ends, gap_ends
 from fedbilevel.fairness.metrics import CONVENTIONS, CRITERIA, Counts, wilson
 from fedbilevel.jobs.measuring import measured
 
@@ -261,7 +262,7 @@ GOOD = {"y_true": [0, 1, 1, 0], "y_pred": [0, 1, 0, 1], "sensitive_features": ["
         ),
         ({"sensitive_features": ["a", "b"]}, "sensitive_features has 2 rows but y_true has 4"),
         ({"y_pred": [0, 1]}, "y_pred has 2 rows but y_true has 4"),
-        ({"y_true": [0, 1, 2, 1]}, "y_true must hold 0/1, False/True or -1/1, but it holds 0, 1, 2"),
+        ({"y_true": [0, 2, 2, 0]}, "y_true must hold 0/1, False/True or -1/1, but it holds 0, 2"),
         ({"y_pred": [0.2, 0.7, 0.1, 0.4]}, "y_pred must hold 0/1"),
         ({"sample_weight": [1, 1, 1]}, "sample_weight has 3 rows but y_true has 4"),
         ({"sample_weight": [1, 1, 1, -1]}, "sample_weight must hold finite numbers, none negative"),
@@ -383,6 +384,77 @@ def test_further_axes_are_kept(rows, method):
         lambda counts: counts.overall("selection_rate"),
     ):
         np.testing.assert_array_equal(answer(together), np.stack([answer(counts) for counts in several]))
+
+
+@pytest.mark.parametrize("metric", CRITERIA)
+@pytest.mark.parametrize("method", CONVENTIONS)
+def test_of_several_classes_each_is_held_against_all_others(metric, method):
+    """Rates are those of the two-class table "this class or not"; the gap is the largest of theirs; further axes stay."""
+    rng = np.random.default_rng(4)
+    groups, labels, decided = rng.integers(0, 3, 90), rng.integers(0, 4, 90), rng.integers(0, 4, 90)
+    labels[(groups == 1) & (labels == 3)] = 0
+    counts = Counts.of(labels, decided, groups, 3, classes=4)
+    each = [Counts.of(labels == c, decided == c, groups, 3) for c in range(4)]
+    for rate in ("true_positive_rate", "false_positive_rate", "selection_rate"):
+        np.testing.assert_array_equal(counts.rates(rate), [one.rates(rate) for one in each])
+        np.testing.assert_array_equal(counts.overall(rate), [one.overall(rate) for one in each])
+        np.testing.assert_array_equal(counts.lead(rate), [one.lead(rate) for one in each])
+    gaps = [float(one.gap(metric, method)) for one in each]
+    assert float(counts.gap(metric, method)) == np.nanmax(gaps)
+    names = np.array(GROUPS)[groups]
+    found = disparity(labels, decided, sensitive_features=names, criterion=metric, method=method)
+    assert found.value == np.nanmax(gaps)
+    assert found.left_out.get("true_positive_rate", [("b", 3)]) == [("b", 3)]
+    by_class = group_table(labels, decided, sensitive_features=names)
+    assert by_class.index.names == ["group", "label"]
+    np.testing.assert_array_equal(
+        by_class.xs(2, level="label")["true_positive_rate"], each[2].rates("true_positive_rate")
+    )
+    assert by_class.loc[("b", 3), "positives"] == 0
+    stacked = Counts.stack([counts, counts])
+    assert stacked.gap(metric, method).tolist() == [float(counts.gap(metric, method))] * 2
+    assert float(counts.balanced_accuracy()) == pytest.approx(balanced_accuracy_score(labels, decided))
+    fewer = counts.gathered([0, 1, 0], 2)
+    np.testing.assert_array_equal(
+        fewer.cells, Counts.of(labels, decided, np.array([0, 1, 0])[groups], 2, classes=4).cells
+    )
+    with pytest.raises(ValueError, match="y_pred holds the class 7, which y_true does not have"):
+        group_table(labels, np.where(decided == 1, 7, decided), sensitive_features=names)
+    if method == "mean_pairwise":  # which has no such interval
+        return
+    low, high = gap_ends(counts, metric, method)
+    # Wider than those of any class by itself below, where more is claimed at once; equal above.
+    alone = [gap_ends(one, metric, method) for one in each]
+    assert low <= np.nanmax([ends[0] for ends in alone])
+    assert high == np.nanmax([ends[1] for ends in alone])
+
+
+def test_the_difference_of_two_gaps_of_several_classes():
+    """Of two models on the same rows: its interval holds for the population of which they are a sample."""
+    rng = np.random.default_rng(2)
+    size, hits = 120_000, 0
+    groups, labels = rng.integers(0, 2, size), rng.integers(0, 3, size)
+    right = rng.random(size) < np.where((groups == 1) & (labels == 2), 0.5, 0.8)
+    ours = np.where(right, labels, (labels + 1) % 3)
+    theirs = np.where(rng.random(size) < 0.7, labels, rng.integers(0, 3, size))
+
+    def joint(some):
+        place = np.ravel_multi_index(tuple(column[some] for column in (groups, labels, ours, theirs)), (2, 3, 3, 3))
+        return np.bincount(place, minlength=54).reshape(2, 3, 3, 3)
+
+    def gap_difference(table):
+        return float(
+            Counts(table.sum(axis=-1)).gap("equal_opportunity") - Counts(table.sum(axis=-2)).gap("equal_opportunity")
+        )
+
+    true = gap_difference(joint(slice(None)))
+    assert true > 0.2
+    for number in range(200):
+        table = joint(slice(600 * number, 600 * (number + 1)))
+        low, high = gap_difference_ends(table, "equal_opportunity")
+        assert low <= gap_difference(table) <= high
+        hits += low <= true <= high
+    assert hits >= 186  # 93 % of 200
 
 
 def test_wilson_against_scipy():

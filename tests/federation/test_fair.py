@@ -8,7 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbilevel.fairness.models import probabilities
+from fedbilevel.fairness.metrics import Counts
+from fedbilevel.fairness.models import numbers, probabilities
+from fedbilevel.fairness.moments import Moments
 from fedbilevel.fairness.program import fair_program
 from fedbilevel.fairness.scores import Scores
 from fedbilevel.fairness.trainer import dealt, fit, tuned_threshold
@@ -35,6 +37,9 @@ SCHEMA = Schema(
     groups=("f", "m"),
     columns=(Column("age", "number", center=40.0), Column("job", "category", values=("cook", "judge"), pooled=True)),
 )
+
+
+THREE = dataclasses.replace(SCHEMA, classes=("maybe", "no", "yes"), positive=None)
 
 
 def tables():
@@ -81,21 +86,26 @@ def test_a_site_with_a_mapping_of_its_own_trains_as_one_that_needs_none(tmp_path
         other.frame(("age",))
 
 
-def table_sites(folder, settings, columns=("age", "job", "sex", "hired"), **policy):
+def of_three_classes():
+    """The same tables, every third row undecided."""
+    return [frame.assign(hired=frame["hired"].where(frame.index % 3 != 1, "maybe")) for frame in tables()]
+
+
+def table_sites(folder, settings, columns=("age", "job", "sex", "hired"), frames=None, **policy):
     made = {}
-    for name, frame in zip(SITES, tables(), strict=True):
+    for name, frame in zip(SITES, frames or tables(), strict=True):
         file = folder / f"{name}.csv"
         frame.to_csv(file, index=False)
         made[name] = site(folder, name, settings, Source(table=file, columns=columns), **{"tell": TELL, **policy})
     return made
 
 
-def settings_for(method, schema=True, more=None, **recipe):
+def settings_for(method, schema=SCHEMA, more=None, **recipe):
     arguments = {
         "minimum_cell": 1,
         "recipe": {"method": method, "batch_size": 16, "local_steps": 2, **recipe},
         "validation": 0.25 if method.startswith("fedbio") else None,
-        **({"schema": SCHEMA.text()} if schema else {"arrays": {"features": 5, "groups": 2}}),
+        **({"schema": schema.text()} if schema else {"arrays": {"features": 5, "groups": 2}}),
         **(more or {}),
     }
     return JobSettings("fair", "fair", SITES, arguments, seed=7, double=True)
@@ -140,6 +150,28 @@ def test_a_table_per_site(tmp_path, method, recipe):
         assert np.ptp(weights) > 1e-4, "stage one is to move the weights"
     decided = pd.read_json(tmp_path / "runs/fair/report.json").loc["decisions"]
     assert [np.sum(decided[name]) for name in SITES] == [size - 1 for size in SIZES]
+
+
+@pytest.mark.parametrize("method", ["fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", "fedbioacc"])
+def test_three_classes_at_sites(tmp_path, method):
+    """The simulated model; what the sites report; and, of one method, the run folder with every class of every group."""
+    steps = {"steps": 4} | ({"weight_steps": 2} if method == "fedbioacc" else {})
+    settings = settings_for(method, THREE, more={"minimum_cell": 1}, **steps)
+    _, _, expected = agrees(tmp_path, settings, table_sites(tmp_path, settings, frames=of_three_classes()))
+    assert expected.params.shape == (len(THREE.feature_names), 3)
+    decided = pd.read_json(tmp_path / "runs/fair/report.json").loc["decisions"]
+    *cells, pooled = np.sum([decided[name] for name in SITES], axis=0)
+    cells = np.array(cells)
+    assert (cells.shape, pooled.sum()) == ((2, 3, 3), 0)
+    assert cells.sum() == sum(SIZES) - len(SITES)
+    if method != "fedbioacc":
+        return
+    fit = FitOptions(method, steps=4, weight_steps=2, compare_with=None, minimum_cell=1)
+    done = federate.run(settings, fit, THREE, tmp_path / "out", lambda: tmp_path / "runs/fair")
+    assert done.run.groups["label"].tolist() == ["maybe", "no", "yes"] * 2
+    assert done.run.groups["positives"].tolist() == cells.sum(axis=-1).ravel().tolist()
+    assert float(done.run.rows["train_gap"].iloc[0]) == Counts(cells).gap("equal_opportunity")
+    assert len(done.run.weights) == 6
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbioacc"])
@@ -261,7 +293,7 @@ def test_the_folder_of_a_run_over_sites_tells_what_it_may_and_what_is_wrong(tmp_
 
 
 def test_arrays_per_site(tmp_path):
-    settings = settings_for("fedavg", schema=False, steps=4)
+    settings = settings_for("fedavg", schema=None, steps=4)
     sites, _ = fair_array_sites(tmp_path, settings, np.random.default_rng(2), SIZES, 5, tell=TELL)
     agrees(tmp_path, settings, sites)
 
@@ -321,3 +353,50 @@ def test_jobs_cannot_bring_functions():
     assert "lambda" not in settings.to_json()
     with pytest.raises(ValueError, match="text, numbers, lists and tables only"):
         dataclasses.replace(settings, arguments={"recipe": {"metric": len}}).to_json()
+
+
+NUMBER = dataclasses.replace(SCHEMA, target="pay", classes=(), positive=None, task="regression", center=50.0)
+
+
+def with_pay():
+    """The same tables with a number to predict, which is missing once; men are paid more than their age says."""
+    rng = np.random.default_rng(5)
+    made = []
+    for frame in tables():
+        pay = (30 + 0.5 * frame["age"] + 4 * (frame["sex"] == "m") + 2 * rng.normal(size=len(frame))).round(2)
+        made.append(frame.assign(pay=pay.astype(object).where(frame.index != 5, "")))
+    return made
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedreg", "fedminmax", "fcfl", "fairfed", "fedbioacc"])
+def test_numbers_at_sites(tmp_path, method):
+    """The simulated model, on a target scaled by what the sites agreed on; their sums; the run folder in the table's units."""
+    steps = {"steps": 40} | ({"weight_steps": 4} if method == "fedbioacc" else {})
+    more = {"minimum_cell": 1, "model": {"kind": "linear", "loss": "squared"}, "formulation": {"metric": "mean_error"}}
+    settings = settings_for(method, NUMBER, more=more, **steps)
+    sites = table_sites(tmp_path, settings, ("age", "job", "sex", "pay"), with_pay())
+    program, agreed, expected = agrees(tmp_path, settings, sites)
+    frame = pd.concat([one[one["pay"] != ""] for one in with_pay()], ignore_index=True)
+    encoder, pay = program.encoder(agreed), frame["pay"].astype(float)
+    np.testing.assert_allclose(encoder.target, (pay.mean(), pay.std(ddof=0)), rtol=1e-12)
+    told = pd.read_json(tmp_path / "runs/fair/report.json").loc["moments"]
+    sums = np.sum([told[name] for name in SITES], axis=0)
+    said = numbers(program.model, expected.params, encoder.transform(frame))
+    groups = encoder.groups(frame)
+    wanted = Moments.of(encoder.standardised(pay.to_numpy()), said, groups, 2).sums
+    np.testing.assert_allclose(sums[:2], wanted, rtol=1e-3, atol=1e-3)
+    if method != "fedbioacc":
+        return
+    fit = FitOptions(
+        method, metric="mean_error", model="linear", task="regression", steps=40, weight_steps=4, compare_with=None,
+        minimum_cell=1,
+    )  # fmt: skip
+    done = federate.run(settings, fit, NUMBER, tmp_path / "out", lambda: tmp_path / "runs/fair")
+    error = encoder.target[0] + encoder.target[1] * said - pay.to_numpy()
+    means = [error[groups == group].mean() for group in range(2)]
+    row = done.run.rows.iloc[0]
+    assert row["train_rmse"] == pytest.approx(np.sqrt(np.mean(error**2)), rel=1e-3)
+    assert row["train_gap"] == pytest.approx(abs(means[0] - means[1]), rel=1e-2)
+    assert done.run.groups["mean_target"].tolist() == pytest.approx([pay[groups == g].mean() for g in range(2)])
+    assert done.run.weights["label"].tolist() == ["below the mean", "above the mean"] * 2
+    assert "tabular-regression" in (tmp_path / "out" / "model-card.md").read_text()

@@ -79,7 +79,7 @@ def test_what_columns_are_taken_for():
     job = column(schema, "job")
     assert (job.values, job.pooled, job.missing) == (("cook", "judge"), True, "flag")
     assert column(schema, "insured").values == ("no", "yes")
-    assert (schema.classes, schema.positive, schema.negative) == (("healthy", "ill"), "ill", "healthy")
+    assert (schema.classes, schema.positive, schema.labels) == (("healthy", "ill"), "ill", ("healthy", "ill"))
     assert (schema.groups, schema.site, schema.missing) == (("f", "m"), "site", MISSING)
 
 
@@ -120,9 +120,16 @@ def test_several_sensitive_columns_and_their_use_as_features():
         ({}, {"target": "il"}, "no column 'il'; did you mean 'ill'"),
         ({}, {"sensitive": "gender"}, "no column 'gender'"),
         ({}, {"sensitive": ["sex", "sex"]}, "named twice"),
-        ({"ill": ["a", "b", "c"] * 20}, {}, r"3 classes \('a', 'b', 'c'\) where two are needed.*--positive"),
         ({"ill": ["a", "b", "c"] * 20}, {"positive": "d"}, "--positive 'd' is no value of 'ill'"),
-        ({"ill": list(range(60))}, {}, "more than 20 values.*must be a class"),
+        ({"ill": [f"v{i}" for i in range(60)]}, {}, "more than 20 values.*must be a class or a number"),
+        (
+            {"ill": [f"v{i}" for i in range(60)]},
+            {"task": "regression"},
+            "--task regression needs numbers, but .* holds 'v0'",
+        ),
+        ({"ill": list(range(60))}, {"task": "classification"}, "more than 20 values"),
+        ({"ill": list(range(60))}, {"task": "ranking"}, "--task = 'ranking' is unknown"),
+        ({"ill": list(range(60))}, {"task": "regression", "positive": "3"}, "--positive '3' makes .*classes of 'ill'"),
         ({"ill": ["a"] * 60}, {}, "nothing to learn"),
         ({"ill": ["?"] * 60}, {}, "missing in every row"),
         ({"sex": [f"g{i}" for i in range(60)]}, {}, "more than 50 groups.*gather its values"),
@@ -135,9 +142,48 @@ def test_bad_tables_are_one_sentence(change, options, words):
     assert "\n" not in str(caught.value)
 
 
-def test_three_classes_with_a_positive_one():
+def test_a_number_is_predicted_in_spreads_that_the_sites_agree_on():
+    """By its values, or because it is asked for; written, read, and encoded alike wherever the rows are."""
+    few = schema_of(sites().assign(ill=[0, 1, 2] * 20), task="regression")
+    assert (few.task, few.classes, few.labels, few.positive) == ("regression", (), (), None)
+    cost = np.random.default_rng(0).normal(900, 70, 60).round(2)
+    frame = sites().assign(ill=cost.astype(object))
+    frame.loc[4, "ill"] = "?"
+    schema = Schema.parse(schema_of(frame).text())
+    assert (schema.task, schema.center) == ("regression", pytest.approx(900, abs=20))
+    whole = frame.drop(index=4)
+    parts = [site_statistics(schema, part) for part in (whole.iloc[:20], whole.iloc[20:])]
+    encoder = Encoder.from_statistics(schema, combine(parts))
+    known = np.delete(cost, 4)
+    np.testing.assert_allclose(encoder.target, (known.mean(), known.std()), rtol=1e-12)
+    labels = encoder.labels(frame)
+    assert np.isnan(labels[4])
+    np.testing.assert_allclose(encoder.standardised(np.delete(labels, 4)), (known - known.mean()) / known.std())
+    with pytest.raises(ValueError, match="the column 'ill' must hold numbers"):
+        encoder.labels(frame.assign(ill="much"))
+    for wrong in ('classes = ["a", "b"]', 'positive = "a"'):
+        with pytest.raises(ValueError, match="leave classes and positive out"):
+            Schema.parse(wrong + "\n" + schema.text())
+
+
+def test_several_sensitive_columns_by_themselves():
+    schema = schema_of(sites(), sensitive=["sex", "insured"])
+    assert [(one.name, one.values, one.places.tolist()) for one in schema.margins] == [
+        ("sex", ("f", "m"), [0, 0, 1, 1]),
+        ("insured", ("no", "yes"), [0, 1, 0, 1]),
+    ]
+    assert schema_of(sites()).margins == []
+    with pytest.raises(ValueError, match="must name one value of each of 'sex', 'insured'"):
+        dataclasses.replace(schema, groups=("f & no", "f & m & yes"))
+
+
+def test_three_classes_and_three_of_which_one_is_positive():
+    frame = sites().assign(ill=["b", "c", "?", "a"] * 15)
+    schema = Schema.parse(schema_of(frame).text())
+    assert (schema.classes, schema.positive, schema.labels) == (("a", "b", "c"), None, ("a", "b", "c"))
+    assert encoder_of(schema, frame).labels(frame)[:4].tolist() == [1, 2, -1, 0]
     schema = schema_of(sites().assign(ill=["a", "b", "c"] * 20), positive="b")
-    assert (schema.classes, schema.negative) == (("a", "b", "c"), "not b")
+    assert (schema.classes, schema.labels) == (("a", "b", "c"), ("not b", "b"))
     frame = sites().assign(ill=["a", "b", "?"] * 20)
     assert encoder_of(schema, frame).labels(frame)[:3].tolist() == [0, 1, -1]
 

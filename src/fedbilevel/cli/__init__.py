@@ -15,6 +15,7 @@ import typer
 from fedbilevel._version import __version__
 from fedbilevel.cli import data as data_sets
 from fedbilevel.cli.audit import audit, federated_audit
+from fedbilevel.cli.export import export
 from fedbilevel.cli.federate import approve, check, init, start, status, stop
 from fedbilevel.cli.fit import fit
 from fedbilevel.cli.own_data import schema
@@ -64,6 +65,7 @@ for _group, _command, _example in (
     (app, fit, "fit site1.csv site2.csv --target income --sensitive sex --out runs/income"),
     (app, predict, "predict runs/income rows.csv > predictions.csv"),
     (app, audit, "audit site1.csv site2.csv --target income --prediction score --sensitive sex --out runs/audit"),
+    (app, export, "export runs/income --onnx model.onnx --card model-card.md"),
     (app, report, "report runs/table1 --figures"),
     (app, compare, "compare runs/table1 runs/table1-grid"),
     (data, data_sets.list_all, "data list --json"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedbilevel.cli import options
-from fedbilevel.cli.own_data import encoding_notes, mapping_at, measure_table, opened, verdict
+from fedbilevel.cli.own_data import encoding_notes, mapping_at, measure_tables, opened, verdict
 from fedbilevel.cli.terminal import Shown, check_folder, prepare_jax, progress_lines, records, tell, typed
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _tell(result: AuditResult, folder: Path, more: list[str], as_json: bool, qui
     where = f"Tables and page are in {folder}; open {result.page}"
     each = [f"{len(run.rows) - 1} sites are in rows.csv, groups.csv and on the page."] if wide else []
     warned = [f"Warning: {sentence}" for sentence in result.warnings]
-    shown: Shown = [measure_table(beside, "test"), *verdict(run), *warned, *result.notes, *each, *more, where]
+    shown: Shown = [*measure_tables(beside, "test"), *verdict(run), *warned, *result.notes, *each, *more, where]
     told = {name: records(frame) for name, frame in {"rows": run.rows, "groups": run.groups, **run.others}.items()}
     about = {"folder": str(folder), "page": str(result.page), "warnings": result.warnings, "notes": result.notes}
     about["verdict"] = verdict(run)

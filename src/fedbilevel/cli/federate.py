@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedbilevel.cli import options
+from fedbilevel.cli.own_data import suited
 from fedbilevel.cli.terminal import check_folder, prepare_jax, tell
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def check(
     schema: Annotated[Path | None, typer.Option(help="The schema of the run to come, from its coordinator.")] = None,
     method: Annotated[str, typer.Option(help="The method of the run to come, or audit.")] = "fedbioacc",
     formulation: Annotated[str, typer.Option(help="cells or paper; for fedbioacc and fedbio.")] = "cells",
-    metric: options.Metric = "equal_opportunity",
+    metric: options.Metric = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -204,7 +205,7 @@ def check(
     if method == "audit":
         settings = audit.job(audit.meant(schema), audit.AuditOptions(), [opened.name])
     else:
-        fit = FitOptions(method=method, formulation=formulation, metric=metric, compare_with=None)
+        fit = FitOptions(method, formulation, compare_with=None, **suited(meaning, metric, None, "squared"))
         settings = job(fit, meaning, [opened.name])
     left, said = rehearse(opened.name, settings, policy)
     needs_person = not policy.approval.auto or not {"any", meaning.digest} & set(policy.approval.schemas)

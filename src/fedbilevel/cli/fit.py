@@ -14,9 +14,10 @@ from fedbilevel.cli.own_data import (
     encoding_notes,
     further,
     mapping_at,
-    measure_table,
+    measure_tables,
     opened,
     schema_frame,
+    suited,
     understood,
     verdict,
 )
@@ -45,17 +46,19 @@ def fit(
     schema: options.SchemaFile = None,
     mapping: options.MappingFile = None,
     positive: options.Positive = None,
+    task: options.Task = None,
     keep_sensitive: options.KeepSensitive = False,
     method: options.Method = "fedbioacc",
     formulation: options.Formulation = "cells",
-    metric: options.Metric = "equal_opportunity",
+    metric: options.Metric = None,
     strength: Annotated[
         str | None, typer.Option(help="How much fairness counts: a number, or auto to cross-validate on training rows.")
     ] = None,
     steps: options.Steps = None,
     weight_steps: options.WeightSteps = None,
     batch_size: options.BatchSize = 128,
-    model: options.Model = "logistic",
+    model: options.Model = None,
+    loss: options.Loss = "squared",
     class_weight: options.ClassWeight = None,
     threshold: options.Threshold = None,
     minimum_cell: options.MinimumCell = 10,
@@ -71,22 +74,22 @@ def fit(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """A classifier that is fair to groups, from tables of one's own.
+    """A model that is fair to groups, from tables of one's own: of classes, or of a number.
 
     One file a site; or one file with --site; or one file dealt to --clients.  Writes the run folder with model, tables and
     page; the same command goes on where it was stopped.
     """
-    given = None if schema is None else _kept(schema, target, sensitive, site, positive, keep_sensitive)
+    given = None if schema is None else _kept(schema, target, sensitive, site, positive, task, keep_sensitive)
     meant = understood(
         opened(files, delimiter, encoding), target, sensitive, site, positive, keep_sensitive,
-        mapping=mapping_at(mapping), schema=given, otherwise=", or a --schema",
+        mapping=mapping_at(mapping), schema=given, otherwise=", or a --schema", task=task,
     )  # fmt: skip
     tables, meaning = meant.tables, meant.schema
     from fedbilevel.jobs import fit as job
 
     chosen = job.FitOptions(
-        method=method, formulation=formulation, metric=metric, strength=_strength(strength), steps=steps,
-        weight_steps=weight_steps, batch_size=batch_size, model=model, client_weights=client_weights,
+        method=method, formulation=formulation, strength=_strength(strength), steps=steps, weight_steps=weight_steps,
+        batch_size=batch_size, client_weights=client_weights, **suited(meaning, metric, model, loss),
         class_weight=class_weight, threshold=threshold, minimum_cell=minimum_cell, test_share=test_share, seed=seed,
         compare_with=None if compare_with == "none" else compare_with,
     )  # fmt: skip
@@ -110,18 +113,19 @@ def fit(
     where = f"Model, tables and page are in {folder}; open {result.page}"
     warned = [f"Warning: {sentence}" for sentence in result.warnings]
     rows, notes = ("Rows", result.sites), [*meant.warnings, *result.notes]
-    shown: Shown = [rows, measure_table(run, "test"), *verdict(run), *warned, *notes, *encoding_notes(tables), where]
+    tables_shown = [*measure_tables(run, "test"), *verdict(run)]
+    shown: Shown = [rows, *tables_shown, *warned, *notes, *encoding_notes(tables), where]
     about = {"folder": str(folder), "page": str(result.page), "warnings": result.warnings, "notes": notes}
     tell(as_json, quiet, {**about, **told}, shown)
 
 
 def _kept(file: Path, target: str | None, sensitive: list[str] | None, site: str | None, positive: str | None,
-          keep_sensitive: bool) -> Schema:  # fmt: skip
+          task: str | None, keep_sensitive: bool) -> Schema:  # fmt: skip
     """The schema in ``file``; options that say something else are refused."""
     from fedbilevel.tables.schema import Schema
 
     schema = Schema.read(file)
-    given = {"target": target, "sensitive": sensitive and tuple(sensitive), "site": site}
+    given = {"target": target, "sensitive": sensitive and tuple(sensitive), "site": site, "task": task}
     for option, here in given.items():
         there = getattr(schema, option)
         if here and here != there:

@@ -54,6 +54,10 @@ SiteColumn = Annotated[
     typer.Option("--site", help="The column that says which site a row belongs to.", autocompletion=columns),
 ]
 Positive = Annotated[str | None, typer.Option(help="The class that counts as 1; all others count as 0.")]
+Task = Annotated[
+    str | None,
+    typer.Option(help="classification, or regression: a number is predicted; by the target's values if not given."),
+]
 KeepSensitive = Annotated[bool, typer.Option(help="Use the sensitive columns as features too.")]
 Delimiter = Annotated[
     str | None, typer.Option(help="Character between the fields of CSV files; recognised if not given.")
@@ -77,16 +81,32 @@ Formulation = Annotated[
     str,
     typer.Option(help="cells (ours) or paper; for fedbioacc and fedbio.", autocompletion=one_of(("cells", "paper"))),
 ]
-Metric = Annotated[
+ClassMetric = Annotated[
     str,
     typer.Option(help="equal_opportunity, equalized_odds or demographic_parity.", autocompletion=one_of(METRICS)),
+]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        help="equal_opportunity (if not given), equalized_odds or demographic_parity; of a number mean_error (if not given) or "
+        "mean_prediction.",
+        autocompletion=one_of((*METRICS, "mean_error", "mean_prediction")),
+    ),
+]
+Loss = Annotated[
+    str,
+    typer.Option(
+        help="Of a number: squared, or huber, which minds outliers less.", autocompletion=one_of(("squared", "huber"))
+    ),
 ]
 Steps = Annotated[int | None, typer.Option(help="Training steps; the method's own if not given.", min=1)]
 WeightSteps = Annotated[
     int | None, typer.Option(help="Steps of the bilevel stage; the method's own if not given.", min=1)
 ]
 BatchSize = Annotated[int, typer.Option(help="Rows of a step.", min=1)]
-Model = Annotated[str, typer.Option(help="logistic, or mlp (one hidden layer).")]
+Model = Annotated[
+    str | None, typer.Option(help="logistic (linear, of a number) if not given, or mlp (one hidden layer).")
+]
 ClientWeights = Annotated[str, typer.Option(help="Sites count alike (uniform) or by their rows (samples).")]
 ClassWeight = Annotated[
     str | None, typer.Option(help="balanced: both classes count alike, however rare (fedbioacc, fedbio, fedavg).")

@@ -27,6 +27,8 @@ GAPS = {
     "equal_opportunity": "gap of recall",
     "equalized_odds": "gap of recall, false pos.",
     "demographic_parity": "gap of selected",
+    "mean_error": "gap of mean errors",
+    "mean_prediction": "gap of mean predictions",
 }
 
 
@@ -63,7 +65,7 @@ class Meant(NamedTuple):
 def understood(
     tables: Sequence[Table], target: str | None, sensitive: list[str] | None, site: str | None, positive: str | None,
     keep_sensitive: bool = False, rare: int = 10, mapping: Mapping | None = None, schema: Schema | None = None,
-    otherwise: str = "", settled: bool = True,
+    otherwise: str = "", settled: bool = True, task: str | None = None,
 ) -> Meant:  # fmt: skip
     """What the columns are taken for, by a ``schema`` if there is one; sites that contradict each other are refused, unless
     that is still to be ``settled``.  ``otherwise``: what could have been named instead of target and sensitive columns."""
@@ -86,7 +88,7 @@ def understood(
         stop(found)
     elif any(one.stops for one in found):
         return Meant(changed, schema, mapping, [], found)  # type: ignore[arg-type]
-    meant = schema or schema_of(seen, target, sensitive, site, positive, keep_sensitive, missing, rare)
+    meant = schema or schema_of(seen, target, sensitive, site, positive, keep_sensitive, missing, rare, task=task)
     used = {column.name for column in meant.features}
     odd = [f"{one.sentence}." for one in found if one.column in used]
     advice = ["`fedbilevel schema FILES ... --propose mapping.toml` drafts a file that settles this."] if odd else []
@@ -103,7 +105,12 @@ def schema_frame(schema: Schema) -> pd.DataFrame:
     """A schema as a table for the terminal."""
     import pandas as pd
 
-    rows = [(schema.target, "target", f"{schema.positive} = 1, {schema.negative} = 0", "left out", "")]
+    classes = f"{len(schema.labels)} classes: {shortened(schema.labels)}"
+    if schema.regression:
+        classes = "a number (regression); --task classification makes classes of it"
+    if schema.positive is not None:
+        classes = f"{schema.positive} = 1, {schema.labels[0]} = 0"
+    rows = [(schema.target, "target", classes, "left out", "")]
     groups = f"{len(schema.groups)} groups: {shortened(schema.groups)}"
     rule = "left out" if schema.missing_group == "leave out" else "own group"
     rows.append((" & ".join(schema.sensitive), "sensitive", groups, rule, ""))
@@ -138,14 +145,22 @@ def further(run: Run) -> dict[str, Any]:
     return {"verdict": verdict(run), **tables}
 
 
-def measure_table(run: Run, part: str) -> tuple[str, pd.DataFrame]:
-    """The first table of a fit: every measure with its interval, one column a model; for everybody, then by group."""
+def measure_tables(run: Run, part: str) -> list[tuple[str, pd.DataFrame]]:
+    """The first table of a fit: every measure with its interval, one column a model; for everybody, then by group.  Of several
+    sensitive columns, a second one: the gap by each."""
     import pandas as pd
 
-    from fedbilevel.jobs.measuring import MEASURES
+    from fedbilevel.jobs.measuring import MEASURES, MEASURES_OF_NUMBERS
 
+    number = run.configuration.get("task") == "regression"
+    known = MEASURES_OF_NUMBERS if number else MEASURES
     rows = run.rows.set_index("method")
-    groups = run.groups[run.groups["part"] == part].set_index(["group", "method"])
+    groups = run.groups[run.groups["part"] == part]
+    for column, form in (("label", "{}, class {}"), ("by", "{} ({})")):
+        if column in groups and (column == "label" or groups[column].nunique() > 1):
+            named = [form.format(*pair) for pair in zip(groups["group"], groups[column], strict=True)]
+            groups = groups.assign(group=named)
+    groups = groups.set_index(["group", "method"])
     listed: list[dict[str, str]] = []
 
     def add(group: str, measure: str, values: dict[str, str], difference: str = "") -> None:
@@ -162,22 +177,37 @@ def measure_table(run: Run, part: str) -> tuple[str, pd.DataFrame]:
     settings = {str(method): str(setting) for method, setting in rows["setting"].items()}
     if any(settings.values()):
         add("all", "setting", settings)
-    if (rows["threshold"] != 0.5).any():
+    if not number and (rows["threshold"] != 0.5).any():
         add("all", "threshold", {str(method): f"{value:.3g}" for method, value in rows["threshold"].items()})
-    for name, word in {"gap": GAPS[run.configuration["metric"]], **MEASURES}.items():
+    for name, word in {"gap": GAPS[run.configuration["metric"]], **known}.items():
         compared = [row for _, row in rows.iterrows() if f"{name}_difference" in row]
         difference = _with_ends(compared[-1], f"{name}_difference", "+.3f") if compared else ""
         add("all", word, each(rows, f"{part}_{name}"), difference)
     for group in dict.fromkeys(groups.index.get_level_values("group")):
         here = groups.loc[group]
-        counts = {str(method): f"{row['count']:,}, {row['positives']:,}" for method, row in here.iterrows()}
-        add(str(group), "rows, positives", counts)
-        for name, word in MEASURES.items():
-            add(str(group), word, each(here, name))
+        counts = {str(method): f"{row['count']:,}" for method, row in here.iterrows()}
+        if not number:
+            counts = {str(method): f"{row['count']:,}, {row['positives']:,}" for method, row in here.iterrows()}
+        add(str(group), "rows" if number else "rows, of the class" if "label" in here else "rows, positives", counts)
+        # Of more than two classes, only what is the class's own: the rest is the group's, and in groups.csv.
+        own = ("true_positive_rate", "false_positive_rate", "selection_rate", "precision")
+        for name, word in known.items():
+            if "label" not in here or name in own:
+                add(str(group), word, each(here, name))
     table = pd.DataFrame(listed).drop(columns="_")
+    table = table[(table.drop(columns=["group", "measure"]) != "").any(axis=1)]
     where = {"test": "Test rows", "train": "Training rows of the sites"}[part]
     where = "Predictions" if run.command == "audit" else where
-    return f"{where}, with 95 % intervals", table.loc[:, (table != "").any()]
+    tables = [(f"{where}, with 95 % intervals", table.loc[:, (table != "").any()])]
+    if "gaps" in run.others:
+        gaps = run.others["gaps"][run.others["gaps"]["part"] == part]
+        shown = {
+            "by": gaps["by"],
+            "method": gaps["method"],
+            "gap": [_with_ends(row, "gap") for _, row in gaps.iterrows()],
+        }
+        tables.append((f"The {GAPS[run.configuration['metric']]} by sensitive column", pd.DataFrame(shown)))
+    return tables
 
 
 def _with_ends(row: pd.Series[Any], name: str, form: str = ".3f") -> str:
@@ -194,6 +224,7 @@ def schema(
     sensitive: options.Sensitive = None,
     site: options.SiteColumn = None,
     positive: options.Positive = None,
+    task: options.Task = None,
     keep_sensitive: options.KeepSensitive = False,
     rare: Annotated[int, typer.Option(help="Values of a category with fewer rows are pooled.", min=1)] = 10,
     mapping: options.MappingFile = None,
@@ -214,7 +245,7 @@ def schema(
     """
     tables = opened(files, delimiter, encoding)
     asked = (target, sensitive, site, positive, keep_sensitive, rare)
-    meant = understood(tables, *asked, mapping_at(mapping), settled=propose is None)
+    meant = understood(tables, *asked, mapping_at(mapping), settled=propose is None, task=task)
     shown: list[str | tuple[str, pd.DataFrame]] = []
     if propose is not None:
         from fedbilevel.tables import agreement, documents
@@ -224,7 +255,7 @@ def schema(
             known, (proposed, text) = proposed, agreement.propose(found, base)
             if proposed == known:
                 break
-            meant = understood(tables, *asked, proposed, settled=False)
+            meant = understood(tables, *asked, proposed, settled=False, task=task)
             found += [one for one in meant.found if one not in found]
         documents.write(propose, text)
         left = [one.sentence for one in meant.found if one.stops]
@@ -252,3 +283,13 @@ def _differences(found: Sequence[Difference]) -> tuple[str, pd.DataFrame]:
         for one in found
     ]
     return "What differs between the sites", pd.DataFrame(rows, columns=["column", "difference", "in the draft"])
+
+
+def suited(schema: Schema, metric: str | None, model: str | None, loss: str) -> dict[str, Any]:
+    """Options of a fit that depend on what is predicted, with their defaults."""
+    number = schema.regression
+    kind = {"task": "regression", "loss": loss} if number else {}
+    if not number and loss != "squared":
+        raise ValueError(f"--loss {loss} is for a number, but {schema.target!r} has classes; leave it out.")
+    usual = ("mean_error", "linear") if number else ("equal_opportunity", "logistic")
+    return {"metric": metric or usual[0], "model": model or usual[1], **kind}

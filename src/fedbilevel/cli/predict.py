@@ -36,8 +36,8 @@ def predict(
 ) -> None:
     """Predictions for new rows, as CSV.
 
-    Columns prediction and probability (of the positive class), one row for every row of the table and in its order; read and
-    written chunk by chunk, so files may be larger than memory.
+    Columns prediction and probability (of the positive class; of more than two classes, a column for each; of a number none),
+    one row for every row of the table and in its order; read and written chunk by chunk, so files may be larger than memory.
     """
     from fedbilevel.jobs.predict import Predictions, fitted_model, in_common_language
 
@@ -64,7 +64,7 @@ def _copy(answer: Predictions, file: TextIO, as_json: bool) -> None:
         pd.DataFrame(columns=answer.columns).to_csv(file, index=False, lineterminator="\n")
     for frame in answer:
         if as_json:
-            frame.round({"probability": 6}).to_json(file, orient="records", lines=True)
+            frame.round(dict.fromkeys(answer.own[1:], 6)).to_json(file, orient="records", lines=True)
         else:
             frame.to_csv(file, index=False, header=False, float_format="%.6f", lineterminator="\n")
 

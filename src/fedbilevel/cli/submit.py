@@ -20,7 +20,7 @@ from rich.table import Table
 
 from fedbilevel.cli import options
 from fedbilevel.cli.federate import UP_SECONDS, ended_by_signals, hushed, kits_at, need_nvflare
-from fedbilevel.cli.own_data import further, mapping_at, measure_table, verdict
+from fedbilevel.cli.own_data import further, mapping_at, measure_tables, suited, verdict
 from fedbilevel.cli.terminal import check_folder, prepare_jax, records, tell, typed
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def submit(
     site: Annotated[list[str] | None, typer.Option(help="Only these sites; all if not given.")] = None,
     method: options.Method = "fedbioacc",
     formulation: options.Formulation = "cells",
-    metric: options.Metric = "equal_opportunity",
+    metric: options.Metric = None,
     strength: Annotated[
         float | None, typer.Option(help="How much fairness counts; the method's own if not given.")
     ] = None,
@@ -50,7 +50,8 @@ def submit(
     weight_steps: options.WeightSteps = None,
     local_steps: options.LocalSteps = 5,
     batch_size: options.BatchSize = 128,
-    model: options.Model = "logistic",
+    model: options.Model = None,
+    loss: options.Loss = "squared",
     class_weight: options.ClassWeight = None,
     threshold: options.Threshold = None,
     minimum_cell: options.MinimumCell = 10,
@@ -88,10 +89,10 @@ def submit(
     from fedbilevel.jobs.fit import FitOptions
 
     fit = FitOptions(
-        method=method, formulation=formulation, metric=metric, strength=strength, steps=steps, weight_steps=weight_steps,
-        local_steps=local_steps, batch_size=batch_size, model=model, client_weights=client_weights, seed=seed,
+        method=method, formulation=formulation, strength=strength, steps=steps, weight_steps=weight_steps,
+        local_steps=local_steps, batch_size=batch_size, client_weights=client_weights, seed=seed, compare_with=None,
         class_weight=class_weight, threshold=threshold, minimum_cell=minimum_cell,
-        compare_with=None,
+        **suited(meaning, metric, model, loss),
     )  # fmt: skip
     settings = job(
         fit, meaning, sites_of(named, site), run=run, validation=validation, min_sites=min_sites, reply_timeout=reply_timeout
@@ -171,7 +172,7 @@ def tell_result(result: FederateResult, out: Path, as_json: bool, quiet: bool) -
         yield "Sites (seconds of an exchange and of the site's own work: medians)", sites.rename(columns=short)
         for part in ("train", "test"):
             if f"{part}_accuracy" in run.rows and run.rows[f"{part}_accuracy"].notna().any():
-                yield measure_table(run, part)
+                yield from measure_tables(run, part)
         yield from verdict(run)
         yield from (f"Warning: {sentence}" for sentence in result.warnings)
         yield from result.notes

@@ -48,7 +48,7 @@ def table1(
         bool, typer.Option("--grid", help="Choose learning rates from .001, .01, .1, 1 on rows set aside.")
     ] = False,
     encoding: Annotated[str, typer.Option(help="clean, or paper (its preprocessing, slips included).")] = "clean",
-    metric: options.Metric = "equal_opportunity",
+    metric: options.ClassMetric = "equal_opportunity",
     convention: Annotated[
         str,
         typer.Option(help="How groups are compared: between_groups, to_overall, majority_vs_rest or mean_pairwise."),

@@ -23,6 +23,7 @@ from fedbilevel.fairness.metrics import (
     auc,
     balanced_accuracy,
     demographic_parity_difference,
+    disparities,
     disparity,
     equal_opportunity_difference,
     equalized_odds_difference,
@@ -30,13 +31,14 @@ from fedbilevel.fairness.metrics import (
 )
 
 if TYPE_CHECKING:
-    from fedbilevel.fairness.estimator import FairFederatedClassifier
+    from fedbilevel.fairness.estimator import FairFederatedClassifier, FairFederatedRegressor
     from fedbilevel.fairness.formulation import Formulation, fair_problem
     from fedbilevel.fairness.methods import Recipe
     from fedbilevel.fairness.models import Model
 
 _LATER = {
     "FairFederatedClassifier": "estimator",
+    "FairFederatedRegressor": "estimator",
     "Formulation": "formulation",
     "Model": "models",
     "Recipe": "methods",
@@ -46,6 +48,7 @@ _LATER = {
 __all__ = [
     "Disparity",
     "FairFederatedClassifier",
+    "FairFederatedRegressor",
     "Formulation",
     "GroupLeftOut",
     "Interval",
@@ -59,6 +62,7 @@ __all__ = [
     "bootstrap_interval",
     "comparison_table",
     "demographic_parity_difference",
+    "disparities",
     "disparity",
     "equal_opportunity_difference",
     "equalized_odds_difference",

@@ -1,7 +1,8 @@
-"""What the fair baselines share: a binary classifier given by its scores, its loss, and the checks of its data.
+"""What the fair baselines share: a classifier given by its scores, its loss, and the checks of its data.
 
-A batch is a dict ``{"features": [n, ...], "labels": [n] of 0 and 1, "groups": [n] of 0..K-1}``; a model is any tree of
-parameters with ``scores(params, features) -> [n]``, the logits of class 1.
+A batch is a dict ``{"features": [n, ...], "labels": [n] of 0..C-1, "groups": [n] of 0..K-1}``; a model is any tree of
+parameters with ``scores(params, features) -> [n]``, the logits of class 1 of two, or ``[n, C]``, those of every class.  A
+number to be predicted takes the place of labels, with losses and a comparison of its own (``losses``, ``compared``).
 
 FCFL and FedMinMax read whole local sets in every round.  `group_losses` and `loss_and_gap` do so for a two-class logistic
 model on the fused kernel, where it `serves`.  Elsewhere automatic differentiation computes the same, for any scores; it is
@@ -22,43 +23,57 @@ from fedbilevel import kernels
 from fedbilevel.algorithms.arguments import Kind, Start, function_of
 from fedbilevel.algorithms.fedavg import ModelLoss, fedavg
 from fedbilevel.calculus import Tree, dtype_of
-from fedbilevel.fairness.models import LinearScores, Rates, largest_gap, mean_of, penalty, row_losses
+from fedbilevel.fairness.models import (
+    Compared,
+    LinearScores,
+    Rates,
+    RowLosses,
+    largest_gap,
+    mean_of,
+    penalty,
+    row_losses,
+)
 from fedbilevel.plan import Algorithm
 from fedbilevel.problem import ClientData, shapes_of
 from fedbilevel.sampling import LocalData
 
-Scores = Annotated[Callable[[Tree, jax.Array], jax.Array], function_of("(params, features) -> [n]")]
+Scores = Annotated[Callable[[Tree, jax.Array], jax.Array], function_of("(params, features) -> [n] or [n, classes]")]
+
+Losses = Annotated[RowLosses, function_of("(scores, labels) -> [n]")]
+Comparison = Annotated[Compared, function_of("(scores, labels, temperature) -> (values, which rows count)")]
 
 LEAVES = ("features", "labels", "groups")
 
 
 @dataclass(frozen=True, eq=False)
 class PlainLoss:
-    """Mean logistic loss plus ridge: what FedAvg would minimise."""
+    """Mean loss plus ridge: what FedAvg would minimise."""
 
     scores: Scores
     ridge: Any
+    losses: RowLosses = row_losses
 
     def __call__(self, params: Tree, batch: Tree) -> jax.Array:
-        return jnp.mean(row_losses(self.scores(params, batch["features"]), batch["labels"])) + penalty(
-            params, self.ridge
-        )
+        return jnp.mean(self._each(params, batch)) + penalty(params, self.ridge)
 
     def masked(self, params: Tree, batch: Tree, real: jax.Array) -> jax.Array:
-        losses = row_losses(self.scores(params, batch["features"]), batch["labels"])
-        return mean_of(losses, real) + penalty(params, self.ridge)
+        return mean_of(self._each(params, batch), real) + penalty(params, self.ridge)
+
+    def _each(self, params: Tree, batch: Tree) -> jax.Array:
+        return self.losses(self.scores(params, batch["features"]), batch["labels"])
 
 
-def counts_by_group(remedy: str) -> Kind:
-    """A positive number for each of at least two groups, as an array; ``remedy``: what to say where one is missing."""
+def counts_by_group(remedy: str, by_class: bool = False) -> Kind:
+    """A positive number for each of at least two groups, as an array, or with ``by_class`` for each class and group;
+    ``remedy``: what to say where one is missing."""
 
     def settle(name: str, value: Any) -> Any:
         counts = np.asarray(value, np.float64)
-        if counts.ndim != 1 or len(counts) < 2:
+        if counts.ndim not in ((1, 2) if by_class else (1,)) or counts.shape[-1] < 2:
             raise ValueError(f"{name} must be one number for each of at least two groups, not of shape {counts.shape}.")
         if not (np.isfinite(counts) & (counts > 0)).all():
-            empty = int(np.argmin(np.where(np.isfinite(counts), counts, -np.inf)))
-            raise ValueError(f"{name}[{empty}] is {counts[empty]:g}: {remedy}.")
+            empty = np.unravel_index(np.argmin(np.where(np.isfinite(counts), counts, -np.inf)), counts.shape)
+            raise ValueError(f"{name}[{', '.join(map(str, empty))}] is {counts[empty]:g}: {remedy}.")
         return counts
 
     return Kind(settle, traced=True)
@@ -95,13 +110,14 @@ class Reply(NamedTuple):
 
 
 class GroupWeights(NamedTuple):
-    """Weights of the groups, beginning with their shares of all rows, which are known by ``counts``."""
+    """Weights of the groups (or, for every class, of its rows in each group), beginning with their shares of all rows, which
+    are known by ``counts``."""
 
     counts: Any
 
     def shares(self, model: Tree) -> jax.Array:
         numbers = jnp.asarray(self.counts, dtype_of(model))
-        return numbers / jnp.sum(numbers)
+        return numbers / jnp.sum(numbers, axis=-1, keepdims=True)
 
     def first(self, model: Tree) -> Server:
         return Server(model, self.shares(model), jnp.zeros_like(self.shares(model)))
@@ -118,19 +134,22 @@ def mean_losses(mean: GroupLosses, last: jax.Array) -> jax.Array:
 
 
 def fair_averaging(
-    loss: ModelLoss, scores: Scores, init: Start, step: Any, local_steps: int, batch_size: int | None, groups: int
-) -> Algorithm:
+    loss: ModelLoss, scores: Scores, init: Start, step: Any, local_steps: int, batch_size: int | None, groups: int,
+    losses: Losses = row_losses,
+) -> Algorithm:  # fmt: skip
     """FedAvg that looks at its rows first: what the baselines start from."""
     base = fedavg(loss, init, step, local_steps, batch_size)
 
     def check(data: ClientData) -> None:
-        check_rows(data, groups, scores, base.init)
+        check_rows(data, groups, scores, base.init, losses is row_losses)
         base.check(data)
 
     return base._replace(check=check)
 
 
-def check_rows(data: ClientData, groups: int, scores: Scores, first: Callable[[jax.Array], Tree]) -> None:
+def check_rows(
+    data: ClientData, groups: int, scores: Scores, first: Callable[[jax.Array], Tree], classified: bool = True
+) -> None:
     """Names, shapes and values of the training rows, and what ``scores`` makes of them."""
     train = data.train
     if not isinstance(train, dict) or set(train) != set(LEAVES):
@@ -141,9 +160,20 @@ def check_rows(data: ClientData, groups: int, scores: Scores, first: Callable[[j
     for name, array in (("labels", labels), ("groups", numbers)):
         if array.ndim != 2:
             raise ValueError(f"{name} must have one number per row ([clients, samples]), not shape {array.shape}.")
-    if not np.isin(labels[real], (0, 1)).all():
-        wrong = labels[real][~np.isin(labels[real], (0, 1))][0]
-        raise ValueError(f"labels must be 0 or 1, but one is {wrong}: encode the classes first.")
+    params = shapes_of(first, "init", jax.random.key(0))
+    features = data.example("train")["features"]
+    result = shapes_of(scores, "scores", params, features)
+    shape = getattr(result, "shape", result)
+    if shape != features.shape[:1] and not (len(shape) == 2 and shape[0] == features.shape[0] and shape[1] > 2):
+        raise ValueError(
+            f"scores must return one number per row (shape {features.shape[:1]}), or one for each of more than two classes, "
+            f"not {shape}."
+        )
+    classes = 2 if len(shape) == 1 else shape[1]
+    allowed = np.isin(labels[real], np.arange(classes))
+    if classified and not allowed.all():
+        known = "0 or 1" if classes == 2 else f"0..{classes - 1}"
+        raise ValueError(f"labels must be {known}, but one is {labels[real][~allowed][0]}: encode the classes first.")
     if not np.issubdtype(numbers.dtype, np.integer):
         raise TypeError(f"groups must be whole numbers 0..{groups - 1}, but their type is {numbers.dtype}.")
     if numbers[real].min() < 0 or numbers[real].max() >= groups:
@@ -151,17 +181,11 @@ def check_rows(data: ClientData, groups: int, scores: Scores, first: Callable[[j
             f"groups must lie in 0..{groups - 1} (groups={groups}), but the data hold "
             f"{int(numbers[real].min())}..{int(numbers[real].max())}."
         )
-    params = shapes_of(first, "init", jax.random.key(0))
-    features = data.example("train")["features"]
-    result = shapes_of(scores, "scores", params, features)
-    shape = getattr(result, "shape", result)
-    if shape != features.shape[:1]:
-        raise ValueError(f"scores must return one number per row (shape {features.shape[:1]}), not {shape}.")
 
 
-def serves(scores: Any, params: Tree) -> bool:
+def serves(scores: Any, params: Tree, losses: RowLosses) -> bool:
     """Whether the kernel serves this model: declared linear, two classes, and built on this machine."""
-    linear = isinstance(scores, LinearScores) and getattr(params, "ndim", None) == 1
+    linear = isinstance(scores, LinearScores) and getattr(params, "ndim", None) == 1 and losses is row_losses
     return linear and params.dtype in (jnp.float32, jnp.float64) and kernels.available()
 
 

@@ -1,16 +1,17 @@
-"""A scikit-learn classifier that is fair to groups and trained over clients: the door for people with tables."""
+"""A scikit-learn classifier, and a regressor, fair to groups and trained over clients: the door for people with tables."""
 
 from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
 from scipy.sparse import issparse
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
@@ -18,9 +19,9 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from fedbilevel.datasets import partition
 from fedbilevel.fairness.findings import Finding, of_model
 from fedbilevel.fairness.formulation import Deviation, Formulation
-from fedbilevel.fairness.methods import COMPARES_GROUPS, Recipe
+from fedbilevel.fairness.methods import Recipe
 from fedbilevel.fairness.metrics import Counts
-from fedbilevel.fairness.models import Model, probabilities
+from fedbilevel.fairness.models import Model, numbers, probabilities
 from fedbilevel.fairness.program import FairProgram, smoothness
 from fedbilevel.fairness.saving import FittedModel, named_weights, plain
 from fedbilevel.fairness.thresholds import Threshold
@@ -40,7 +41,249 @@ class UselessModel(UserWarning):
     """A classifier selects (almost) nobody or everybody."""
 
 
-class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class FairFederated(BaseEstimator):  # type: ignore[misc]
+    """What the classifier and the regressor share: tables in, groups, clients, training, coefficients, and a file."""
+
+    _regression = False
+
+    def fit(
+        self, X: Any, y: Any, *, sensitive_features: Any = None, clients: Any = None, sample_weight: Any = None
+    ) -> Self:
+        """Train on the rows of ``X``.
+
+        Args:
+            X: a table (pandas, polars) with columns of numbers, text, truth values and dates, or a matrix, also a sparse one of
+                SciPy's.  Cells may be missing.  What becomes of them docs/your-own-data.md says: the encoding is that of
+                the command ``fit``.
+            y: the class of every row, numbers or text; of a regressor, the number.
+            sensitive_features: the group of every row: a column, or a table whose columns are joined.  None: everybody is
+                one group, and nothing is made fair; a warning says so.
+            clients: which site every row belongs to.  None: one client holds all rows.
+            sample_weight: a weight of every row ("fedavg", "fedbio", "fedbioacc").
+        """
+        features, labels = self._learn(X, y)
+        codes = self._groups(sensitive_features, features)
+        parts = self._clients(clients, features)
+        whole_number("history_rows", self.history_rows, least=0)
+        rows = {
+            "features": features,
+            "labels": labels.astype(np.float32),
+            "groups": codes,
+            **_row_weights(sample_weight, len(labels)),
+        }
+        self.model_ = self._model(features.shape[1])
+        program = FairProgram(
+            self._recipe(),
+            self.model_,
+            len(self.groups_),
+            share=self.validation,
+            curvature=smoothness(features, self.model_.curvature),
+            names=self.groups_,
+            row_weights=sample_weight is not None,
+            minimum=1,  # nothing leaves this machine
+            **self._decisions(),
+        )
+        kept, aside = zip(*program.set_aside(codes, labels, parts), strict=True)
+        fitted = fit_alike(
+            program,
+            dealt(program, rows, kept),
+            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+            record_every=program.recipe.record_every(self.history_rows) if self.history_rows else None,
+        )
+        self.threshold_ = tuned_threshold(program, fitted.params, rows, aside)
+        self.params_, self.history_ = fitted.params, fitted.history
+        self._name_weights(fitted.weights)
+        self._look(features, labels, codes)
+        return self
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Names of the encoded features, to which ``coef_`` belongs."""
+        check_is_fitted(self)
+        return np.asarray(self.encoder_.feature_names[:-1], dtype=object)
+
+    @property
+    def coef_(self) -> np.ndarray:
+        """``[1, features]`` (two classes) or ``[classes, features]``, for the encoded features; linear models only."""
+        return self._linear[:, :-1]
+
+    @property
+    def intercept_(self) -> np.ndarray:
+        """``[1]`` or ``[classes]``; the encoded numbers have mean 0."""
+        return self._linear[:, -1]
+
+    @property
+    def _linear(self) -> np.ndarray:
+        check_is_fitted(self)
+        if self.model_.kind == "mlp":
+            raise AttributeError(f"A model of kind {self.model_.kind!r} has no coefficients.")
+        return np.atleast_2d(np.asarray(self.params_, np.float64).T)
+
+    def coefficients(self) -> pd.DataFrame:
+        """Coefficients in the units of the columns: of a number, what one more of it adds; ``(intercept)`` is last.
+
+        One column a class, or one for two classes, or for a number, in its own units.  Cut (at 20 spreads) and missing cells
+        are not seen here.
+        """
+        table = np.array(self._linear)
+        scales, shifts = self.encoder_.units
+        table[:, -1] -= table[:, :-1] @ (shifts / scales)
+        table[:, :-1] /= scales
+        if self.encoder_.target is not None:
+            mean, spread = self.encoder_.target
+            table *= spread
+            table[:, -1] += mean
+        names: Any = self._labels[1:] if len(table) == 1 else self._labels
+        names = ["prediction"] if self._regression else names
+        return pd.DataFrame(table.T, index=[*self.get_feature_names_out(), "(intercept)"], columns=names)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the fitted model to one ``.npz`` file (the suffix is added if there is none), without pickle."""
+        check_is_fitted(self)
+        target = Path(path)
+        if target.suffix == "":
+            target = target.with_suffix(".npz")
+        weights, names = self.group_weights_, getattr(self, "feature_names_in_", None)
+        remembered = {
+            "options": {name: plain(value, name) for name, value in self.get_params(deep=False).items()},
+            "clients": [plain(name, "clients_") for name in self.clients_],
+            "features": int(self.n_features_in_),
+            "names": None if names is None else list(names),
+            "findings": self.findings_,
+            "history": json.loads(self.history_.to_json(orient="split", double_precision=15)),
+        }
+        model = FittedModel(
+            self.encoder_, self.model_, self.params_, self._labels, self.groups_,
+            None if weights is None else weights.to_numpy(np.float64), self.method, remembered, self.threshold_,
+        )  # fmt: skip
+        try:
+            model.write(target)
+        except OSError as error:
+            raise OSError(f"Cannot save the model to {target}: {error.strerror or error}.") from error
+        return target
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """A model written by `save`, ready to predict."""
+        model = FittedModel.read(path)
+        remembered = model.estimator
+        if remembered is None or model.model.regression != cls._regression:
+            raise ValueError(f"{path} was not saved by this class: `fedbilevel predict` reads models of fit.")
+        estimator = cls(**remembered["options"])
+        estimator.encoder_, estimator.model_, estimator.params_ = model.encoder, model.model, model.params
+        estimator._labels, estimator.groups_ = model.classes, list(model.groups)
+        estimator.threshold_ = model.threshold
+        estimator.findings_ = [Finding(*each) for each in remembered.get("findings", ())]
+        estimator.clients_, estimator.n_features_in_ = remembered["clients"], remembered["features"]
+        if remembered["names"] is not None:
+            estimator.feature_names_in_ = np.asarray(remembered["names"], dtype=object)
+        estimator.history_ = pd.DataFrame(**remembered["history"])
+        estimator._name_weights(model.weights)
+        return estimator
+
+    def _name_weights(self, weights: np.ndarray | None) -> None:
+        self.group_weights_ = None if weights is None else named_weights(weights, self.groups_, self._labels)
+
+    def _recipe(self) -> Recipe:
+        form = Formulation(self.formulation, self.metric, temperature=self.temperature, ridge=self.ridge)
+        # One group has no rates to compare: the outer level then draws rows as the inner one does.
+        outer_batch = "batch" if len(self.groups_) == 1 else None
+        recipe = Recipe(
+            self.method, form, self.steps, self.weight_steps, self.local_steps, self.batch_size, outer_batch, self.step,
+            client_weights=self.client_weights,
+        )  # fmt: skip
+        return recipe.asked(len(self.groups_), self.strength, self.validation)
+
+    def _learn(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Encode features and labels, and remember how."""
+        if y is None:
+            raise ValueError(f"This {type(self).__name__} requires y to be passed, but the target y is None.")
+        if hasattr(X, "columns"):
+            validate_data(self, X, skip_check_array=True)
+            self.encoder_ = Encoder.learn(X)
+            _say_what_is_left_out(X, self.encoder_)
+        else:
+            X = _dense(validate_data(self, X, **MATRIX))
+            self.encoder_ = Encoder.learn(X)
+        features = self.encoder_.transform(X)
+        values = column_or_1d(y.to_numpy() if hasattr(y, "to_numpy") else y, warn=True)
+        if values.dtype.kind == "f":
+            assert_all_finite(values, input_name="y")
+        if pd.isna(values).any():
+            raise ValueError(f"y has {int(pd.isna(values).sum())} missing value(s) (NaN); leave those rows out.")
+        if len(values) != len(features):
+            raise ValueError(f"y has {len(values)} rows but X has {len(features)}: inconsistent numbers of samples.")
+        return features, self._targets(values)
+
+    def _encoded(self, X: Any) -> np.ndarray:
+        by_place = [column.name for column in self.encoder_.columns] == [f"x{i}" for i in range(self.n_features_in_)]
+        if not by_place or hasattr(self, "feature_names_in_"):
+            if not hasattr(X, "columns"):
+                raise TypeError("X must be a table with the columns seen in fit, not a matrix without names.")
+            return self.encoder_.transform(X)
+        if hasattr(X, "columns"):
+            warnings.warn(
+                f"X has feature names, but {type(self).__name__} was fitted without feature names", stacklevel=3
+            )
+            X = to_frame(X).to_numpy()
+        return self.encoder_.transform(_dense(validate_data(self, X, **MATRIX, reset=False)))
+
+    def _groups(self, sensitive_features: Any, features: np.ndarray) -> np.ndarray:
+        if sensitive_features is None:
+            if self.method != "fedavg":
+                warnings.warn(
+                    "sensitive_features was not given: all rows count as one group, and nothing is made fair.",
+                    stacklevel=3,
+                )
+            self.groups_: list[Any] = ["all"]
+            return np.zeros(len(features), np.int32)
+        codes, self.groups_ = encode_groups(sensitive_features)
+        check_lengths(X=features, sensitive_features=codes)
+        fractions = all(isinstance(group, float) and not group.is_integer() for group in self.groups_[:SEVERAL])
+        if len(self.groups_) > MOST_GROUPS or (len(self.groups_) > SEVERAL and fractions):
+            raise ValueError(
+                f"sensitive_features makes {len(self.groups_)} groups ({listed(self.groups_, 3)}): gather its values into a "
+                "few ranges first, as pandas.cut(column, [0, 40, 60, 120]) does, or name another column."
+            )
+        return codes
+
+    def _clients(self, clients: Any, features: np.ndarray) -> list[np.ndarray]:
+        if clients is None:
+            self.clients_: list[Any] = ["all"]
+            return [np.arange(len(features))]
+        codes, self.clients_ = encode_groups(clients, name="clients")
+        check_lengths(X=features, clients=codes)
+        parts = partition.by_column(codes)
+        for name, part in zip(self.clients_, parts, strict=True):
+            if len(part) < 2:
+                raise ValueError(f"Client {shown(name)} has one row; every client needs two at least, so leave it out.")
+        return [np.asarray(part) for part in parts]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.categorical = True
+        tags.input_tags.allow_nan = True
+        tags.input_tags.sparse = True
+        return tags
+
+    # What is predicted.
+
+    def _model(self, features: int) -> Model:
+        raise NotImplementedError
+
+    def _decisions(self) -> dict[str, Any]:
+        """Further arguments of the program."""
+        return {}
+
+    def _targets(self, values: np.ndarray) -> np.ndarray:
+        """``y`` as the model is trained on it."""
+        raise NotImplementedError
+
+    def _look(self, features: np.ndarray, labels: np.ndarray, codes: np.ndarray) -> None:
+        """What can be said against the model by what it says of the rows it was trained on."""
+        self.findings_: list[Finding] = []
+
+
+class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[misc]
     """Classifier with equal rates over sensitive groups, trained over clients that keep their rows (simulated here).
 
     With the defaults FedBiOAcc learns one weight per (group, label) cell so that the groups' true-positive rates agree, then
@@ -134,70 +377,6 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         self.history_rows = history_rows
         self.random_state = random_state
 
-    def fit(
-        self, X: Any, y: Any, *, sensitive_features: Any = None, clients: Any = None, sample_weight: Any = None
-    ) -> FairFederatedClassifier:
-        """Train on the rows of ``X``.
-
-        Args:
-            X: a table (pandas, polars) with columns of numbers, text, truth values and dates, or a matrix, also a sparse one of
-                SciPy's.  Cells may be missing.  What becomes of them docs/your-own-data.md says: the encoding is that of
-                the command ``fit``.
-            y: the class of every row: numbers or text.
-            sensitive_features: the group of every row: a column, or a table whose columns are joined.  None: everybody is
-                one group, and nothing is made fair; a warning says so.
-            clients: which site every row belongs to.  None: one client holds all rows.
-            sample_weight: a weight of every row ("fedavg", "fedbio", "fedbioacc").
-        """
-        features, labels = self._learn(X, y)
-        codes = self._groups(sensitive_features, features)
-        parts = self._clients(clients, features)
-        whole_number("history_rows", self.history_rows, least=0)
-        rows = {
-            "features": features,
-            "labels": labels.astype(np.float32),
-            "groups": codes,
-            **_row_weights(sample_weight, len(labels)),
-        }
-        self.model_ = Model(self.model, features.shape[1], len(self.classes_), self.hidden)
-        program = FairProgram(
-            self._recipe(),
-            self.model_,
-            len(self.groups_),
-            share=self.validation,
-            curvature=smoothness(features),
-            names=self.groups_,
-            row_weights=sample_weight is not None,
-            class_weight=self._class_weight(),
-            threshold=Threshold.parse(self.threshold),
-            minimum=1,  # nothing leaves this machine
-        )
-        kept, aside = zip(*program.set_aside(codes, labels, parts), strict=True)
-        fitted = fit_alike(
-            program,
-            dealt(program, rows, kept),
-            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
-            record_every=program.recipe.record_every(self.history_rows) if self.history_rows else None,
-        )
-        self.threshold_ = tuned_threshold(program, fitted.params, rows, aside)
-        self.params_, self.history_ = fitted.params, fitted.history
-        self._name_weights(fitted.weights)
-        self._look(features, labels, codes)
-        return self
-
-    def _look(self, features: np.ndarray, labels: np.ndarray, codes: np.ndarray) -> None:
-        """What can be said against the model by its decisions on the rows it was trained on."""
-        self.findings_: list[Finding] = []
-        if len(self.classes_) != 2:
-            return
-        decided = probabilities(self.model_, self.params_, features)[:, 1] > self.threshold_
-        counts = Counts.of(labels, decided, codes, len(self.groups_))
-        metric = self.metric if isinstance(self.metric, str) else "equal_opportunity"
-        self.findings_ = of_model(counts, self.groups_, metric)
-        for finding in self.findings_:
-            if finding.code.startswith("selects"):
-                warnings.warn(finding.sentence, UselessModel, stacklevel=3)
-
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probability of every class, columns in the order of ``classes_``."""
         check_is_fitted(self)
@@ -212,86 +391,39 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
             self.classes_[(predicted[:, 1] > self.threshold_) * 1 if two else np.argmax(predicted, axis=1)]
         )
 
-    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        """Names of the encoded features, to which ``coef_`` belongs."""
-        check_is_fitted(self)
-        return np.asarray(self.encoder_.feature_names[:-1], dtype=object)
-
     @property
-    def coef_(self) -> np.ndarray:
-        """``[1, features]`` (two classes) or ``[classes, features]``, for the encoded features; logistic models only."""
-        return self._linear[:, :-1]
+    def _labels(self) -> np.ndarray:
+        return self.classes_
 
-    @property
-    def intercept_(self) -> np.ndarray:
-        """``[1]`` or ``[classes]``; the encoded numbers have mean 0."""
-        return self._linear[:, -1]
+    @_labels.setter
+    def _labels(self, classes: np.ndarray) -> None:
+        self.classes_ = classes
 
-    @property
-    def _linear(self) -> np.ndarray:
-        check_is_fitted(self)
-        if self.model_.kind != "logistic":
-            raise AttributeError(f"A model of kind {self.model_.kind!r} has no coefficients.")
-        return np.atleast_2d(np.asarray(self.params_, np.float64).T)
+    def _model(self, features: int) -> Model:
+        return Model(self.model, features, len(self.classes_), self.hidden)
 
-    def coefficients(self) -> pd.DataFrame:
-        """Coefficients in the units of the columns: of a number, what one more of it adds; ``(intercept)`` is last.
+    def _decisions(self) -> dict[str, Any]:
+        return {"class_weight": self._class_weight(), "threshold": Threshold.parse(self.threshold)}
 
-        One column a class, or one for two classes.  Cut (at 20 spreads) and missing cells are not seen here.
-        """
-        table = np.array(self._linear)
-        scales, shifts = self.encoder_.units
-        table[:, -1] -= table[:, :-1] @ (shifts / scales)
-        table[:, :-1] /= scales
-        names = self.classes_[1:] if len(table) == 1 else self.classes_
-        return pd.DataFrame(table.T, index=[*self.get_feature_names_out(), "(intercept)"], columns=names)
+    def _targets(self, values: np.ndarray) -> np.ndarray:
+        check_classification_targets(values)
+        self.classes_, labels = np.unique(values, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y holds one class only ({shown(self.classes_[0])}): a classifier needs at least two.")
+        return labels
 
-    def save(self, path: str | Path) -> Path:
-        """Write the fitted classifier to one ``.npz`` file (the suffix is added if there is none), without pickle."""
-        check_is_fitted(self)
-        target = Path(path)
-        if target.suffix == "":
-            target = target.with_suffix(".npz")
-        weights, names = self.group_weights_, getattr(self, "feature_names_in_", None)
-        remembered = {
-            "options": {name: plain(value, name) for name, value in self.get_params(deep=False).items()},
-            "clients": [plain(name, "clients_") for name in self.clients_],
-            "features": int(self.n_features_in_),
-            "names": None if names is None else list(names),
-            "findings": self.findings_,
-            "history": json.loads(self.history_.to_json(orient="split", double_precision=15)),
-        }
-        model = FittedModel(
-            self.encoder_, self.model_, self.params_, self.classes_, self.groups_,
-            None if weights is None else weights.to_numpy(np.float64), self.method, remembered, self.threshold_,
-        )  # fmt: skip
-        try:
-            model.write(target)
-        except OSError as error:
-            raise OSError(f"Cannot save the classifier to {target}: {error.strerror or error}.") from error
-        return target
-
-    @classmethod
-    def load(cls, path: str | Path) -> FairFederatedClassifier:
-        """A classifier written by `save`, ready to predict."""
-        model = FittedModel.read(path)
-        remembered = model.estimator
-        if remembered is None:
-            raise ValueError(f"{path} is no classifier saved by this class: `fedbilevel predict` reads models of fit.")
-        classifier = cls(**remembered["options"])
-        classifier.encoder_, classifier.model_, classifier.params_ = model.encoder, model.model, model.params
-        classifier.classes_, classifier.groups_ = model.classes, list(model.groups)
-        classifier.threshold_ = model.threshold
-        classifier.findings_ = [Finding(*each) for each in remembered.get("findings", ())]
-        classifier.clients_, classifier.n_features_in_ = remembered["clients"], remembered["features"]
-        if remembered["names"] is not None:
-            classifier.feature_names_in_ = np.asarray(remembered["names"], dtype=object)
-        classifier.history_ = pd.DataFrame(**remembered["history"])
-        classifier._name_weights(model.weights)
-        return classifier
-
-    def _name_weights(self, weights: np.ndarray | None) -> None:
-        self.group_weights_ = None if weights is None else named_weights(weights, self.groups_, self.classes_)
+    def _look(self, features: np.ndarray, labels: np.ndarray, codes: np.ndarray) -> None:
+        """What can be said against the model by its decisions on the rows it was trained on."""
+        self.findings_: list[Finding] = []
+        if len(self.classes_) != 2:
+            return
+        decided = probabilities(self.model_, self.params_, features)[:, 1] > self.threshold_
+        counts = Counts.of(labels, decided, codes, len(self.groups_))
+        metric = self.metric if isinstance(self.metric, str) else "equal_opportunity"
+        self.findings_ = of_model(counts, self.groups_, metric)
+        for finding in self.findings_:
+            if finding.code.startswith("selects"):
+                warnings.warn(finding.sentence, UselessModel, stacklevel=3)
 
     def _class_weight(self) -> str | list[float] | None:
         given = self.class_weight
@@ -302,92 +434,107 @@ class FairFederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
             raise ValueError(f"class_weight names the class {strange[0]!r}, which y does not hold.")
         return [float(given.get(name, 1.0)) for name in self.classes_.tolist()]
 
-    def _recipe(self) -> Recipe:
-        form = Formulation(self.formulation, self.metric, temperature=self.temperature, ridge=self.ridge)
-        # One group has no rates to compare: the outer level then draws rows as the inner one does.
-        outer_batch = "batch" if len(self.groups_) == 1 else None
-        recipe = Recipe(
-            self.method, form, self.steps, self.weight_steps, self.local_steps, self.batch_size, outer_batch, self.step,
-            client_weights=self.client_weights,
-        )  # fmt: skip
-        return recipe.asked(len(self.groups_), self.strength, self.validation)
 
-    def _learn(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Encode features and labels, and remember how."""
-        if y is None:
-            raise ValueError("This FairFederatedClassifier requires y to be passed, but the target y is None.")
-        if hasattr(X, "columns"):
-            validate_data(self, X, skip_check_array=True)
-            self.encoder_ = Encoder.learn(X)
-            _say_what_is_left_out(X, self.encoder_)
-        else:
-            X = _dense(validate_data(self, X, **MATRIX))
-            self.encoder_ = Encoder.learn(X)
-        features = self.encoder_.transform(X)
-        values = column_or_1d(y.to_numpy() if hasattr(y, "to_numpy") else y, warn=True)
-        if values.dtype.kind == "f":
-            assert_all_finite(values, input_name="y")
-        if pd.isna(values).any():
-            raise ValueError(f"y has {int(pd.isna(values).sum())} missing value(s) (NaN); leave those rows out.")
-        check_classification_targets(values)
-        if len(values) != len(features):
-            raise ValueError(f"y has {len(values)} rows but X has {len(features)}: inconsistent numbers of samples.")
-        self.classes_, labels = np.unique(values, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(f"y holds one class only ({shown(self.classes_[0])}): a classifier needs at least two.")
-        return features, labels
+class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[misc]
+    """Regressor with equal mean errors over sensitive groups, trained over clients that keep their rows (simulated here).
 
-    def _encoded(self, X: Any) -> np.ndarray:
-        by_place = [column.name for column in self.encoder_.columns] == [f"x{i}" for i in range(self.n_features_in_)]
-        if not by_place or hasattr(self, "feature_names_in_"):
-            if not hasattr(X, "columns"):
-                raise TypeError("X must be a table with the columns seen in fit, not a matrix without names.")
-            return self.encoder_.transform(X)
-        if hasattr(X, "columns"):
-            warnings.warn(
-                "X has feature names, but FairFederatedClassifier was fitted without feature names", stacklevel=3
-            )
-            X = to_frame(X).to_numpy()
-        return self.encoder_.transform(_dense(validate_data(self, X, **MATRIX, reset=False)))
+    With the defaults FedBiOAcc learns a weight for each group below and above the mean of ``y``, so that the groups' mean
+    errors come closer, then FedAvg trains a linear regression with those weights.  ``y`` is standardised for training;
+    predictions are in its own units.
 
-    def _groups(self, sensitive_features: Any, features: np.ndarray) -> np.ndarray:
-        if sensitive_features is None:
-            if self.method != "fedavg":
-                warnings.warn(
-                    "sensitive_features was not given: all rows count as one group, and nothing is made fair.",
-                    stacklevel=3,
-                )
-            self.groups_: list[Any] = ["all"]
-            return np.zeros(len(features), np.int32)
-        codes, self.groups_ = encode_groups(sensitive_features)
-        check_lengths(X=features, sensitive_features=codes)
-        fractions = all(isinstance(group, float) and not group.is_integer() for group in self.groups_[:SEVERAL])
-        if len(self.groups_) > MOST_GROUPS or (len(self.groups_) > SEVERAL and fractions):
-            raise ValueError(
-                f"sensitive_features makes {len(self.groups_)} groups ({listed(self.groups_, 3)}): gather its values into a "
-                "few ranges first, as pandas.cut(column, [0, 40, 60, 120]) does, or name another column."
-            )
-        return codes
+    Args:
+        method: "fedbioacc", "fedbio", "fedavg" (no fairness), "fedreg", "fedminmax", "fcfl" or "fairfed".  "fedfb" compares
+            rows with the same label, and numbers have none.
+        metric: what is evened out between groups: "mean_error" (prediction minus truth) or "mean_prediction"; for "cells" also
+            a function like those in `fedbilevel.fairness.formulation`, of standardised predictions.
+        loss: "squared", or "huber": errors beyond one standard deviation of ``y`` count by their size, not their square.
+        model: "linear" or "mlp", one hidden layer of ``hidden`` units.
+        formulation, strength, hidden, ridge, steps, weight_steps, local_steps, batch_size, step, validation, client_weights,
+        history_rows, random_state: as in `FairFederatedClassifier`.
 
-    def _clients(self, clients: Any, features: np.ndarray) -> list[np.ndarray]:
-        if clients is None:
-            self.clients_: list[Any] = ["all"]
-            return [np.arange(len(features))]
-        codes, self.clients_ = encode_groups(clients, name="clients")
-        check_lengths(X=features, clients=codes)
-        parts = partition.by_column(codes)
-        for name, part in zip(self.clients_, parts, strict=True):
-            if len(part) < 2:
-                raise ValueError(f"Client {shown(name)} has one row; every client needs two at least, so leave it out.")
-        return [np.asarray(part) for part in parts]
+    Attributes:
+        n_features_in_, feature_names_in_ (tables with named columns), groups_, clients_: what was seen in fit.
+        group_weights_: the learned weights, a Series over groups or over (group, side of the mean); None for methods without.
+        history_, params_, model_, encoder_, coef_, intercept_: as in `FairFederatedClassifier`; the last two for standardised
+            ``y``, `coefficients` in its units.
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = self.method not in COMPARES_GROUPS
-        tags.input_tags.categorical = True
-        tags.input_tags.allow_nan = True
-        tags.input_tags.sparse = True
-        return tags
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X, sex = rng.normal(size=(300, 3)), rng.choice(["f", "m"], 300)
+    >>> y = 900 + 70 * X[:, 0] - 30 * (sex == "f") + 10 * rng.normal(size=300)
+    >>> reg = FairFederatedRegressor(steps=300, weight_steps=50, batch_size=32, random_state=0)
+    >>> reg = reg.fit(X, y, sensitive_features=sex)
+    >>> bool(reg.score(X, y) > 0.85), list(reg.group_weights_.index)[:2]
+    (True, [('f', 'below the mean'), ('f', 'above the mean')])
+    """
+
+    _regression = True
+    temperature = 2.0
+
+    def __init__(
+        self,
+        method: str = "fedbioacc",
+        *,
+        formulation: str = "cells",
+        metric: str | Deviation = "mean_error",
+        strength: float | None = None,
+        loss: str = "squared",
+        model: str = "linear",
+        hidden: int = 16,
+        ridge: float = 1e-3,
+        steps: int | None = None,
+        weight_steps: int | None = None,
+        local_steps: int = 5,
+        batch_size: int | None = 128,
+        step: float = 0.1,
+        validation: float | None = None,
+        client_weights: str = "uniform",
+        history_rows: int = 20,
+        random_state: Any = None,
+    ) -> None:
+        self.method = method
+        self.formulation = formulation
+        self.metric = metric
+        self.strength = strength
+        self.loss = loss
+        self.model = model
+        self.hidden = hidden
+        self.ridge = ridge
+        self.steps = steps
+        self.weight_steps = weight_steps
+        self.local_steps = local_steps
+        self.batch_size = batch_size
+        self.step = step
+        self.validation = validation
+        self.client_weights = client_weights
+        self.history_rows = history_rows
+        self.random_state = random_state
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The predicted number of every row."""
+        check_is_fitted(self)
+        mean, spread = self.encoder_.target
+        return np.asarray(mean + spread * numbers(self.model_, self.params_, self._encoded(X)))
+
+    @property
+    def _labels(self) -> np.ndarray:
+        return np.array([])
+
+    @_labels.setter
+    def _labels(self, classes: np.ndarray) -> None:
+        """Numbers have none."""
+
+    def _model(self, features: int) -> Model:
+        return Model(self.model, features, 1, self.hidden, self.loss)
+
+    def _targets(self, values: np.ndarray) -> np.ndarray:
+        try:
+            given = values.astype(np.float64)
+        except (TypeError, ValueError):
+            raise ValueError("y must hold numbers: a regressor predicts them; for classes use a classifier.") from None
+        mean, spread = float(given.mean()), float(given.std())
+        self.encoder_ = replace(self.encoder_, target=(mean, spread if spread > 0 else 1.0))
+        return self.encoder_.standardised(given)
 
 
 def _dense(matrix: Any) -> Any:

@@ -13,8 +13,10 @@ round to round the sum of its corrections, omega_k - w_k.  Up per round and clie
 number; down: a model, K + 1 numbers, 1 number.
 
 Differences from the paper: for more than two groups |F - F_k| is the largest disagreement over pairs of groups that have
-positives at the client (for two it is the paper's, with signs); omega_k below 0 counts as 0; the mean of the Delta_i is over
-the clients of the round.  Simulate with ``weights="samples"`` for the paper's w_k.
+positives at the client (for two it is the paper's, with signs); for more than two classes it is the largest over the classes,
+with how often each is recognised as its rate, and K above is groups times classes; where a number is predicted, means take the
+place of rates and the mean loss that of the accuracy; omega_k below 0 counts as 0; the mean of
+the Delta_i is over the clients of the round.  Simulate with ``weights="samples"`` for the paper's w_k.
 
 Sources: the update as we know it from descriptions of the paper; we had neither its text nor its program to compare with.
 
@@ -32,8 +34,8 @@ import jax.numpy as jnp
 from fedbilevel.algorithms.arguments import AtLeastTwo, Batch, Count, NotNegative, Positive, Start, algorithm
 from fedbilevel.algorithms.local import Local as Counted
 from fedbilevel.calculus import Calls, Tree, dtype_of, no_calls
-from fedbilevel.fairness.baseline import PlainLoss, Scores, fair_averaging
-from fedbilevel.fairness.models import Rates, group_totals, largest_gap
+from fedbilevel.fairness.baseline import Comparison, Losses, PlainLoss, Scores, fair_averaging
+from fedbilevel.fairness.models import Rates, decided, group_totals, largest_gap, recognised, row_losses
 from fedbilevel.plan import Algorithm, Phase, weighted_mean
 from fedbilevel.sampling import LocalData
 
@@ -59,7 +61,8 @@ class Local(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Per group the positives and those accepted; the rows decided rightly; all divided by the client's rows."""
+    """Per group (and class, of more than two) its rows and those recognised, of two classes the positives and those accepted;
+    the rows decided rightly; all divided by the client's rows."""
 
     positives: jax.Array
     accepted: jax.Array
@@ -81,9 +84,13 @@ def fairfed(
     beta: NotNegative = 0.1,
     *,
     groups: AtLeastTwo,
+    classes: Count = 2,
     ridge: NotNegative = 0.0,
+    losses: Losses = row_losses,
+    compared: Comparison = recognised,
 ) -> Algorithm:
-    """FairFed.  ``beta`` is how fast disagreement moves the weights; the other arguments as in `fedreg`.
+    """FairFed.  ``beta`` is how fast disagreement moves the weights; the other arguments as in `fedreg`.  ``classes``: how many
+    the scores tell apart, which a client must know before it has seen a row.
 
     >>> import numpy as np
     >>> from fedbilevel.fairness.fairfed import fairfed
@@ -91,24 +98,28 @@ def fairfed(
     >>> [phase.name for phase in algo.plan]
     ['rates', 'disagreement', 'local']
     """
-    base = fair_averaging(PlainLoss(scores, ridge), scores, init, step, local_steps, batch_size, groups)
+    base = fair_averaging(PlainLoss(scores, ridge, losses), scores, init, step, local_steps, batch_size, groups, losses)
     (training,) = base.plan
     assert isinstance(training, Phase)
 
     def unknown(model: Tree) -> tuple[Rates, jax.Array, jax.Array]:
         zero = jnp.zeros((), dtype_of(model))
-        return Rates(jnp.zeros(groups, zero.dtype), jnp.zeros(groups, bool)), zero, zero
+        shape = (groups,) if classes <= 2 else (classes, groups)
+        return Rates(jnp.zeros(shape, zero.dtype), jnp.zeros(shape, bool)), zero, zero
 
     def measure(model: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Counts, Local]:
         rows, real = data.whole_with_mask("train")
         logits = scores(model, rows["features"])
         size = data.train_size.astype(logits.dtype)
-        labels, accepted = rows["labels"].astype(logits.dtype), (logits > 0).astype(logits.dtype)
-        positive = jnp.where(real, labels, 0)
-        positives, hits = (
-            group_totals(values, rows["groups"], groups) / size for values in (positive, positive * accepted)
+        hits, positives = (
+            group_totals(jnp.where(real, values, 0), rows["groups"], groups) / size
+            for values in compared(logits, rows["labels"])
         )
-        right = jnp.sum(real & (labels == accepted), dtype=logits.dtype) / size
+        if losses is row_losses:
+            right = jnp.sum(real & (rows["labels"] == decided(logits).astype(rows["labels"].dtype)), dtype=logits.dtype)
+        else:  # a number has no accuracy: its mean loss will do
+            right = jnp.sum(jnp.where(real, losses(logits, rows["labels"]), 0))
+        right = right / size
         kept = local._replace(model=model, rates=Rates.of(hits, positives), accuracy=right)
         return Counts(positives, hits, right), kept
 
@@ -119,7 +130,7 @@ def fairfed(
         rates, accuracy = message
         measurable = rates.present & local.rates.present
         gap = largest_gap(Rates(rates.values - local.rates.values, measurable))
-        enough = jnp.sum(measurable, dtype=jnp.int32) > 1
+        enough = jnp.any(jnp.sum(measurable, axis=-1, dtype=jnp.int32) > 1)
         disagreement = jnp.where(enough, gap, jnp.abs(accuracy - local.accuracy))
         return disagreement, local._replace(disagreement=disagreement)
 

@@ -17,8 +17,9 @@ That program always has a solution (the shortest d); where rounding hides it, no
 
 Up per round and client: two models and two numbers; down: one model.  Group labels are read by the clients only.
 
-Differences from the paper: more than two groups (it has two: there the gap is the absolute difference); a client in which
-fewer than two groups have positives has disparity 0; ridge is part of the loss instead of a weight decay beside the
+Differences from the paper: more than two groups (it has two: there the gap is the absolute difference), and classes (v_k is
+then the largest gap of a class, see `fedbilevel.fairness.models.recognised`) and numbers (the gap of their means); a client in
+which fewer than two groups have positives has disparity 0; ridge is part of the loss instead of a weight decay beside the
 linear programs; with unequal client weights w_k, p_k is proportional to w_k exp(...) and the mean of gradients is weighted
 (``weights="uniform"`` is the paper's).  Stage two lasts for as many rounds as are run.
 """
@@ -33,9 +34,9 @@ import jax.numpy as jnp
 from fedbilevel.algorithms.arguments import AtLeastTwo, Kind, MaybeCount, NotNegative, Positive, Start, algorithm
 from fedbilevel.algorithms.local import Local
 from fedbilevel.calculus import Calls, Tree, counted, dtype_of, scale, select, squared_norm, step_along, zeros
-from fedbilevel.fairness.baseline import PlainLoss, Scores, fair_averaging, loss_and_gap, serves
+from fedbilevel.fairness.baseline import Comparison, Losses, PlainLoss, Scores, fair_averaging, loss_and_gap, serves
 from fedbilevel.fairness.linear_program import balance, gram, maximise
-from fedbilevel.fairness.models import largest_gap, penalty, row_losses, soft_true_positive_rates
+from fedbilevel.fairness.models import group_rates, largest_gap, penalty, recognised, row_losses
 from fedbilevel.plan import Algorithm, Phase, weighted_mean
 from fedbilevel.problem import not_negative
 from fedbilevel.sampling import LocalData
@@ -96,6 +97,8 @@ def fcfl(
     temperature: Positive = 10.0,
     delta: Positive = 0.5,
     ridge: NotNegative = 0.0,
+    losses: Losses = row_losses,
+    compared: Comparison = recognised,
 ) -> Algorithm:
     """FCFL.  ``epsilon``: the disparity aimed at; ``delta``: the first smoothing of both maxima; ``temperature``: T.
 
@@ -109,7 +112,7 @@ def fcfl(
     >>> algo.settings.stage_one
     1569.0
     """
-    base = fair_averaging(PlainLoss(scores, ridge), scores, init, step, 1, None, groups)
+    base = fair_averaging(PlainLoss(scores, ridge, losses), scores, init, step, 1, None, groups, losses)
 
     def first(key: jax.Array) -> Server:
         model = base.init(key)
@@ -118,7 +121,7 @@ def fcfl(
 
     def work(model: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
         local = counted(local, Calls(gradients=2))
-        if serves(scores, model):
+        if serves(scores, model, losses):
             loss, gap, loss_gradient, gap_gradient = loss_and_gap(model, data, groups, temperature)
             gradients = jnp.stack([step_along(loss_gradient, ridge, model), gap_gradient])
             return Reply(loss + penalty(model, ridge), gap, gradients), local
@@ -126,8 +129,8 @@ def fcfl(
 
         def both(params: Tree) -> jax.Array:
             logits = scores(params, rows["features"])
-            rates = soft_true_positive_rates(logits, rows["labels"], rows["groups"], groups, temperature)
-            loss = jnp.mean(row_losses(logits, rows["labels"])) + penalty(params, ridge)
+            rates = group_rates(compared(logits, rows["labels"], temperature), rows["groups"], groups)
+            loss = jnp.mean(losses(logits, rows["labels"])) + penalty(params, ridge)
             return jnp.stack([loss, largest_gap(rates)])
 
         # One forward pass, and one backward pass that carries both gradients through the features together.

@@ -15,6 +15,10 @@ know how many positive rows every group has over all clients (``positive_counts`
 the mean loss of its positives and their share of its rows.  Simulate with ``weights="samples"``: only then are the averages
 those over all rows.  Up per round and client: a model and 2 K numbers; down: a model and K numbers.
 
+More than two classes: every class has its own pi, mu and r among its rows, as the positives above, and so every row a weight;
+mu stays where all r agree to five digits, as they do at the start.
+K is then groups times classes.
+
 Differences from the paper: equal opportunity only; known to us from its text's summaries and a published program, not from the
 authors' code; losses are compared as means over a group's positives (as in FairBatch), not as sums; alpha is in shares of the
 positives, not of all rows; for two groups the step is alpha sign(r_1 - r_0), as in the paper, for more it is along d / |d| and
@@ -26,7 +30,7 @@ Checked: iterates against a naive loop; that it narrows the gap between the grou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -38,11 +42,15 @@ from fedbilevel.algorithms.local import Local
 from fedbilevel.calculus import Calls, Tree, counted, step_along
 from fedbilevel.fairness import baseline
 from fedbilevel.fairness.baseline import GroupLosses, GroupWeights, Message, Reply, Scores, Server
-from fedbilevel.fairness.models import group_totals, penalty, row_losses
+from fedbilevel.fairness.models import group_totals, own_class, penalty, row_losses
 from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.sampling import Batches, LocalData, Sampler
 
-PositiveCounts = Annotated[Sequence[int] | np.ndarray, baseline.counts_by_group("every group needs positive rows")]
+ALIKE = 1e-5
+"""Losses of a class that differ by a smaller share between groups are equal: a step of full length would follow rounding."""
+PositiveCounts = Annotated[
+    Sequence[int] | np.ndarray, baseline.counts_by_group("every group needs positive rows", by_class=True)
+]
 
 
 @algorithm()
@@ -56,8 +64,8 @@ def fedfb(
     batch_size: Batch = 128,
     ridge: NotNegative = 0.0,
 ) -> Algorithm:
-    """FedFB.  ``positive_counts[a]``: positive training rows of group a over all clients; ``step`` is the clients' step,
-    ``group_step`` alpha.
+    """FedFB.  ``positive_counts[a]``: positive training rows of group a over all clients; of more than two classes
+    ``[class, group]``, the rows of that class.  ``step`` is the clients' step, ``group_step`` alpha.
 
     >>> import numpy as np
     >>> from fedbilevel.fairness.fedfb import fedfb
@@ -65,23 +73,23 @@ def fedfb(
     >>> [phase.name for phase in algo.plan]
     ['local']
     """
-    count, weights = len(positive_counts), GroupWeights(positive_counts)
+    count, weights = np.shape(positive_counts)[-1], GroupWeights(positive_counts)
     loss = baseline.PlainLoss(scores, ridge)
     base = baseline.fair_averaging(loss, scores, init, step, local_steps, batch_size, count)
 
     def work(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
         def weighted(params: Tree, batch: Tree) -> jax.Array:
             losses = row_losses(scores(params, batch["features"]), batch["labels"])
-            looked_up = message.row_weights.astype(losses.dtype)[batch["groups"]]
-            return jnp.mean(jnp.where(batch["labels"] > 0, looked_up, 1) * losses) + penalty(params, ridge)
+            return jnp.mean(_row_weights(message, batch).astype(losses.dtype) * losses) + penalty(params, ridge)
 
         def descend(model: Tree, batches: Batches) -> tuple[Tree, None]:
             return step_along(model, -step, jax.grad(weighted)(model, batches.inner())), None
 
         model, _ = Sampler(batch_size).walk(descend, message.model, data, key, local_steps)
         rows, real = data.whole_with_mask("train")
-        losses = jnp.where(real, row_losses(scores(message.model, rows["features"]), rows["labels"]), 0)
-        positive = jnp.where(real, rows["labels"].astype(losses.dtype), 0)
+        found = scores(message.model, rows["features"])
+        losses = jnp.where(real, row_losses(found, rows["labels"]), 0)
+        positive = jnp.where(real, own_class(found, rows["labels"]), 0)
         size = data.train_size.astype(losses.dtype)
         totals = (group_totals(values, rows["groups"], count) / size for values in (positive * losses, positive))
         return Reply(model, GroupLosses(*totals)), counted(local, Calls(gradients=local_steps))
@@ -89,15 +97,30 @@ def fedfb(
     def absorb(server: Server, mean: Reply) -> Server:
         assert mean.groups is not None
         risks = baseline.mean_losses(mean.groups, server.risks)
-        gaps = risks[1:] - risks[0]
-        size = jnp.sqrt(jnp.sum(gaps**2))
-        along = gaps / jnp.where(size > 0, size, 1)
-        direction = jnp.concatenate([-jnp.sum(along, keepdims=True), along])
-        moved = step_along(server.group_weights, group_step, direction)
-        return Server(mean.outer, onto_simplex(moved), risks)
+        if risks.ndim == 1:
+            return Server(mean.outer, _moved(server.group_weights, risks, group_step, 0.0), risks)
+        moved = jax.vmap(lambda weights, own: _moved(weights, own, group_step, ALIKE * jnp.max(own)))
+        return Server(mean.outer, moved(server.group_weights, risks), risks)
 
     return base._replace(
         init=lambda key: weights.first(base.init(key)),
         plan=(Phase("local", weights.send, work, absorb),),
         outer=lambda server: server.model,
     )
+
+
+def _row_weights(message: Message, batch: Any) -> jax.Array:
+    """Two classes: of the positive rows, 1 for the others; more: of all."""
+    weights, groups, labels = message.row_weights, batch["groups"], batch["labels"]
+    if weights.ndim == 1:
+        return jnp.where(labels > 0, weights[groups], 1)
+    return weights[labels.astype(jnp.int32), groups]
+
+
+def _moved(weights: jax.Array, risks: jax.Array, step: Any, least: Any) -> jax.Array:
+    """mu of the groups, or of a class's rows in each of them, after a step; of differences beyond ``least`` only."""
+    gaps = risks[1:] - risks[0]
+    size = jnp.sqrt(jnp.sum(gaps**2))
+    along = jnp.where(size > least, gaps, 0) / jnp.where(size > 0, size, 1)
+    direction = jnp.concatenate([-jnp.sum(along, keepdims=True), along])
+    return onto_simplex(step_along(weights, step, direction))

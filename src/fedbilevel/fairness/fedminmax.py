@@ -39,7 +39,7 @@ from fedbilevel.algorithms.arguments import Batch, NotNegative, Positive, Start,
 from fedbilevel.algorithms.local import Local
 from fedbilevel.calculus import Calls, Tree, counted, step_along
 from fedbilevel.fairness import baseline
-from fedbilevel.fairness.baseline import GroupLosses, GroupWeights, Message, Reply, Scores, Server
+from fedbilevel.fairness.baseline import GroupLosses, GroupWeights, Losses, Message, Reply, Scores, Server
 from fedbilevel.fairness.models import group_totals, penalty, row_losses
 from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.sampling import LocalData, Sampler
@@ -59,6 +59,7 @@ def fedminmax(
     batch_size: Batch = 128,
     ridge: NotNegative = 0.0,
     risks: Annotated[str, one_of("averaged", "sent")] = "averaged",
+    losses: Losses = row_losses,
 ) -> Algorithm:
     """FedMinMax with one local step a round.  ``group_counts[a]``: training rows of group a over all clients;
     ``step`` is eta, ``group_step`` eta_mu; ``risks`` when the group risks are taken, "averaged" or "sent" (see above).
@@ -70,29 +71,29 @@ def fedminmax(
     ['descent', 'ascent']
     """
     count, weights = len(group_counts), GroupWeights(group_counts)
-    loss = baseline.PlainLoss(scores, ridge)
-    base = baseline.fair_averaging(loss, scores, init, step, 1, batch_size, count)
+    loss = baseline.PlainLoss(scores, ridge, losses)
+    base = baseline.fair_averaging(loss, scores, init, step, 1, batch_size, count, losses)
 
-    def by_group(losses: jax.Array, groups: jax.Array) -> GroupLosses:
-        return GroupLosses(*(group_totals(row, groups, count) / len(row) for row in (losses, jnp.ones_like(losses))))
+    def by_group(each: jax.Array, groups: jax.Array) -> GroupLosses:
+        return GroupLosses(*(group_totals(row, groups, count) / len(row) for row in (each, jnp.ones_like(each))))
 
     def descend(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
         batch = Sampler(batch_size).once(data, key).inner()
 
         def weighted(params: Tree) -> tuple[jax.Array, jax.Array]:
-            losses = row_losses(scores(params, batch["features"]), batch["labels"])
-            looked_up = message.row_weights.astype(losses.dtype)[batch["groups"]]
-            return jnp.mean(looked_up * losses) + penalty(params, ridge), losses
+            each = losses(scores(params, batch["features"]), batch["labels"])
+            looked_up = message.row_weights.astype(each.dtype)[batch["groups"]]
+            return jnp.mean(looked_up * each) + penalty(params, ridge), each
 
-        gradient, losses = jax.grad(weighted, has_aux=True)(message.model)
-        groups = by_group(losses, batch["groups"]) if risks == "sent" else None
+        gradient, each = jax.grad(weighted, has_aux=True)(message.model)
+        groups = by_group(each, batch["groups"]) if risks == "sent" else None
         return Reply(step_along(message.model, -step, gradient), groups), counted(local, Calls(gradients=1))
 
     def evaluate(model: Tree, local: Tree, data: LocalData, key: jax.Array) -> tuple[GroupLosses, Tree]:
-        if baseline.serves(scores, model):
+        if baseline.serves(scores, model, losses):
             return baseline.group_losses(model, data, count), local
         rows = data.whole("train")
-        return by_group(row_losses(scores(model, rows["features"]), rows["labels"]), rows["groups"]), local
+        return by_group(losses(scores(model, rows["features"]), rows["labels"]), rows["groups"]), local
 
     def ascend(server: Server, mean: GroupLosses) -> Server:
         means = baseline.mean_losses(mean, server.risks)

@@ -11,7 +11,9 @@ Groups without positives in B are left out; with fewer than two left the term is
 Up per round and client: one model; down: one.  No group statistic leaves a client.
 
 Differences from the paper: it names the term "EqOpp" without saying how a gradient is taken through it; ours is the soft rate
-above, at ``temperature`` 1.  For more than two groups the term is the largest pairwise gap.
+above, at ``temperature`` 1.  For more than two groups the term is the largest pairwise gap.  For more than two classes r_a is
+taken for every class, as the mean predicted probability of the class over its rows, and the largest gap of a class counts.
+Where a number is predicted (``losses``, ``compared``), r_a is the mean prediction or mean error of the group.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ import jax.numpy as jnp
 
 from fedbilevel.algorithms.arguments import AtLeastTwo, Batch, Count, NotNegative, Positive, Start, algorithm
 from fedbilevel.calculus import Tree
-from fedbilevel.fairness.baseline import Scores, fair_averaging
-from fedbilevel.fairness.models import largest_gap, penalty, row_losses, soft_true_positive_rates
+from fedbilevel.fairness.baseline import Comparison, Losses, Scores, fair_averaging
+from fedbilevel.fairness.models import group_rates, largest_gap, penalty, recognised, row_losses
 from fedbilevel.plan import Algorithm
 
 
@@ -38,9 +40,12 @@ def fedreg(
     groups: AtLeastTwo,
     ridge: NotNegative = 0.0,
     temperature: Positive = 1.0,
+    losses: Losses = row_losses,
+    compared: Comparison = recognised,
 ) -> Algorithm:
-    """FedReg: ``scores(params, features)`` are logits of class 1, ``init`` the first parameters or a function of the key,
-    ``groups`` how many groups there are, ``strength`` lambda.  Simulate with ``weights="samples"`` for FedAvg's n_k / n.
+    """FedReg: ``scores(params, features)`` are logits of class 1, or of every class, ``init`` the first parameters or a
+    function of the key, ``groups`` how many groups there are, ``strength`` lambda.  Simulate with
+    ``weights="samples"`` for FedAvg's n_k / n.
 
     >>> import fedbilevel as fb, numpy as np
     >>> from fedbilevel.fairness.fedreg import fedreg
@@ -54,8 +59,8 @@ def fedreg(
 
     def loss(params: Tree, batch: Tree) -> jax.Array:
         logits = scores(params, batch["features"])
-        gap = largest_gap(soft_true_positive_rates(logits, batch["labels"], batch["groups"], groups, temperature))
+        gap = largest_gap(group_rates(compared(logits, batch["labels"], temperature), batch["groups"], groups))
         fair = jnp.asarray(strength, gap.dtype) * gap
-        return jnp.mean(row_losses(logits, batch["labels"])) + fair + penalty(params, ridge)
+        return jnp.mean(losses(logits, batch["labels"])) + fair + penalty(params, ridge)
 
-    return fair_averaging(loss, scores, init, step, local_steps, batch_size, groups)
+    return fair_averaging(loss, scores, init, step, local_steps, batch_size, groups, losses)

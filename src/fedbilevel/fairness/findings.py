@@ -35,10 +35,18 @@ class Finding(NamedTuple):
 
 
 def of_model(
-    counts: Counts, names: Sequence[Any], criterion: str, about: str = "The model", few: int = FEW, remedy: str = REMEDY
+    counts: Counts,
+    names: Sequence[Any],
+    criterion: str,
+    about: str = "The model",
+    few: int = FEW,
+    remedy: str = REMEDY,
+    classes: Sequence[Any] | None = None,
 ) -> list[Finding]:
     """What is wrong with the decisions of a model; ``counts`` of the groups called ``names`` that its gap compares.
     ``remedy``: what to do about it."""
+    if counts.classes > 2:
+        return [*_of_classes(counts, about, classes), *_few(counts, names, criterion, few, classes)]
     together = Counts(counts.cells.sum(axis=0, keepdims=True))
     (rows,), ((negatives, positives),) = together.rows, together.cells.sum(axis=-1)
     selected = int(together.cells[..., 1].sum())
@@ -64,16 +72,47 @@ def of_model(
     return found + list(_few(counts, names, criterion, few))
 
 
-def _few(counts: Counts, names: Sequence[Any], criterion: str, few: int) -> Iterable[Finding]:
+def _of_classes(counts: Counts, about: str, classes: Sequence[Any] | None) -> Iterable[Finding]:
+    """More than two classes: one that is (almost) never decided, and decisions that are about those of guessing."""
+    together = Counts(counts.cells.sum(axis=0, keepdims=True))
+    rows, decided = together.cells[0].sum(axis=1), together.cells[0].sum(axis=0)
+    for label, name in enumerate(classes or range(counts.classes)):
+        if rows[label] and decided[label] < NEARLY * rows[label]:
+            yield Finding(
+                "never-decides", about,
+                f"{about} decides {name} for {decided[label]:,} of {rows.sum():,} rows, of which {rows[label]:,} are of that "
+                "class: (almost) never, which treats all groups alike and helps no one; use --class-weight balanced.",
+            )  # fmt: skip
+    balanced, guessing = float(together.balanced_accuracy()), 1 / counts.classes
+    ((low,), (high,)) = together.balanced_accuracy_ends()
+    if balanced < guessing + CHANCE - 0.5 or low <= guessing:
+        yield Finding(
+            "near-chance", about,
+            f"{about} has a balanced accuracy of {balanced:.3f} [{low:.3f}, {high:.3f}], and guessing has {guessing:.3f}: such "
+            "a model is not to be used; use --class-weight balanced, or give it better columns.",
+        )  # fmt: skip
+
+
+def _few(
+    counts: Counts, names: Sequence[Any], criterion: str, few: int, classes: Sequence[Any] | None = None
+) -> Iterable[Finding]:
     """Groups at either end of a gap with too few rows to tell."""
     for rate in CRITERIA[criterion]:
         rates, among = counts.rates(rate), counts.among(rate)
+        rows = RATES[rate].replace("count", "rows")
+        if rates.ndim == 2:  # of more than two classes, that with the largest gap
+            spans = np.fmax.reduce(rates, axis=-1) - np.fmin.reduce(rates, axis=-1)
+            if np.isnan(spans).all():
+                continue
+            worst = int(np.nanargmax(spans))
+            rates, among = rates[worst], np.broadcast_to(among, rates.shape)[worst]
+            if rate == "true_positive_rate":
+                rows = f"rows of class {worst if classes is None else classes[worst]}"
         there = np.flatnonzero(~np.isnan(rates))
         if len(there) < 2:
             continue
         ends = {int(there[np.argmax(rates[there])]), int(there[np.argmin(rates[there])])}
         for group in sorted(group for group in ends if among[group] < few):
-            rows = RATES[rate].replace("count", "rows")
             yield Finding(
                 "few-rows", str(names[group]),
                 f"The gap rests on {among[group]:,} {rows} of the group {names[group]}: fewer than {few} tell little, so read "
@@ -81,11 +120,17 @@ def _few(counts: Counts, names: Sequence[Any], criterion: str, few: int) -> Iter
             )  # fmt: skip
 
 
-def of_rows(cells: Mapping[str, Any], what: str, where: str = "") -> list[Finding]:
-    """Groups or sites (``what``) without positives or negatives: ``cells`` holds [negatives, positives] by name."""
+def of_rows(
+    cells: Mapping[str, Any], what: str, where: str = "", classes: Sequence[Any] | None = None
+) -> list[Finding]:
+    """Groups or sites (``what``) without positives or negatives: ``cells`` holds [negatives, positives] by name, or rows of
+    each of more than two ``classes``."""
     found = []
+    labels = [(1, "positives", "true-positive"), (0, "negatives", "false-positive")]
+    if classes is not None and len(classes) > 2:
+        labels = [(place, f"rows of class {name}", f"{name} recognition") for place, name in enumerate(classes)]
     for name, rows in cells.items():
-        for label, word, rate in ((1, "positives", "true-positive"), (0, "negatives", "false-positive")):
+        for label, word, rate in labels:
             if rows[label] or not sum(rows):
                 continue
             if what == "site":
@@ -93,7 +138,9 @@ def of_rows(cells: Mapping[str, Any], what: str, where: str = "") -> list[Findin
             else:
                 tail = f"it has no {rate} rate and is left out of gaps of that rate"
             found.append(
-                Finding(f"{what}-without-{word}", str(name), f"The {what} {name} has no {word}{where}: {tail}.")
+                Finding(
+                    f"{what}-without-{word.split()[0]}", str(name), f"The {what} {name} has no {word}{where}: {tail}."
+                )
             )
     return found
 

@@ -10,6 +10,9 @@ The means run over client m's validation rows outside and its training rows insi
   false-positive rate along; one per cell can.
 
 Weights are positive and have mean one over the cells; x = 0 is the unweighted problem.
+
+Where a number is predicted, a cell is a group together with whether the number is above its mean, and the gaps are those of the
+mean predictions or mean errors, in standard deviations of the number.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.calculus import Tree
-from fedbilevel.fairness.models import Model, group_totals, mean_of, penalty, row_losses, soft_decisions
+from fedbilevel.fairness.models import Model, RowLosses, group_totals, mean_of, penalty, row_losses, soft_decisions
 from fedbilevel.linear import LinearInner
 from fedbilevel.problem import BilevelProblem, linear_problem, not_negative, positive, whole_number
 
@@ -99,11 +102,25 @@ def demographic_parity(decisions: jax.Array, labels: jax.Array, groups: jax.Arra
     return _summed(decisions, labels, groups, count, [(None, column) for column in range(decisions.shape[1])])
 
 
+def mean_prediction(decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
+    """The means of the predicted numbers, whatever the truth."""
+    return squared_gap(decisions[:, 0], jnp.ones_like(decisions[:, 0]), groups, count)
+
+
+def mean_error(decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
+    """How far predictions are above the truth on average."""
+    return mean_prediction(decisions - labels.astype(decisions.dtype)[:, None], labels, groups, count)
+
+
 METRICS: dict[str, Deviation] = {
     "equal_opportunity": equal_opportunity,
     "equalized_odds": equalized_odds,
     "demographic_parity": demographic_parity,
+    "mean_prediction": mean_prediction,
+    "mean_error": mean_error,
 }
+OF_NUMBERS = ("mean_prediction", "mean_error")
+"""The metrics for numbers; the others are for classes."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +136,7 @@ class Weights:
 @dataclass(frozen=True)
 class OuterLoss:
     """f: the mean validation loss (rows by their weights, where they have any), plus ``strength`` times ``deviation`` of the
-    softened decisions (None: no such term).
+    softened decisions, or of the predicted numbers (None: no such term).
 
     Where rows hold a leaf `REAL`, those without it do not count.  They belong to no group; ``deviation`` must not count them
     either, and `squared_gap` does not, since all its sums are over the rows of a group.
@@ -130,10 +147,11 @@ class OuterLoss:
     strength: float
     temperature: float
     deviation: Deviation | None
+    losses: RowLosses = row_losses
 
     def __call__(self, outer: Tree, inner: Tree, batch: Any) -> jax.Array:
         scores = self.scores(inner, batch["features"])
-        losses = row_losses(scores, batch["labels"])
+        losses = self.losses(scores, batch["labels"])
         if "weights" in batch:
             losses = batch["weights"].astype(losses.dtype) * losses
         groups = batch["groups"]
@@ -145,7 +163,7 @@ class OuterLoss:
             loss = jnp.mean(losses)
         if self.deviation is None:
             return loss
-        decisions = soft_decisions(scores, self.temperature)
+        decisions = soft_decisions(scores, self.temperature) if self.losses is row_losses else scores[:, None]
         term = self.deviation(decisions, batch["labels"], groups, self.groups)
         return loss + jnp.asarray(self.strength, loss.dtype) * term
 
@@ -157,9 +175,10 @@ class WeightedInner:
     scores: Any
     weights: Weights
     ridge: float
+    losses: RowLosses = row_losses
 
     def __call__(self, outer: Tree, inner: Tree, batch: Any) -> jax.Array:
-        losses = row_losses(self.scores(inner, batch["features"]), batch["labels"])
+        losses = self.losses(self.scores(inner, batch["features"]), batch["labels"])
         table = self.weights(outer).astype(losses.dtype)[batch["cells"]]
         weights = batch["weights"].astype(losses.dtype) if "weights" in batch else jnp.ones_like(losses)
         return jnp.mean(weights * table * losses) + penalty(inner, self.ridge)
@@ -204,13 +223,16 @@ class Formulation:
         positive("temperature", self.temperature)
 
     def cells(self, groups: int, classes: int) -> int:
-        """How many weights there are."""
-        return groups if self.kind == "paper" else groups * classes
+        """How many weights there are; ``classes`` is 1 for a number."""
+        return groups if self.kind == "paper" else groups * max(2, classes)
 
     def cell_of(self, groups: Any, labels: Any, classes: int) -> np.ndarray:
-        """The cell of every row: its group, or group * classes + label."""
+        """The cell of every row: its group, or group * classes + label, or 2 * group + whether a number is above its mean."""
         codes = np.asarray(groups).astype(np.int32)
-        return codes if self.kind == "paper" else codes * np.int32(classes) + np.asarray(labels).astype(np.int32)
+        if self.kind == "paper":
+            return codes
+        known = np.asarray(labels) > 0 if classes == 1 else np.asarray(labels)
+        return codes * np.int32(max(2, classes)) + known.astype(np.int32)
 
     def deviation(self) -> Deviation | None:
         if self.kind == "paper" or self.strength == 0:
@@ -240,10 +262,10 @@ def fair_problem(
     cells = formulation.cells(groups, model.classes)
     weights = Weights(cells)
     numbers = float(formulation.strength), float(formulation.temperature)
-    outer_loss = OuterLoss(model.scores, groups, *numbers, formulation.deviation())
+    outer_loss = OuterLoss(model.scores, groups, *numbers, formulation.deviation(), model.losses)
     start = Start(cells, model.start)
     ridge = float(formulation.ridge)
     if model.kind == "logistic" and model.classes == 2 and not row_weights:
         linear = LinearInner(weights, ridge, cells="cells", kernel=kernel)
         return linear_problem(linear, outer_loss, start)
-    return BilevelProblem(WeightedInner(model.scores, weights, ridge), outer_loss, start)
+    return BilevelProblem(WeightedInner(model.scores, weights, ridge, model.losses), outer_loss, start)

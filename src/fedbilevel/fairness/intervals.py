@@ -241,10 +241,14 @@ def gap_ends(
         raise ValueError("Rows have weights: bootstrap_interval redraws them.")
     if method == "mean_pairwise":
         raise ValueError("A mean over pairs of groups has no such interval: bootstrap_interval redraws rows.")
-    rates = CRITERIA[criterion]
+    rates, several = CRITERIA[criterion], counts.classes > 2
     compared = counts.majority_and_rest() if method == "majority_vs_rest" and counts.cells.shape[-3] > 1 else counts
-    pairs = [_pair_ends(*parts(compared.cells, rate), method, level, len(rates)) for rate in rates]
+    # With more than two classes every class has these rates, and the largest of all gaps counts.
+    number = len(rates) * (counts.classes if several else 1)
+    pairs = [_pair_ends(*parts(compared.cells, rate), method, level, number) for rate in rates]
     low, high = (np.fmax.reduce(np.concatenate(ends, axis=-1), axis=-1, initial=0) for ends in zip(*pairs, strict=True))
+    if several:
+        low, high = (np.fmax.reduce(end, axis=-1, initial=0) for end in (low, high))
     undefined = np.isnan(counts.gap(criterion, method))
     return np.where(undefined, np.nan, low), np.where(undefined, np.nan, np.minimum(high, 1))
 
@@ -314,6 +318,8 @@ def gap_difference_ends(joint: Any, criterion: str, level: float = 0.95) -> tupl
     it.  Where the pair is not known, the ends of the two gaps (`gap_ends`) bound the difference.
     """
     tables = np.asarray(joint, np.int64)
+    if tables.shape[-1] > 2:
+        return _of_classes(tables, criterion, level)
     rates = CRITERIA[criterion]
     models = Counts(tables.sum(axis=-1)), Counts(tables.sum(axis=-2))
     gaps = [counts.gap(criterion) for counts in models]
@@ -340,6 +346,34 @@ def gap_difference_ends(joint: Any, criterion: str, level: float = 0.95) -> tupl
     difference = gaps[0] - gaps[1]
     high = np.minimum(np.fmax.reduce(np.concatenate(highs, axis=-1), axis=-1, initial=-1), ends[0][1] - ends[1][0])
     low = np.maximum(np.fmin.reduce(np.concatenate(lows, axis=-1), axis=-1, initial=1), ends[0][0] - ends[1][1])
+    undefined = np.isnan(difference)
+    return (
+        np.where(undefined, np.nan, np.minimum(low, difference)),
+        np.where(undefined, np.nan, np.maximum(high, difference)),
+    )
+
+
+def _of_classes(joint: NDArray[np.int64], criterion: str, level: float) -> tuple[Floats, Floats]:
+    """`gap_difference_ends` for more than two classes, of which the one with the largest gap counts.
+
+    Let c be the class that the one model's gap truly rests on.  The other's gap is at least that of c, so the difference is at
+    most that of the gaps of c; and c is among the classes whose gap may be the largest, by its interval.
+    """
+    classes = joint.shape[-1]
+    models = Counts(joint.sum(axis=-1)), Counts(joint.sum(axis=-2))
+    difference = models[0].gap(criterion) - models[1].gap(criterion)
+    least = [gap_ends(counts, criterion, level=level)[0] for counts in models]
+    lows, highs = [], []
+    for label in range(classes):
+        own = np.arange(classes) == label
+        two = np.stack([joint[..., side, :, :].sum(axis=-3) for side in (~own, own)], axis=-3)
+        two = np.stack([two[..., side, :].sum(axis=-2) for side in (~own, own)], axis=-2)
+        two = np.stack([two[..., side].sum(axis=-1) for side in (~own, own)], axis=-1)
+        low, high = gap_difference_ends(two, criterion, level)
+        ends = [gap_ends(Counts(two.sum(axis=axis)), criterion, level=level)[1] for axis in (-1, -2)]
+        highs.append(np.where(ends[0] >= least[0], high, -np.inf))
+        lows.append(np.where(ends[1] >= least[1], low, np.inf))
+    low, high = np.fmin.reduce(lows), np.fmax.reduce(highs)
     undefined = np.isnan(difference)
     return (
         np.where(undefined, np.nan, np.minimum(low, difference)),
@@ -452,7 +486,11 @@ def _resamples(data: Encoded, strata: str, resamples: int, seed: int) -> Iterato
     check_choice("strata", strata, STRATA)
     if resamples < 1:
         raise ValueError(f"resamples={resamples!r} must be at least 1.")
-    key = {"cell": 2 * data.groups + data.y_true, "group": data.groups, "none": np.zeros_like(data.groups)}[strata]
+    key = {
+        "cell": len(data.classes) * data.groups + data.y_true,
+        "group": data.groups,
+        "none": np.zeros_like(data.groups),
+    }[strata]
     order = np.argsort(key, kind="stable")
     _, first, size = np.unique(key[order], return_index=True, return_counts=True)
     generator = np.random.default_rng(seed)

@@ -24,7 +24,7 @@ from fedbilevel.fairness.fedfb import fedfb
 from fedbilevel.fairness.fedminmax import fedminmax
 from fedbilevel.fairness.fedreg import fedreg
 from fedbilevel.fairness.formulation import Formulation
-from fedbilevel.fairness.models import Model, mean_of, penalty, row_losses
+from fedbilevel.fairness.models import Model, RowLosses, mean_of, mistaken, penalty, predicted, recognised, row_losses
 from fedbilevel.hypergradients.neumann import neumann
 from fedbilevel.plan import Algorithm
 from fedbilevel.problem import BilevelProblem, positive, whole_number
@@ -32,7 +32,7 @@ from fedbilevel.problem import BilevelProblem, positive, whole_number
 METHODS = ("fedavg", "fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", "fedbio", "fedbioacc")
 BILEVEL = ("fedbio", "fedbioacc")
 COMPARES_GROUPS = ("fedreg", "fedminmax", "fcfl", "fedfb", "fairfed")
-"""Methods of one level that are defined by two or more groups, for two classes."""
+"""Methods of one level that are defined by two or more groups."""
 SINGLE_STEP = ("fedminmax", "fcfl")
 """They communicate after every step, so their local steps are 1 whatever is asked for."""
 
@@ -189,14 +189,15 @@ class RowWeightedLoss:
 
     scores: Any
     ridge: float
+    losses: RowLosses = row_losses
 
     def __call__(self, params: Tree, batch: Any) -> jax.Array:
-        losses = row_losses(self.scores(params, batch["features"]), batch["labels"])
+        losses = self.losses(self.scores(params, batch["features"]), batch["labels"])
         return jnp.mean(batch["weights"] * losses) + penalty(params, self.ridge)
 
     def masked(self, params: Tree, batch: Any, real: jax.Array) -> jax.Array:
         """The same over the rows that are ``real``."""
-        losses = batch["weights"] * row_losses(self.scores(params, batch["features"]), batch["labels"])
+        losses = batch["weights"] * self.losses(self.scores(params, batch["features"]), batch["labels"])
         return mean_of(losses, real) + penalty(params, self.ridge)
 
 
@@ -204,29 +205,31 @@ def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray) 
     """The algorithm that trains the model (for the bilevel methods: their second stage), and the clients' weights.
 
     FedAvg and the second stages read a leaf ``weights`` of the rows.  ``counts``: rows of every group over all clients
-    (FedMinMax), or positive ones (FedFB); others do not read them.
+    (FedMinMax), or positive ones (FedFB; of more than two classes ``[class, group]``); others do not read them.
     """
     ridge = float(recipe.formulation.ridge)
-    scores, start = model.scores, model.start
+    scores, start, losses = model.scores, model.start, model.losses
+    compared = {"mean_prediction": predicted, "mean_error": mistaken}.get(str(recipe.formulation.metric), recognised)
+    shared: dict[str, Any] = {"groups": groups, "ridge": ridge, "losses": losses, "compared": compared}
     loop = (recipe.step, recipe.local_steps, recipe.batch_size)
     if recipe.method == "fedreg":
-        return fedreg(scores, start, *loop, recipe.penalty, groups=groups, ridge=ridge), recipe.client_weights
+        return fedreg(scores, start, *loop, recipe.penalty, **shared), recipe.client_weights
     if recipe.method == "fcfl":
         first, second = FCFL_STAGES
         algorithm = fcfl(
-            scores, start, recipe.step, groups=groups, epsilon=recipe.epsilon, stage_one=first, stage_two=second,
-            rounds=recipe.rounds, ridge=ridge,
+            scores, start, recipe.step, epsilon=recipe.epsilon, stage_one=first, stage_two=second, rounds=recipe.rounds,
+            **shared,
         )  # fmt: skip
         return algorithm, recipe.client_weights
     if recipe.method == "fedminmax":
         steps = (recipe.step, recipe.group_step)
-        return fedminmax(scores, start, counts, *steps, recipe.batch_size, ridge, recipe.risks), "samples"
+        return fedminmax(scores, start, counts, *steps, recipe.batch_size, ridge, recipe.risks, losses), "samples"
     if recipe.method == "fedfb":
         step, local_steps, batch_size = loop
         return fedfb(scores, start, counts, step, recipe.alpha, local_steps, batch_size, ridge), "samples"
     if recipe.method == "fairfed":
-        return fairfed(scores, start, *loop, recipe.beta, groups=groups, ridge=ridge), "samples"
-    return fedavg(RowWeightedLoss(scores, ridge), start, *loop), recipe.client_weights
+        return fairfed(scores, start, *loop, recipe.beta, classes=model.classes, **shared), "samples"
+    return fedavg(RowWeightedLoss(scores, ridge, losses), start, *loop), recipe.client_weights
 
 
 def bilevel_algorithm(recipe: Recipe, problem: BilevelProblem) -> Algorithm:

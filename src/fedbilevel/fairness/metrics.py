@@ -12,6 +12,10 @@ two sets of rows add up, so a site can send its own and nobody needs the rows:
 In front of [group, label, decision] there may be further axes (resamples, models, seeds): all answers then have them too.
 A rate without rows is NaN, and so is a gap where fewer than two of several groups have the rate.
 
+With more than two classes, each is held against all others: it has the rates of a positive class, answers have an axis of
+classes before that of groups, and the gap of a criterion is the largest of the classes'.  A class whose rate fewer than two
+groups have is left out of that.  Two classes: the positive one alone is held against the other, which is the usual definition.
+
 A disparity compares a rate between groups (`CRITERIA`): the true positive rate (equal opportunity), true and false positive
 rates (equalized odds), the selection rate (demographic parity); in one of four ways (`CONVENTIONS`):
 
@@ -27,7 +31,6 @@ left out, and that is reported: `disparity` lists it in `left_out`, the plain fu
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +40,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedbilevel.tables.columns import binary_labels, check_lengths, encode_groups, listed, to_series
+from fedbilevel.tables.columns import JOIN, binary_labels, check_lengths, encode_groups, listed, to_frame, to_series
 
 CONVENTIONS = ("between_groups", "to_overall", "majority_vs_rest", "mean_pairwise")
 # Criterion: the rates it compares. Of several rates the largest disparity counts.
@@ -64,7 +67,7 @@ class Counts:
     """Rows by group, label and decision.
 
     Attributes:
-        cells: integers [..., group, label, decision]; rates are those of two classes.
+        cells: integers [..., group, label, decision].
         weights: sums of the rows' weights in the same places, if they have any.  Rates are then shares of weight; counts and
             the majority remain those of rows.
     """
@@ -76,7 +79,7 @@ class Counts:
     def of(
         cls, labels: Any, decisions: Any, groups: Any, names: int, weight: Floats | None = None, classes: int = 2
     ) -> Counts:
-        """Count rows given as codes: ``groups`` from 0 to ``names`` - 1, the others 0 or 1."""
+        """Count rows given as codes: ``groups`` from 0 to ``names`` - 1, the others from 0 to ``classes`` - 1."""
         codes = (np.asarray(column, np.int64) for column in (groups, labels, decisions))
         shape = (names, classes, classes)
         place = np.ravel_multi_index(tuple(codes), shape)
@@ -93,6 +96,10 @@ class Counts:
     def __add__(self, other: Counts) -> Counts:
         both = None if self.weights is None or other.weights is None else self.weights + other.weights
         return Counts(self.cells + other.cells, both)
+
+    @property
+    def classes(self) -> int:
+        return int(self.cells.shape[-1])
 
     @property
     def rows(self) -> Integers:
@@ -113,22 +120,18 @@ class Counts:
         return ratio(above.sum(axis=-1), below.sum(axis=-1))
 
     def balanced_accuracy(self, by_group: bool = False) -> Floats:
-        """Mean over the two classes of the share of their rows decided rightly."""
+        """Mean over the classes of the share of their rows decided rightly."""
         by_class = self._measured if by_group else self._measured.sum(axis=-3)
         right = ratio(np.diagonal(by_class, axis1=-2, axis2=-1), by_class.sum(axis=-1))
-        return np.asarray(right.sum(axis=-1) / 2)
+        return np.asarray(right.sum(axis=-1) / self.classes)
 
     def balanced_accuracy_ends(self, level: float = 0.95) -> tuple[Floats, Floats]:
-        """By group: the distances to Wilson's ends of the two rates, squared and added (MOVER)."""
+        """By group: the distances to Wilson's ends of the classes' rates, squared and added (MOVER)."""
+        right, rows = np.diagonal(self._measured, axis1=-2, axis2=-1), self._measured.sum(axis=-1)
+        low, high = wilson(ratio(right, rows), self.cells.sum(axis=-1), level)
+        down, up = (np.sqrt(((ratio(right, rows) - end) ** 2).sum(axis=-1)) / self.classes for end in (low, high))
         middle = self.balanced_accuracy(by_group=True)
-        down, up = np.zeros_like(middle), np.zeros_like(middle)
-        for rate in ("true_positive_rate", "false_positive_rate"):
-            low, high = self.wilson(rate, level)
-            below, above = self.rates(rate) - low, high - self.rates(rate)
-            if rate == "false_positive_rate":
-                below, above = above, below
-            down, up = down + below**2, up + above**2
-        return middle - np.sqrt(down) / 2, middle + np.sqrt(up) / 2
+        return middle - down, middle + up
 
     def gap(self, criterion: str, method: str = "between_groups") -> Floats:
         """The disparity of the rates of ``criterion``."""
@@ -145,7 +148,8 @@ class Counts:
             distance = np.fmax.reduce(np.abs(rates - reference[..., None]), axis=-1)
             comparable = (~np.isnan(rates)).sum(axis=-1) >= min(2, rates.shape[-1])
             gaps.append(np.where(comparable, distance, np.nan))
-        return np.asarray(np.max(gaps, axis=0))
+        largest = np.max(gaps, axis=0)
+        return np.asarray(largest if self.classes == 2 else np.fmax.reduce(largest, axis=-1))
 
     def other_label(self) -> Counts:
         """The same rows with the other of the two labels called positive."""
@@ -167,6 +171,15 @@ class Counts:
 
         return Counts(divided(self.cells), None if self.weights is None else divided(self.weights))
 
+    def gathered(self, places: Any, count: int) -> Counts:
+        """Fewer groups, ``count`` of them: those with the same place become one; for counts without further axes."""
+        chosen = np.asarray(places)[None, :] == np.arange(count)[:, None]
+
+        def summed(values: NDArray[Any]) -> NDArray[Any]:
+            return np.asarray(np.tensordot(chosen.astype(values.dtype), values, axes=1))
+
+        return Counts(summed(self.cells), None if self.weights is None else summed(self.weights))
+
     def present(self) -> Counts:
         """Without the groups that have no rows; for counts without further axes."""
         there = self.rows > 0
@@ -176,9 +189,12 @@ class Counts:
         """Both ends of Wilson's interval of ``rate``, by group."""
         return wilson(self.rates(rate), self.among(rate), level)
 
-    def table(self, names: Sequence[Any], level: float | None = None) -> pd.DataFrame:
+    def table(
+        self, names: Sequence[Any], level: float | None = None, classes: Sequence[Any] | None = None
+    ) -> pd.DataFrame:
         """One row a group: how many rows, positives, negatives and positive decisions, the rates and the balanced accuracy;
-        with ``level`` intervals of all these too."""
+        with ``level`` intervals of all these too.  More than two classes, named by ``classes``: one row a group and class, the
+        latter then being the positive one."""
         columns: dict[str, Any] = {"count": self.rows}
         columns |= {among: self.among(rate) for rate, among in RATES.items() if among != "count"}
         for rate in ("accuracy", "selection_rate", "true_positive_rate", "false_positive_rate", "precision"):
@@ -189,7 +205,14 @@ class Counts:
                 columns[f"{rate}_low"], columns[f"{rate}_high"] = self.wilson(rate, level)
             ends = self.balanced_accuracy_ends(level)
             columns["balanced_accuracy_low"], columns["balanced_accuracy_high"] = ends
-        return pd.DataFrame(columns, index=pd.Index(list(names), name="group"))
+        if self.classes == 2:
+            return pd.DataFrame(columns, index=pd.Index(list(names), name="group"))
+        labels = range(self.classes) if classes is None else classes
+        cells = pd.MultiIndex.from_product([list(names), list(labels)], names=["group", "label"])
+        columns = {
+            name: np.broadcast_to(values, (self.classes, len(names))).T.ravel() for name, values in columns.items()
+        }
+        return pd.DataFrame(columns, index=cells)
 
     @property
     def _measured(self) -> NDArray[Any]:
@@ -222,10 +245,13 @@ def normal_quantile(level: float) -> float:
 
 
 def parts(cells: NDArray[Any], rate: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """What counts for a rate, and what it is a rate among, by group."""
-    if rate in ("selection_rate", "accuracy"):
-        hits = cells[..., 1].sum(axis=-1) if rate == "selection_rate" else cells[..., 0, 0] + cells[..., 1, 1]
-        return hits, cells.sum(axis=(-2, -1))
+    """What counts for a rate, and what it is a rate among, by group; of more than two classes by class and group."""
+    if rate == "accuracy":
+        return np.trace(cells, axis1=-2, axis2=-1), cells.sum(axis=(-2, -1))
+    if cells.shape[-1] > 2:
+        cells = against_rest(cells)
+    if rate == "selection_rate":
+        return cells[..., 1].sum(axis=-1), cells.sum(axis=(-2, -1))
     if rate == "precision":
         return cells[..., 1, 1], cells[..., 1].sum(axis=-1)
     of_label = cells[..., 1 if rate == "true_positive_rate" else 0, :]
@@ -237,6 +263,14 @@ def _mean_distance(rates: Floats) -> Floats:
     first, second = np.triu_indices(rates.shape[-1], 1)
     apart = np.abs(rates[..., first] - rates[..., second])
     return ratio(np.nansum(apart, axis=-1), (~np.isnan(apart)).sum(axis=-1))
+
+
+def against_rest(cells: NDArray[Any]) -> NDArray[Any]:
+    """Every class as the positive one of two: [..., class, group, 2, 2]."""
+    right, of_label, of_decision = np.diagonal(cells, axis1=-2, axis2=-1), cells.sum(axis=-1), cells.sum(axis=-2)
+    neither = cells.sum(axis=(-2, -1))[..., None] - of_label - of_decision + right
+    both = np.stack([neither, of_decision - right, of_label - right, right], axis=-1)
+    return np.moveaxis(both, -2, -3).reshape(*cells.shape[:-3], cells.shape[-1], cells.shape[-3], 2, 2)
 
 
 def ratio(above: NDArray[Any], below: NDArray[Any]) -> Floats:
@@ -258,7 +292,8 @@ class Disparity:
         criterion: "equal_opportunity", "equalized_odds" or "demographic_parity".
         method: "between_groups", "to_overall" or "majority_vs_rest".
         table: the per-group table, see `group_table`.
-        left_out: per rate, the groups that have none (without positives, negatives, or weight).
+        left_out: per rate, the groups that have none (without positives, negatives, or weight); of more than two classes, pairs
+            of a group and a class.
     """
 
     value: float
@@ -271,19 +306,20 @@ class Disparity:
 class Encoded(NamedTuple):
     """Checked inputs as arrays: what resampling works on."""
 
-    y_true: NDArray[np.int8]
-    y_pred: NDArray[np.int8]
+    y_true: NDArray[Any]
+    y_pred: NDArray[Any]
     groups: NDArray[np.int32]
     names: list[Any]
     weight: Floats | None
+    classes: list[Any]
 
     @property
     def counts(self) -> Counts:
-        return Counts.of(self.y_true, self.y_pred, self.groups, len(self.names), self.weight)
+        return Counts.of(self.y_true, self.y_pred, self.groups, len(self.names), self.weight, classes=len(self.classes))
 
     def take(self, rows: NDArray[np.int64]) -> Encoded:
         weight = None if self.weight is None else self.weight[rows]
-        return Encoded(self.y_true[rows], self.y_pred[rows], self.groups[rows], self.names, weight)
+        return Encoded(self.y_true[rows], self.y_pred[rows], self.groups[rows], self.names, weight, self.classes)
 
 
 def equal_opportunity_difference(
@@ -351,17 +387,47 @@ def _disparity(criterion: str, method: str, data: Encoded) -> Disparity:
     for rate in CRITERIA[criterion]:
         if not counts.among(rate).any():
             raise ValueError(f"y_true holds one class only, no {_among(rate)}: {criterion} is undefined.")
-        without = [name for name, value in zip(data.names, counts.rates(rate), strict=True) if math.isnan(value)]
+        rates = counts.rates(rate)
+        places = [tuple(place) for place in np.argwhere(np.isnan(rates.T))]
+        without = [
+            data.names[group] if not label else (data.names[group], data.classes[label[0]]) for group, *label in places
+        ]
         if without:
             left_out[rate] = without
     value = float(counts.gap(criterion, method))
-    return Disparity(value, criterion, method, counts.table(data.names), left_out)
+    return Disparity(value, criterion, method, counts.table(data.names, classes=data.classes), left_out)
+
+
+def disparities(
+    y_true: Any,
+    y_pred: Any,
+    *,
+    sensitive_features: Any,
+    method: str = "between_groups",
+    sample_weight: Any = None,
+    pos_label: Any = None,
+) -> pd.DataFrame:
+    """All three disparities by each of several sensitive columns, and by their intersections: one row each.
+
+    >>> table = pd.DataFrame({"sex": list("ffmm"), "age": list("oyoy")})
+    >>> found = disparities([1, 1, 1, 1], [1, 0, 0, 1], sensitive_features=table)
+    >>> found["equal_opportunity"].to_dict()
+    {'sex': 0.0, 'age': 0.0, 'sex & age': 1.0}
+    """
+    table = to_frame(sensitive_features, "sensitive_features")
+    ways = {name: table[[name]] for name in table.columns}
+    rows = {}
+    for name, groups in (ways | {JOIN.join(table.columns): table}).items():
+        counts = encode(y_true, y_pred, groups, sample_weight, pos_label).counts
+        rows[name] = {criterion: float(counts.gap(criterion, method)) for criterion in CRITERIA}
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def group_table(
     y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None, pos_label: Any = None
 ) -> pd.DataFrame:
     """One row per group, sorted: how many rows, positives and negatives, and the rates; NaN where a rate has no rows.
+    With more than two classes, one row per group and class, which then is the positive one.
 
     The counts are numbers of rows, whatever the weights; the rates are weighted.
 
@@ -369,7 +435,7 @@ def group_table(
     {'a': 1.0, 'b': 0.5}
     """
     data = encode(y_true, y_pred, sensitive_features, sample_weight, pos_label)
-    return data.counts.table(data.names)
+    return data.counts.table(data.names, classes=data.classes)
 
 
 def accuracy(y_true: Any, y_pred: Any, *, sample_weight: Any = None) -> float:
@@ -408,13 +474,22 @@ def auc(y_true: Any, y_score: Any, *, sample_weight: Any = None, pos_label: Any 
 
 
 def encode(y_true: Any, y_pred: Any, sensitive_features: Any, sample_weight: Any, pos_label: Any) -> Encoded:
-    """The inputs of a group metric, checked and turned into arrays."""
-    true = binary_labels(y_true, "y_true", pos_label=pos_label)
-    predicted = binary_labels(y_pred, "y_pred", pos_label=pos_label)
+    """The inputs of a group metric, checked and turned into arrays.  More than two values in ``y_true`` and no ``pos_label``:
+    these are the classes."""
+    true: NDArray[Any]
+    predicted: NDArray[Any]
+    several = list(pd.unique(to_series(y_true, "y_true"))) if pos_label is None else []
+    if len(several) > 2:
+        true, classes = encode_groups(y_true, name="y_true")
+        predicted, _ = encode_groups(y_pred, known=classes, name="y_pred", what="class", where="y_true")
+    else:
+        true = binary_labels(y_true, "y_true", pos_label=pos_label)
+        predicted = binary_labels(y_pred, "y_pred", pos_label=pos_label)
+        classes = [False, True]
     groups, names = encode_groups(sensitive_features)
     weight = _weight(sample_weight)
     check_lengths(y_true=true, y_pred=predicted, sensitive_features=groups, sample_weight=weight)
-    return Encoded(true, predicted, groups, names, weight)
+    return Encoded(true, predicted, groups, names, weight, classes)
 
 
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

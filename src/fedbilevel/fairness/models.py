@@ -1,7 +1,8 @@
-"""Inner models, logistic regression for two and more classes and a small network, with their losses, decisions and soft rates.
+"""Inner models, linear ones and a small network, for classes and for numbers, with their losses, decisions and soft rates.
 
-A model is two functions: ``start(key) -> params`` and ``scores(params, features) -> [n]`` (two classes: logits of class 1) or
-``[n, classes]``.  They are small frozen records, equal when their fields are: a program compiled for one serves its equals.
+A model is two functions: ``start(key) -> params`` and ``scores(params, features) -> [n]`` (two classes: logits of class 1; a
+number: the prediction, in standard deviations of the target from its mean) or ``[n, classes]``.  They are small frozen records,
+equal when their fields are: a program compiled for one serves its equals.
 The last feature column is the constant 1, so there is no separate intercept.
 
 Rates by group are smooth functions of the scores, which a gradient can lower.  With z the scores (logits of class 1) and T the
@@ -10,11 +11,14 @@ temperature, the soft true-positive rate of group a is
     r_a = mean of sigmoid(T z_i) over the rows i of group a with label 1.
 
 T = 1 averages the predicted probabilities; large T approaches the rate of the decisions z > 0.  A group without such rows has
-no rate: it is marked absent and left out of every gap, never counted as 0.
+no rate: it is marked absent and left out of every gap, never counted as 0.  With more than two classes every class has such a
+rate, how often it is recognised, and the gap of the class in which groups differ most counts.  A number has means in the place
+of rates: of the predictions, or of their errors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,7 +29,15 @@ import numpy as np
 from fedbilevel.calculus import Tree, squared_norm
 from fedbilevel.problem import whole_number
 
-MODELS = ("logistic", "mlp")
+MODELS = ("logistic", "linear", "mlp")
+LOSSES = ("log", "squared", "huber")
+BEYOND = 1.0
+"""Errors beyond this, in standard deviations of the target, count by their size in Huber's loss and not by their square."""
+
+RowLosses = Callable[[jax.Array, jax.Array], jax.Array]
+"""``(scores, labels) -> [n]``."""
+Compared = Callable[..., tuple[jax.Array, jax.Array]]
+"""``(scores, labels, temperature) -> (values, which rows count)``: what groups are compared by, see `recognised`."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,7 @@ class LinearStart:
     classes: int
 
     def __call__(self, key: jax.Array) -> jax.Array:
-        return jnp.zeros(self.features if self.classes == 2 else (self.features, self.classes), jnp.float32)
+        return jnp.zeros(self.features if self.classes <= 2 else (self.features, self.classes), jnp.float32)
 
 
 @dataclass(frozen=True)
@@ -67,7 +79,7 @@ class NetworkStart:
 
     def __call__(self, key: jax.Array) -> Tree:
         first, second = jax.random.split(key)
-        outputs = 1 if self.classes == 2 else self.classes
+        outputs = 1 if self.classes <= 2 else self.classes
 
         def normal(key: jax.Array, inputs: int, units: int) -> jax.Array:
             scale = jnp.asarray(1 / np.sqrt(inputs), jnp.float32)
@@ -83,29 +95,56 @@ class NetworkStart:
 
 @dataclass(frozen=True)
 class Model:
-    """``scores`` and ``start`` of a classifier over ``features`` columns (the constant one included)."""
+    """``scores`` and ``start`` of a model over ``features`` columns (the constant one included).
+
+    A classifier has the loss "log" and tells ``classes`` apart; "squared" and "huber" are for a number, which has 1.
+    """
 
     kind: str
     features: int
     classes: int = 2
     hidden: int = 16
+    loss: str = "log"
 
     def __post_init__(self) -> None:
         if self.kind not in MODELS:
             raise ValueError(f"model must be one of {', '.join(map(repr, MODELS))}, not {self.kind!r}.")
+        if self.loss not in LOSSES:
+            raise ValueError(f"loss must be one of {', '.join(map(repr, LOSSES))}, not {self.loss!r}.")
         whole_number("features", self.features)
-        whole_number("classes", self.classes, least=2)
         whole_number("hidden", self.hidden)
+        if not self.regression:
+            whole_number("classes", self.classes, least=2)
+        elif self.classes != 1:
+            raise ValueError(f"The loss {self.loss!r} is for a number: classes must be 1, not {self.classes}.")
+        if self.kind == ("logistic" if self.regression else "linear"):
+            other = (
+                "a number, which takes model='linear'" if self.regression else "classes, which take model='logistic'"
+            )
+            raise ValueError(f"model={self.kind!r} cannot predict {other} or 'mlp'.")
+
+    @property
+    def regression(self) -> bool:
+        return self.loss != "log"
 
     @property
     def scores(self) -> LinearScores | NetworkScores:
-        return LinearScores() if self.kind == "logistic" else NetworkScores()
+        return NetworkScores() if self.kind == "mlp" else LinearScores()
 
     @property
     def start(self) -> LinearStart | NetworkStart:
-        if self.kind == "logistic":
-            return LinearStart(self.features, self.classes)
-        return NetworkStart(self.features, self.classes, self.hidden)
+        if self.kind == "mlp":
+            return NetworkStart(self.features, self.classes, self.hidden)
+        return LinearStart(self.features, self.classes)
+
+    @property
+    def losses(self) -> RowLosses:
+        return {"log": row_losses, "squared": squared_losses, "huber": huber_losses}[self.loss]
+
+    @property
+    def curvature(self) -> float:
+        """Largest second derivative of a row's loss in its score."""
+        return 1.0 if self.regression else 0.25
 
 
 def row_losses(scores: jax.Array, labels: jax.Array) -> jax.Array:
@@ -119,6 +158,18 @@ def row_losses(scores: jax.Array, labels: jax.Array) -> jax.Array:
 def mean_of(losses: jax.Array, real: jax.Array) -> jax.Array:
     """The mean over the rows that are ``real``; the others are padding."""
     return jnp.sum(jnp.where(real, losses, 0)) / jnp.sum(real, dtype=losses.dtype)
+
+
+def squared_losses(scores: jax.Array, labels: jax.Array) -> jax.Array:
+    """Half the squared error of every row."""
+    return (scores - labels.astype(scores.dtype)) ** 2 / 2
+
+
+def huber_losses(scores: jax.Array, labels: jax.Array) -> jax.Array:
+    """Half the squared error up to `BEYOND`, and from there on a straight line."""
+    size = jnp.abs(scores - labels.astype(scores.dtype))
+    square = jnp.minimum(size, BEYOND)
+    return square * (size - square / 2)
 
 
 def penalty(params: Tree, ridge: Any) -> jax.Array:
@@ -136,17 +187,22 @@ def soft_decisions(scores: jax.Array, temperature: Any = 1.0) -> jax.Array:
     return jax.nn.sigmoid(sharp)[:, None] if scores.ndim == 1 else jax.nn.softmax(sharp, axis=1)
 
 
-def probabilities(model: Model, params: Tree, features: Any) -> np.ndarray:
-    """``[n, classes]`` in float64, rows summing to one; plain NumPy, so that predicting compiles nothing."""
+def numbers(model: Model, params: Tree, features: Any) -> np.ndarray:
+    """Scores in float64, ``[n]`` or ``[n, classes]``; plain NumPy, so that predicting compiles nothing."""
     matrix = np.asarray(features, np.float64)
     tree = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    if model.kind == "logistic":
-        scores = matrix @ tree
-    else:
+    if model.kind == "mlp":
         scores = np.tanh(matrix @ tree["hidden"] + tree["hidden_bias"]) @ tree["output"] + tree["output_bias"]
+    else:
+        scores = matrix @ tree
+    return np.asarray(scores.reshape(len(matrix)) if model.classes <= 2 else scores)
+
+
+def probabilities(model: Model, params: Tree, features: Any) -> np.ndarray:
+    """``[n, classes]`` in float64, rows summing to one."""
+    scores = numbers(model, params, features)
     if model.classes == 2:
-        scores = scores.reshape(len(matrix), 1)
-        scores = np.concatenate([np.zeros_like(scores), scores], axis=1)
+        scores = np.stack([np.zeros_like(scores), scores], axis=1)
     raised = np.exp(scores - scores.max(axis=1, keepdims=True))
     return np.asarray(raised / raised.sum(axis=1, keepdims=True))
 
@@ -164,32 +220,64 @@ class Rates(NamedTuple):
 
 
 def group_totals(values: jax.Array, groups: jax.Array, count: int) -> jax.Array:
-    """Sum of ``values`` over the rows of each of ``count`` groups.
+    """Sum of ``values`` ``[..., n]`` over the rows of each of ``count`` groups.
 
     One comparison per row and group instead of a scatter: groups are few, and a scatter runs row by row on a CPU.
     """
     members = groups[None, :] == jnp.arange(count, dtype=groups.dtype)[:, None]
-    return jnp.sum(jnp.where(members, values[None, :], 0), axis=1)
+    return jnp.sum(jnp.where(members, values[..., None, :], 0), axis=-1)
 
 
-def soft_true_positive_rates(
-    scores: jax.Array, labels: jax.Array, groups: jax.Array, count: int, temperature: Any = 1.0
-) -> Rates:
-    """The rates that equal opportunity compares."""
-    positive = labels.astype(scores.dtype)
-    accepted = jax.nn.sigmoid(jnp.asarray(temperature, scores.dtype) * scores)
-    return Rates.of(group_totals(positive * accepted, groups, count), group_totals(positive, groups, count))
+def own_class(scores: jax.Array, labels: jax.Array) -> jax.Array:
+    """1 for the rows that a rate is among, else 0: ``[n]``, the positives, of two classes; ``[classes, n]`` of more."""
+    if scores.ndim == 1:
+        return labels.astype(scores.dtype)
+    return (labels[None, :] == jnp.arange(scores.shape[1], dtype=labels.dtype)[:, None]).astype(scores.dtype)
+
+
+def decided(scores: jax.Array) -> jax.Array:
+    """The class of the largest score, as a number."""
+    return (scores > 0).astype(jnp.int32) if scores.ndim == 1 else jnp.argmax(scores, axis=1).astype(jnp.int32)
+
+
+def recognised(scores: jax.Array, labels: jax.Array, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
+    """What equal opportunity compares: (how far each row is recognised as of its class, `own_class`).
+
+    By the probabilities sharpened by ``temperature``; None: by the decisions themselves.
+    """
+    among = own_class(scores, labels)
+    if temperature is None:
+        return among * own_class(scores, decided(scores)), among
+    soft = soft_decisions(scores, temperature)
+    return among * (soft[:, 0] if scores.ndim == 1 else soft.T), among
+
+
+def predicted(scores: jax.Array, labels: jax.Array, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
+    """What "mean_prediction" compares: the predicted numbers of all rows."""
+    return scores, jnp.ones_like(scores)
+
+
+def mistaken(scores: jax.Array, labels: jax.Array, temperature: Any = None) -> tuple[jax.Array, jax.Array]:
+    """What "mean_error" compares: how far predictions are above the truth, in all rows."""
+    return scores - labels.astype(scores.dtype), jnp.ones_like(scores)
+
+
+def group_rates(compared: tuple[jax.Array, jax.Array], groups: jax.Array, count: int) -> Rates:
+    """The rate of every group (of more than two classes: for every class) from what is compared, and among which rows."""
+    hits, among = (group_totals(values, groups, count) for values in compared)
+    return Rates.of(hits, among)
 
 
 def largest_gap(rates: Rates) -> jax.Array:
-    """Largest difference between two present groups; 0 with fewer than two.
+    """Largest difference between two present groups, and of several rates by group the largest of theirs; 0 with fewer than
+    two groups.
 
     Where several groups share the largest (or smallest) rate, the derivative is spread evenly over them, so that it is 0
     when all rates are equal.
     """
     values, present = rates
-    highest = jnp.max(jnp.where(present, values, -jnp.inf))
-    lowest = jnp.min(jnp.where(present, values, jnp.inf))
+    highest = jnp.max(jnp.where(present, values, -jnp.inf), axis=-1)
+    lowest = jnp.min(jnp.where(present, values, jnp.inf), axis=-1)
     # Chosen before subtracting: the branch not taken must not hand inf - inf to the derivative.
-    some = jnp.any(present)
-    return jnp.where(some, highest, 0) - jnp.where(some, lowest, 0)
+    some = jnp.any(present, axis=-1)
+    return jnp.max(jnp.where(some, highest, 0) - jnp.where(some, lowest, 0))

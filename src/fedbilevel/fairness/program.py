@@ -25,10 +25,11 @@ from fedbilevel.engines.stages import Numbers, Refused, Source, Stage
 from fedbilevel.fairness.audit import report_of
 from fedbilevel.fairness.baseline import LEAVES
 from fedbilevel.fairness.disclosure import MINIMUM, Visible
-from fedbilevel.fairness.formulation import Formulation, fair_problem
+from fedbilevel.fairness.formulation import METRICS, OF_NUMBERS, Formulation, fair_problem
 from fedbilevel.fairness.methods import BILEVEL, COMPARES_GROUPS, Recipe, bilevel_algorithm, single_level
 from fedbilevel.fairness.metrics import Counts
-from fedbilevel.fairness.models import Model, probabilities
+from fedbilevel.fairness.models import Model, numbers, probabilities
+from fedbilevel.fairness.moments import Moments
 from fedbilevel.fairness.scores import Scores
 from fedbilevel.fairness.thresholds import ASIDE, Threshold
 from fedbilevel.problem import whole_number
@@ -82,16 +83,14 @@ class FairProgram:
         if self.share is not None and not 0 < self.share < 1:
             raise ValueError(f"validation must lie between 0 and 1 or be None, not {self.share}.")
         whole_number("minimum_cell", self.minimum)
+        self._check_task()
         if self.model.classes != 2 and self.threshold != Threshold():
-            raise ValueError(f"A threshold is for two classes, not {self.model.classes}: leave it out.")
+            what = "a number" if self.model.regression else str(self.model.classes)
+            raise ValueError(f"A threshold is for two classes, not {what}: leave it out.")
         self._check_class_weight()
         method = self.recipe.method
         if method not in COMPARES_GROUPS:
             return
-        if self.model.classes != 2:
-            raise ValueError(
-                f"{method} is defined for two classes, not {self.model.classes}; use fedbioacc, fedbio or fedavg."
-            )
         if self.groups < 2:
             raise ValueError(f"{method} compares groups, but there is only one; use fedavg.")
         if self.row_weights:
@@ -101,6 +100,8 @@ class FairProgram:
 
     def _check_class_weight(self) -> None:
         given = self.class_weight
+        if given is not None and self.model.regression:
+            raise ValueError("class_weight is for classes, and a number has none: leave it out.")
         if given is None or given == "balanced":
             return
         if isinstance(given, str):
@@ -109,6 +110,19 @@ class FairProgram:
         if weights.shape != (self.model.classes,) or not (np.isfinite(weights) & (weights > 0)).all():
             raise ValueError(
                 f"class_weight must hold a positive number for each of the {self.model.classes} classes, not {given!r}."
+            )
+
+    def _check_task(self) -> None:
+        """Metrics and methods for classes, or for numbers."""
+        metric, numbers = self.recipe.formulation.metric, self.model.regression
+        known = [name for name in METRICS if (name in OF_NUMBERS) == numbers]
+        if isinstance(metric, str) and metric not in known:
+            what = "a number" if numbers else "classes"
+            raise ValueError(f"metric={metric!r} does not suit {what}; use {' or '.join(known)}.")
+        if numbers and self.recipe.method == "fedfb":
+            raise ValueError(
+                "fedfb evens out the losses of rows with the same label, and a number has none: use fedbioacc, fedbio, fedreg, "
+                "fedminmax, fcfl, fairfed or fedavg."
             )
 
     @property
@@ -146,7 +160,7 @@ class FairProgram:
         """What a client tells of its encoded rows."""
         told = {"rows": np.array([len(rows.train["labels"]), len(rows.val["labels"])])}
         if self.curvature is None:
-            told["smoothness"] = np.array([smoothness(rows.train["features"])])
+            told["smoothness"] = np.array([smoothness(rows.train["features"], self.model.curvature)])
         if self.recipe.method in COUNTED:
             told["groups"] = self._counted(rows)
         if self.class_weight is not None:
@@ -154,9 +168,12 @@ class FairProgram:
         return told
 
     def _counted(self, rows: Rows) -> np.ndarray:
-        labels, groups = rows.model["labels"], rows.model["groups"]
-        counting = np.ones(len(labels)) if self.recipe.method == "fedminmax" else labels
-        return np.bincount(groups, counting, self.groups)
+        """Rows of every group (FedMinMax), or its positive ones (FedFB); of more than two classes ``[class, group]``."""
+        labels, groups, classes = rows.model["labels"], rows.model["groups"], self.model.classes
+        if self.recipe.method == "fedfb" and classes > 2:
+            cells = np.bincount(labels.astype(np.int64) * self.groups + groups, minlength=classes * self.groups)
+            return cells.reshape(classes, self.groups).astype(np.float64)
+        return np.bincount(groups, np.ones(len(labels)) if self.recipe.method == "fedminmax" else labels, self.groups)
 
     def _labels(self, rows: Rows, minimum: int | None) -> np.ndarray:
         """Rows of every class.  Groups that the report will leave out do not count, or they would follow from both."""
@@ -216,10 +233,11 @@ class FairProgram:
     def _check_counts(self, counts: np.ndarray) -> None:
         if (counts > 0).all():
             return
-        empty = int(np.argmin(counts))
+        *label, empty = (int(place) for place in np.unravel_index(np.argmin(counts), counts.shape))
         which = f"number {empty}" if self.names is None else shown(self.names[empty])
+        rows = f"rows of class number {label[0]}" if label else COUNTED[self.recipe.method]
         raise ValueError(
-            f"{self.recipe.method} compares the losses of the groups' {COUNTED[self.recipe.method]}, but group {which} has "
+            f"{self.recipe.method} compares the losses of the groups' {rows}, but group {which} has "
             "none: leave that group out, or use fedbioacc, fedreg or fedavg."
         )
 
@@ -296,18 +314,25 @@ class FairProgram:
 
     def weights(self, agreed: Numbers, answers: Sequence[Tree], server: Any) -> np.ndarray | None:
         """What was learned about the groups ("paper"), cells ("cells") or, by the ``server`` of a method of one level, groups:
-        FedMinMax's mu / rho, FedFB's mu / pi.  None for other methods."""
+        FedMinMax's mu / rho, FedFB's mu / pi (of more than two classes: by group, then class).  None for other methods."""
         if self.two_stages:
             return self.recipe.formulation.weights(answers[0])
         if self.recipe.method not in COUNTED:
             return None
         counts = agreed["groups"]
-        return np.asarray(np.asarray(server.group_weights, np.float64) / (counts / counts.sum()))
+        weights = np.asarray(server.group_weights, np.float64) / (counts / counts.sum(axis=-1, keepdims=True))
+        return np.asarray(weights.T.reshape(-1))
 
     def report(self, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> Numbers:
-        """How often every group and class got every decision and, for two classes, which probabilities; see `report_of`."""
+        """How often every group and class got every decision and, for two classes, which probabilities; see `report_of`.  Of a
+        number, sums by group (`Moments`)."""
         rows = self.encoded(source, agreed).model
         minimum = self._minimum(source)
+        if self.model.regression:
+            said = numbers(self.model, answers[-1], rows["features"])
+            sums = Moments.of(rows["labels"], said, rows["groups"], self.groups)
+            visible = Visible.of(sums.rows[:, None], minimum, "rows")
+            return {"moments": visible.sums(sums.sums), "hidden": visible.pooled + 2 * visible.left_out}
         predicted = probabilities(self.model, answers[-1], rows["features"])
         two = self.model.classes == 2
         decided = predicted[:, 1] > self.decides(agreed) if two else np.argmax(predicted, axis=1)
@@ -346,12 +371,12 @@ class FairProgram:
         return None
 
     def cells(self, number: int, train: Tree) -> np.ndarray:
-        """Rows by group and class, wherever the method compares groups or gives them weights."""
+        """Rows by group and class (a number: side of the mean), wherever the method compares groups or gives them weights."""
         if self.recipe.method == "fedavg" or number > 0:
             return np.zeros(0, np.int64)
-        classes = self.model.classes
-        cells = train["groups"] * classes + np.asarray(train["labels"], np.int32)
-        return np.bincount(cells, minlength=self.groups * classes)
+        classes, labels = max(2, self.model.classes), train["labels"]
+        label = np.asarray(labels) > 0 if self.model.regression else np.asarray(labels)
+        return np.bincount(train["groups"] * classes + label.astype(np.int32), minlength=self.groups * classes)
 
     def weights_behind(self, number: int, train: Tree, message: Tree) -> np.ndarray | None:
         """By the weights of the cells, where the message says them or moves them; by those found in stage one; by those of the
@@ -362,8 +387,11 @@ class FairProgram:
                 return own
             return self._least_even(message, train["cells"]) * (1 if own is None else own)
         if hasattr(message, "row_weights"):
-            weights = np.asarray(message.row_weights, np.float64)[train["groups"]]
-            return weights if self.recipe.method == "fedminmax" else np.where(train["labels"] > 0, weights, 1.0)
+            weights, labels = np.asarray(message.row_weights, np.float64), np.asarray(train["labels"])
+            if weights.ndim == 2:  # FedFB's, of every class
+                return np.asarray(weights[labels.astype(np.int64), train["groups"]])
+            weights = weights[train["groups"]]
+            return weights if self.recipe.method == "fedminmax" else np.where(labels > 0, weights, 1.0)
         found: np.ndarray | None = train.get("weights")
         return found
 
@@ -440,10 +468,11 @@ class FairProgram:
 
     def _arrays(self, source: Source, agreed: Numbers) -> tuple[np.ndarray, ...]:
         if self.schema is not None:
-            table = self._table(source)
-            encoded = self.encoder(agreed).transform(table)
+            table, encoder = self._table(source), self.encoder(agreed)
+            encoded = encoder.transform(table)
             # Categories, flags, and numbers that the scaling has cut: a column that a handful of rows have says nothing.
-            return np.where(few_differ(encoded, source.minimum_cell), 0, encoded), table.labels, table.groups
+            shown = np.where(few_differ(encoded, source.minimum_cell), 0, encoded)
+            return shown, encoder.standardised(table.labels), table.groups
         arrays = source.arrays()
         missing = [name for name in LEAVES if name not in arrays]
         if missing:
@@ -455,8 +484,8 @@ class FairProgram:
         features, labels, groups = self._arrays(source, agreed)
         if features.ndim != 2 or features.shape[1] != self.model.features or len(features) == 0:
             raise Refused("source", "The features are not a table of the width the job names, or have no rows.")
-        classes = self.model.classes
-        if groups.min() < 0 or groups.max() >= self.groups or labels.min() < 0 or labels.max() >= classes:
+        strange = groups.min() < 0 or groups.max() >= self.groups or not np.isfinite(labels).all()
+        if strange or (not self.model.regression and (labels.min() < 0 or labels.max() >= self.model.classes)):
             raise Refused("source", "Labels or groups lie outside the numbers the job names.")
         whole = {
             "features": np.asarray(features, np.float32),
@@ -478,7 +507,7 @@ def fair_program(arguments: dict[str, Any]) -> FairProgram:
     arrays       {"features": columns, "groups": how many, "classes": how many}
     recipe       options of `Recipe` but the formulation
     formulation  options of `Formulation`
-    model        {"kind": "logistic" or "mlp", "hidden": units}
+    model        {"kind": "logistic", "linear" or "mlp", "hidden": units, "loss": "log", or "squared" or "huber" for a number}
     validation   the share of a site's rows that the outer problem of a bilevel method is set apart, or None
     class_weight  None, "balanced" or a list of numbers; threshold: see `Threshold`; minimum_cell: smaller counts are not told
     """
@@ -492,7 +521,11 @@ def fair_program(arguments: dict[str, Any]) -> FairProgram:
     if schema is None:
         sizes = {"classes": 2, **arguments["arrays"]}
     else:
-        sizes = {"features": len(schema.feature_names), "groups": len(schema.groups), "classes": 2}
+        sizes = {
+            "features": len(schema.feature_names),
+            "groups": len(schema.groups),
+            "classes": max(1, len(schema.labels)),
+        }
     groups = int(sizes["groups"])
     form = Formulation(**_options(Formulation, arguments.get("formulation", {})))
     recipe = Recipe(**_options(Recipe, arguments.get("recipe", {})), formulation=form)
@@ -550,22 +583,25 @@ def doubt_statistics(schema: Schema, own: Statistics, common: Statistics, scale:
         return "The sums over all sites are smaller than this site's own."
     if (rest.sums**2 > (rest.counts + 1e-9 * common.counts) * (rest.squares + rounding)).any():
         return "What the sums leave to the other sites cannot be sums over rows."
-    if not schema.numbers:
+    if not len(schema.centers):
         return None
     encoder = Encoder.from_statistics(schema, common)
+    mean, spread_of_target = ([], []) if encoder.target is None else ([one] for one in encoder.target)
+    means, spreads = np.array([*encoder.means, *mean]), np.array([*encoder.spreads, *spread_of_target])
     count = np.maximum(own.counts, 1)
     shift = own.sums / count
     spread = np.sqrt(np.maximum(own.squares / count - shift**2, 0))
-    away = np.abs(shift + [column.center for column in schema.numbers] - encoder.means)
-    beyond = (own.counts > 0) & (np.maximum(away, spread) > scale * encoder.spreads)
+    away = np.abs(shift + schema.centers - means)
+    beyond = (own.counts > 0) & (np.maximum(away, spread) > scale * spreads)
     if beyond.any():
-        column = schema.numbers[int(np.argmax(beyond))].name
+        column = [*(one.name for one in schema.numbers), schema.target][int(np.argmax(beyond))]
         return f"The common scaling of {column!r} is more than {scale:g} times away from this site's own."
     return None
 
 
-def smoothness(features: np.ndarray) -> float:
-    """Largest curvature of the logistic loss: a quarter of the largest eigenvalue of the features' second moments.
+def smoothness(features: np.ndarray, of_a_row: float = 0.25) -> float:
+    """Largest curvature of the loss: that of a row's loss in its score (log loss: a quarter, see `Model.curvature`) times the
+    largest eigenvalue of the features' second moments.
 
     A sum over rows, so sites could compute it together without showing any row.
     """
@@ -578,7 +614,7 @@ def smoothness(features: np.ndarray) -> float:
         if size == 0:
             return 0.0
         vector /= size
-    return size / 4
+    return size * of_a_row
 
 
 def _options(kind: type, given: Any) -> dict[str, Any]:

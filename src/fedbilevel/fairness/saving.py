@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedbilevel._version import __version__
 from fedbilevel.calculus import Tree
-from fedbilevel.fairness.models import Model, probabilities
+from fedbilevel.fairness.models import Model, numbers, probabilities
 from fedbilevel.storage import Unreadable, read_arrays, write_arrays
 from fedbilevel.tables.encoder import Encoder, Parsed, Statistics
 from fedbilevel.tables.schema import Column, Schema
@@ -28,7 +28,8 @@ FORMAT = 3
 
 @dataclass(frozen=True, eq=False)
 class FittedModel:
-    """``classes``: what is told apart, in the order of the model's; ``label``: what trained it, for people.
+    """``classes``: what is told apart, in the order of the model's, nothing where a number is predicted; ``label``: what
+    trained it, for people.
 
     ``weights``: of groups or cells, where the method learned them.  ``estimator``: what a `FairFederatedClassifier` knows
     besides, as JSON can hold it; None for models of other makers.  ``threshold``: of the second of two classes.
@@ -54,9 +55,8 @@ class FittedModel:
         label: str = "",
         threshold: float = 0.5,
     ) -> FittedModel:
-        """Two classes: the schema's positive one and the rest."""
         schema = encoder.schema
-        names = np.array([schema.negative, schema.positive], dtype=object)
+        names = np.array(schema.labels, dtype=object)
         return cls(encoder, model, params, names, list(schema.groups), weights, label, threshold=threshold)
 
     @property
@@ -70,17 +70,28 @@ class FittedModel:
     def schema(self) -> Schema:
         return self.by_schema.schema
 
-    def probability(self, table: pd.DataFrame | Parsed) -> NDArray[np.float64]:
-        """The probability of the positive class, row by row."""
-        return self.probability_of(self.by_schema.transform(table))
+    def probabilities(self, table: pd.DataFrame | Parsed) -> NDArray[np.float64]:
+        """The probability of every class, row by row."""
+        return self.probabilities_of(self.by_schema.transform(table))
 
-    def probability_of(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+    def probabilities_of(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """The same from rows that are encoded already."""
-        return np.asarray(probabilities(self.model, self.params, features)[:, 1])
+        return probabilities(self.model, self.params, features)
 
-    def decision(self, probability: NDArray[np.float64]) -> NDArray[np.object_]:
-        """The positive class where its probability is above the threshold, else the negative."""
-        return np.asarray(self.classes[(probability > self.threshold).astype(int)])
+    def decided(self, probabilities: NDArray[np.float64]) -> NDArray[np.int64]:
+        """The place of the most probable class; of two the second where its probability is above the threshold."""
+        if len(self.classes) == 2:
+            return np.asarray(probabilities[:, 1] > self.threshold, np.int64)
+        return np.asarray(probabilities.argmax(axis=1))
+
+    def predicted(self, table: pd.DataFrame | Parsed) -> NDArray[np.float64]:
+        """The predicted number of every row, in the units of the table it was trained on."""
+        return self.predicted_of(self.by_schema.transform(table))
+
+    def predicted_of(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The same from rows that are encoded already."""
+        mean, spread = self.encoder.target or (0.0, 1.0)
+        return np.asarray(mean + spread * numbers(self.model, self.params, features))
 
     def write(self, path: Path) -> None:
         encoding, arrays = _described(self.encoder)
@@ -144,10 +155,11 @@ class FittedModel:
 
 
 def named_weights(values: np.ndarray, groups: Sequence[Any], classes: np.ndarray) -> pd.Series[float]:
-    """Weights with their groups, or (group, label) cells, as index."""
+    """Weights with their groups, or (group, label) cells, as index; of a number, a label is the side of the mean it is on."""
     if len(values) == len(groups):
         return pd.Series(values, index=pd.Index(groups, name="group"), name="weight")
-    cells = pd.MultiIndex.from_product([groups, classes.tolist()], names=["group", "label"])
+    labels = classes.tolist() or ["below the mean", "above the mean"]
+    cells = pd.MultiIndex.from_product([groups, labels], names=["group", "label"])
     return pd.Series(values, index=cells, name="weight")
 
 
@@ -169,7 +181,10 @@ def _described(encoder: Encoder) -> tuple[dict[str, Any], dict[str, np.ndarray]]
         statistics = {f"statistics_{name}": value for name, value in kept._asdict().items()}
         return {"schema": encoder.schema.text()}, statistics
     furthest = encoder.furthest if np.isfinite(encoder.furthest) else None
-    about = {"columns": [asdict(column) for column in encoder.columns], "absent": encoder.absent, "furthest": furthest}
+    about: dict[str, Any] = {"columns": [asdict(column) for column in encoder.columns], "absent": encoder.absent}
+    about["furthest"] = furthest
+    if encoder.target is not None:
+        about["target"] = list(encoder.target)
     return about, {"means": encoder.means, "scales": encoder.spreads}
 
 
@@ -181,7 +196,8 @@ def _encoder(encoding: dict[str, Any], arrays: dict[str, np.ndarray], source: st
     if "columns" in encoding:
         columns = tuple(_column(entry) for entry in encoding["columns"])
         furthest = np.inf if encoding["furthest"] is None else float(encoding["furthest"])
-        return Encoder(columns, *scaling, absent=tuple(encoding["absent"]), furthest=furthest)
+        target = tuple(encoding["target"]) if "target" in encoding else None
+        return Encoder(columns, *scaling, absent=tuple(encoding["absent"]), furthest=furthest, target=target)
     # Before format 3: of a matrix, or of a table by kind.
     numbers = encoding.get("numbers", [f"x{place}" for place in range(len(scaling[0]))])
     return Encoder.of_values(numbers, *scaling, encoding.get("categories"))

@@ -189,15 +189,22 @@ class Scores:
         )  # fmt: skip
 
 
-def measures(counts: Counts, scores: Scores | None, names: Sequence[Any], level: float = 0.95) -> pd.DataFrame:
-    """Every measure with both ends of its interval (``_low``, ``_high``): a row for all rows (`ALL`), then one a group.
+def measures(
+    counts: Counts,
+    scores: Scores | None,
+    names: Sequence[Any],
+    level: float = 0.95,
+    classes: Sequence[Any] | None = None,
+) -> pd.DataFrame:
+    """Every measure with both ends of its interval (``_low``, ``_high``): a row for all rows (`ALL`), then one a group; of more
+    than two ``classes`` one for each of them.
 
     ``count``, ``positives``, accuracy, selection rate, true and false positive rate (recall is the former), precision: Wilson.
     Balanced accuracy: from Wilson's ends of its two rates.  AUC: Newcombe's method 5.  Brier score: Student.  Calibration (mean
     prediction minus share of positives): Wilson.  Without ``scores`` the last three are missing.
     """
     cells = np.concatenate([counts.cells.sum(axis=-3, keepdims=True), counts.cells], axis=-3)
-    table = Counts(cells).table([ALL, *names], level)
+    table = Counts(cells).table([ALL, *names], level, classes)
     if scores is None:
         return table
     parts = [scores.everybody(), scores]

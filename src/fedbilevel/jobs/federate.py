@@ -17,14 +17,16 @@ from fedbilevel.fairness import findings
 from fedbilevel.fairness.disclosure import Visible
 from fedbilevel.fairness.findings import Finding
 from fedbilevel.fairness.methods import BILEVEL
+from fedbilevel.fairness.moments import Moments, Scale
 from fedbilevel.fairness.program import fair_program
 from fedbilevel.fairness.saving import FittedModel
 from fedbilevel.federation.protocol.program import answer_trees
 from fedbilevel.federation.protocol.record import Progress, read_answers
 from fedbilevel.federation.protocol.settings import JobSettings
-from fedbilevel.jobs.fit import HISTORY_ROWS, SCHEMA_FILE, FitOptions, measures, save, warnings
-from fedbilevel.jobs.measuring import Measured, measured, received
+from fedbilevel.jobs.fit import HISTORY_ROWS, SCHEMA_FILE, FitOptions, save, warnings
+from fedbilevel.jobs.measuring import Measured, cells_of, measured, measured_numbers, of_rows, received, told_names
 from fedbilevel.jobs.sites import Part, encoded
+from fedbilevel.report import card
 from fedbilevel.report.page import write_report
 from fedbilevel.runs import Run, RunFolder
 from fedbilevel.tables.encoder import parse
@@ -66,7 +68,7 @@ def job(
         recipe["penalty"] = float(fit.strength)
     elif fit.strength is not None:
         formulation["strength"] = float(fit.strength)
-    model = {"kind": fit.model, "hidden": fit.hidden}
+    model = {"kind": fit.model, "hidden": fit.hidden, **({"loss": fit.loss} if schema.regression else {})}
     arguments = {
         "schema": schema.text(), "recipe": recipe, "formulation": formulation, "model": model, "validation": validation,
         "class_weight": fit.class_weight, "threshold": fit.threshold, "minimum_cell": fit.minimum_cell,
@@ -107,17 +109,27 @@ class Outcome:
         threshold = self.program.decides(self.agreed)
         return FittedModel.of_schema(encoder, self.program.model, self.answers[-1], self.weights, label, threshold)
 
-    def measured(self, names: Sequence[str], metric: str, about: str) -> Measured | None:
-        """What the sites' counts say of the model on their training rows; None where no site tells them."""
-        told = [report for report in self.reports.values() if "decisions" in report]
+    def measured(self, schema: Schema, metric: str, about: str) -> Measured | None:
+        """What the sites' counts, or sums, say of the model on their training rows; None where no site tells them."""
+        told = [report for report in self.reports.values() if "decisions" in report or "moments" in report]
         if not told:
             return None
-        return measured("train", *received(told, names), len(names), metric, self.program.minimum, about)
+        names, shown = schema.groups, len(schema.groups)
+        if schema.regression:
+            scale = Scale(*self.program.encoder(self.agreed).target or ())
+            sums = Moments(np.sum([report["moments"] for report in told], axis=0))
+            return measured_numbers("train", sums, schema, told_names(told, names), shown, metric, scale, about)
+        return measured("train", *received(told, names), shown, metric, self.program.minimum, about, schema=schema)
 
     def found(self, names: Sequence[str]) -> list[Finding]:
         """What the sites' reports say of the sites: those without positives, and groups that are too few somewhere."""
-        cells = {site: np.sum(report["decisions"], axis=(0, 2)) for site, report in self.reports.items() if report}
-        found = findings.of_rows(cells, "site")
+        cells = {
+            site: np.sum(report["decisions"], axis=(0, 2))
+            for site, report in self.reports.items()
+            if "decisions" in report
+        }
+        assert self.program.schema is not None
+        found = findings.of_rows(cells, "site", classes=self.program.schema.labels)
         for site, report in self.reports.items():
             few = [name for name, hidden in zip(names, report.get("hidden", [0] * len(names)), strict=True) if hidden]
             if few:
@@ -137,11 +149,11 @@ class Outcome:
         for site in self.settings.sites:
             here = exchanges[exchanges["site"] == site]
             answered = here["outcome"].str.startswith("answered")
-            counts = self.reports.get(site, {}).get("decisions")
+            counts = self._rows(site)
             rows.append(
                 {
                     "site": site,
-                    "rows": None if counts is None else int(np.sum(counts)),
+                    "rows": counts,
                     "answered": int(answered.sum()),
                     "missed": int((~answered).sum()),
                     "bytes_up": int(here["bytes_up"].sum()),
@@ -151,6 +163,13 @@ class Outcome:
                 }
             )
         return pd.DataFrame(rows)
+
+    def _rows(self, site: str) -> int | None:
+        """How many rows a site tells of."""
+        report = self.reports.get(site, {})
+        if "moments" in report:
+            return int(np.sum(Moments(np.asarray(report["moments"])).rows))
+        return int(np.sum(report["decisions"])) if "decisions" in report else None
 
     def log(self) -> list[str]:
         file = self.folder / "log.txt"
@@ -193,6 +212,7 @@ def run(
         finished = folder.finish(extra=tables)
     sites = pd.read_csv(out / "sites.csv")
     page, *_ = write_report(finished)
+    card.write(out)
     return FederateResult(finished, sites, notes(sites, finished), warnings(finished), page)
 
 
@@ -205,13 +225,12 @@ def _save(folder: RunFolder, done: Outcome, fit: FitOptions, test: Table | None)
         "seconds": progress.seconds,
     }  # fmt: skip
     found = done.found(schema.groups)
-    at_sites = done.measured(schema.groups, fit.metric, fit.label)
+    at_sites = done.measured(schema, fit.metric, fit.label)
     parts = [] if at_sites is None else [at_sites]
     if test is not None:
         rows = held_out(model, test)
-        cells = rows.counted(rows.labels == 1, len(schema.groups)).cells.sum(axis=-1)
-        visible = Visible.of(cells, fit.minimum_cell)
-        parts.append(measures("test", rows, model, visible, fit.metric))
+        visible = Visible.of(cells_of(rows, len(schema.groups), schema), fit.minimum_cell)
+        parts.append(of_rows("test", rows, model, visible, fit.metric))
         found += findings.of_hidden(visible, schema.groups, where=" among the test rows")
     save(folder, fit, model, len(done.settings.sites), row, parts, found, done.table("history"))
 

@@ -29,15 +29,15 @@ from fedbilevel.fairness.disclosure import MINIMUM, Visible
 from fedbilevel.fairness.effects import TrainingRows, effects
 from fedbilevel.fairness.formulation import Formulation
 from fedbilevel.fairness.methods import BILEVEL, METHODS, Recipe
-from fedbilevel.fairness.metrics import Counts
-from fedbilevel.fairness.models import Model, probabilities
+from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.fairness.saving import FittedModel, named_weights
 from fedbilevel.fairness.thresholds import Threshold
-from fedbilevel.jobs.measuring import LEVEL, Measured, differences, findings_table, of_rows, site_table, visible_groups
+from fedbilevel.jobs import measuring
+from fedbilevel.jobs.measuring import LEVEL, Measured, findings_table, site_table, visible_groups
 from fedbilevel.jobs.predict import MAPPING_FILE, file_name
 from fedbilevel.jobs.sites import Part, Prepared, Site, Tell, digests, joined, left_out_notes, prepare, read_sites
-from fedbilevel.report import page
+from fedbilevel.report import card, page
 from fedbilevel.runs import Run, RunFolder, model_file, read
 from fedbilevel.tables import documents
 from fedbilevel.tables.mapping import Mapping
@@ -80,6 +80,8 @@ class FitOptions:
     test_share: float = 0.3
     seed: int = 0
     compare_with: str | None = "fedavg"
+    task: str = "classification"
+    loss: str = "squared"
 
     def __post_init__(self) -> None:
         if not 0 < self.test_share < 1:
@@ -129,17 +131,26 @@ class FitOptions:
         )
         return recipe.asked(groups, None if isinstance(self.strength, str) else self.strength)
 
-    def program(self, features: int, groups: int, curvature: float, names: Sequence[str] | None = None) -> FairProgram:
-        """For rows of so many ``features``; ``names``: of the groups."""
-        model = Model(self.model, features, 2, self.hidden)
+    def program(
+        self, features: int, groups: int, curvature: float, names: Sequence[str] | None = None, classes: int = 2
+    ) -> FairProgram:
+        """For rows of so many ``features``, and so many labels where they are classes; ``names``: of the groups."""
+        number = self.task == "regression"
+        model = Model(self.model, features, 1 if number else classes, self.hidden, self.loss if number else "log")
         return FairProgram(
             self.recipe(groups), model, groups, curvature=curvature, names=names, class_weight=self.class_weight,
             threshold=Threshold.parse(self.threshold), minimum=self.minimum_cell,
         )  # fmt: skip
 
+    def program_of(self, schema: Schema, curvature: float) -> FairProgram:
+        """For rows as the schema encodes them."""
+        sizes = len(schema.feature_names), len(schema.groups)
+        return self.program(*sizes, curvature, schema.groups, len(schema.labels))
+
     def configuration(self) -> dict[str, Any]:
-        """What was asked for; the hidden units only of a model that has some."""
-        unused = {"hidden"} if self.model == "logistic" else set()
+        """What was asked for; the hidden units only of a model that has some, a loss only of a number."""
+        unused = set() if self.model == "mlp" else {"hidden"}
+        unused |= set() if self.task == "regression" else {"task", "loss"}
         return {name: value for name, value in asdict(self).items() if value is not None and name not in unused}
 
 
@@ -216,6 +227,7 @@ def run(
         }
         extra = {name: frame for name, frame in told.items() if len(frame)}
         finished = folder.finish([entry.label for entry in _entries(chosen)], extra)
+    card.write(out)
     return FitResult(finished, table, done, warnings(finished), page.write(out))
 
 
@@ -224,13 +236,19 @@ def facts(schema: Schema, options: FitOptions) -> pd.DataFrame:
     used = [column.name for column in schema.features]
     left_out = [column.name for column in schema.columns if column.name not in used]
     told = {
-        "Target": f"{schema.target}; positive: {schema.positive}",
+        "Target": f"{schema.target}; {_predicted(schema)}",
         "Groups": f"{' & '.join(schema.sensitive)}: {', '.join(schema.groups)}",
         "Columns used": ", ".join(used),
         "Columns left out": ", ".join(left_out) or "none",
         "Smallest count shown": str(options.minimum_cell),
     }
     return pd.DataFrame(told.items(), columns=["name", "value"])
+
+
+def _predicted(schema: Schema) -> str:
+    if schema.regression:
+        return "a number"
+    return f"classes: {', '.join(schema.labels)}" if schema.positive is None else f"positive: {schema.positive}"
 
 
 def warnings(run: Run) -> list[str]:
@@ -257,30 +275,24 @@ def _fill(
         if folder.done(entry.label):
             continue
         chosen = _with_strength(folder, entry, prepared, visible, say)
-        program = chosen.program(len(schema.feature_names), len(schema.groups), prepared.smooth, schema.groups)
+        program = chosen.program_of(schema, prepared.smooth)
         fitted, threshold = train(chosen, program, prepared.train, tell=partial(say, entry.label))
         encoder, weights = prepared.encoder, fitted.weights
         model = FittedModel.of_schema(encoder, program.model, fitted.params, weights, entry.label, threshold)
         parts = {"train": joined(prepared.train), "test": joined(prepared.test)}
-        measured = [measures(part, rows, model, visible, chosen.metric) for part, rows in parts.items()]
+        measured = [measuring.of_rows(part, rows, model, visible, chosen.metric) for part, rows in parts.items()]
         row: dict[str, Any] = {"split_seed": chosen.seed}
         baseline = entry.baseline()
         if baseline is not None:
             other = FittedModel.read(model_file(read(folder.path), file_name(baseline.label)))
-            test = parts["test"]
-            decided = (each.probability_of(test.features) > each.threshold for each in (model, other))
-            row |= differences(test, *decided, visible, chosen.metric)
+            said = [measuring.answers(each, parts["test"].features) for each in (model, other)]
+            kind = {"classes": len(schema.labels), "target": encoder.target}
+            row |= measuring.differences(parts["test"], *said, visible, chosen.metric, **kind)
         row |= _costs(program, fitted)
         history = fitted.history.rename(columns={"hessian_vector_calls": "hvp_calls"})
         used = training_rows(program, fitted, prepared.train)
         save(folder, chosen, model, len(prepared.names), row, measured, found, history, used)
         folder.log(f"{entry.label}: trained in {fitted.seconds:.1f} s")
-
-
-def measures(part: str, rows: Part, model: FittedModel, visible: Visible, metric: str) -> Measured:
-    """What the model makes of ``rows``."""
-    probability, names = model.probability_of(rows.features), model.schema.groups
-    return of_rows(part, rows, probability, model.threshold, names, visible, metric, model.label)
 
 
 def _costs(program: FairProgram, fitted: trainer.Fitted) -> dict[str, Any]:
@@ -342,8 +354,10 @@ def choose_strength(
     """The strength, and a table of what was compared: strength (0 stands for FedAvg), accuracy, gap, usable, chosen."""
     if options.knob is None:
         raise ValueError(f"{options.label} has no strength to choose.")
-    groups = len(prepared.encoder.schema.groups)
-    folds = [_folds(part, options.seed + number) for number, part in enumerate(prepared.train)]
+    schema = prepared.encoder.schema
+    folds = [
+        _folds(part, options.seed + number, max(1, len(schema.labels))) for number, part in enumerate(prepared.train)
+    ]
     sites = list(zip(prepared.train, folds, strict=True))
     candidates = [replace(options, method="fedavg", strength=None, compare_with=None)]
     candidates += [replace(options, strength=value, compare_with=None) for value in STRENGTHS[options.knob]]
@@ -352,24 +366,17 @@ def choose_strength(
         decided, held_out = [], []
         for fold in range(FOLDS):
             out = joined([part.take(owner == fold) for part, owner in sites])
-            program = candidate.program(out.features.shape[1], groups, prepared.smooth)
+            program = candidate.program_of(schema, prepared.smooth)
             kept = [_without(part, owner, fold) for part, owner in sites]
             fitted, threshold = train(candidate, program, kept, record=False)
-            decided.append(probabilities(program.model, fitted.params, out.features)[:, 1] > threshold)
+            made = FittedModel.of_schema(prepared.encoder, program.model, fitted.params, threshold=threshold)
+            decided.append(measuring.answers(made, out.features))
             held_out.append(out)
             tell(number * FOLDS + fold + 1, len(candidates) * FOLDS)
-        counts = joined(held_out).counted(np.concatenate(decided), groups)
-        shown = Counts(counts.cells[visible.shown]).present()
+        strength = 0.0 if number == 0 else float(candidate.strength or 0)
         plain = options.class_weight is None and options.threshold is None
-        found = findings.of_model(shown, range(len(shown.rows)), options.metric)
-        measured.append(
-            {
-                "strength": 0.0 if number == 0 else float(candidate.strength or 0),
-                "accuracy": float(counts.overall("accuracy") if plain else counts.balanced_accuracy()),
-                "gap": float(shown.gap(options.metric)),
-                "usable": not any(finding.code.startswith("selects") for finding in found),
-            }
-        )
+        seen = measuring.compared(joined(held_out), np.concatenate(decided), schema, visible, options.metric, plain)
+        measured.append({"strength": strength, **seen})
     table = pd.DataFrame(measured)
     best = _choice(table)
     return float(table["strength"][best]), table.assign(chosen=np.arange(len(table)) == best)
@@ -388,10 +395,10 @@ def _choice(table: pd.DataFrame) -> int:
     return int(offered[np.argmin(loss[offered])])
 
 
-def _folds(part: Part, seed: int) -> NDArray[np.int64]:
+def _folds(part: Part, seed: int, classes: int = 2) -> NDArray[np.int64]:
     """Which fold every row is in: each cell (group, label) shuffled and dealt round, going on where the last cell stopped."""
     generator = np.random.default_rng([seed, FOLDS])
-    cells = 2 * part.groups.astype(np.int64) + part.labels
+    cells = classes * part.groups.astype(np.int64) + (part.labels if classes > 1 else 0)
     order = generator.permutation(len(cells))
     order = order[np.argsort(cells[order], kind="stable")]
     owner = np.empty(len(cells), np.int64)
@@ -438,7 +445,9 @@ def save(
         **row,
     }
     curves = [of.curve for of in measured if len(of.curve)]
-    others = {"findings": against, "calibration": pd.concat(curves, ignore_index=True) if curves else pd.DataFrame()}
+    gaps = [of.gaps for of in measured if len(of.gaps)]
+    tables = {"calibration": curves, "gaps": gaps}
+    others = {"findings": against} | {name: pd.concat(of, ignore_index=True) for name, of in tables.items() if of}
     row |= {"threshold": model.threshold, "usable": not against["blocks"].any()}
     weights = None
     if model.weights is not None:
@@ -465,6 +474,8 @@ def _effects(options: FitOptions, model: FittedModel, rows: TrainingRows | None)
 
 def training_rows(program: FairProgram, fitted: trainer.Fitted, parts: Sequence[Part]) -> TrainingRows | None:
     """All rows with their weights in the loss that the model minimises; None where it minimises another loss."""
+    if program.model.classes != 2:
+        return None
     kept = [
         part.take(program.set_aside(part.groups, part.labels, [np.arange(len(part.labels))])[0][0]) for part in parts
     ]

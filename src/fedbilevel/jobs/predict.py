@@ -17,7 +17,6 @@ from fedbilevel.tables.encoder import Parsed, parse
 from fedbilevel.tables.mapping import Mapping
 from fedbilevel.tables.reading import CHUNK_ROWS, Table
 
-OWN = ("prediction", "probability")
 MAPPING_FILE = "mapping.toml"
 
 
@@ -62,7 +61,8 @@ def in_common_language(
 
 
 class Predictions:
-    """Iterating gives frames: the columns in ``keep``, then ``prediction`` and ``probability`` (of the positive class).
+    """Iterating gives frames: the columns in ``keep``, then ``prediction`` and ``probability`` (of the positive class; of more
+    than two classes ``probability CLASS`` for each; of a number none).
 
     Nothing is kept between chunks but the counts, by column, of cells that were ``missing``, or held a value that the schema
     does not list: where the training rows had rare values too such a value counts as one of them (``pooled``), elsewhere it is
@@ -70,8 +70,10 @@ class Predictions:
     """
 
     def __init__(self, model: FittedModel, table: Table, keep: Sequence[str] = (), rows: int = CHUNK_ROWS) -> None:
+        several = [f"probability {name}" for name in model.classes]
+        self.own = ["prediction", *(["probability"] if len(several) == 2 else several)]
         for name in keep:
-            if name in OWN:
+            if name in self.own:
                 raise ValueError(f"--keep {name}: the answer has a column of that name; rename it in the file.")
         self.model, self.table, self.keep, self.chunk = model, table, list(dict.fromkeys(keep)), rows
         self.needed = model.schema.needed(labelled=False)
@@ -84,15 +86,21 @@ class Predictions:
 
     @property
     def columns(self) -> list[str]:
-        return [*self.keep, *OWN]
+        return [*self.keep, *self.own]
 
     def __iter__(self) -> Iterator[pd.DataFrame]:
         wanted = list(dict.fromkeys([*self.needed, *self.keep]))
         for frame in self.table.chunks(wanted, self.chunk):
             parsed = parse(self.model.schema, frame, source=str(self.table.path))
             self._count(parsed)
-            probability = self.model.probability(parsed)
-            yield frame[self.keep].assign(prediction=self.model.decision(probability), probability=probability)
+            prediction, shown = self._answers(parsed)
+            yield frame[self.keep].assign(**dict(zip(self.own, [prediction, *shown.T], strict=True)))
+
+    def _answers(self, parsed: Parsed) -> tuple[np.ndarray, np.ndarray]:
+        if self.model.model.regression:
+            return self.model.predicted(parsed), np.empty((parsed.rows, 0))
+        chances = self.model.probabilities(parsed)
+        return self.model.classes[self.model.decided(chances)], chances if len(self.own) > 2 else chances[:, 1:]
 
     def _count(self, parsed: Parsed) -> None:
         self.rows += parsed.rows

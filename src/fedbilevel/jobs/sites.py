@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from fedbilevel.tables.reading import Table, site_names
 from fedbilevel.tables.schema import Schema
 
 FEWEST_ROWS = 4
-Decided = NDArray[np.bool_]
+Decided = NDArray[np.int64]
 Tell = Callable[[str, int, int], None]
 
 
@@ -33,25 +33,27 @@ class Site:
     name: str
     rows: Parsed
     left_out: tuple[int, int]
+    classes: int
 
     @property
     def cells(self) -> NDArray[np.int64]:
-        """Group and label of every row as one code: what splits keep the proportions of."""
-        return np.asarray(2 * self.rows.groups + self.rows.labels, np.int64)
+        """Group and label (of numbers: group) of every row as one code: what splits keep the proportions of."""
+        return np.asarray(self.classes * self.rows.groups + (self.rows.labels if self.classes > 1 else 0), np.int64)
 
 
 class Part(NamedTuple):
-    """Encoded rows of one site or of all: features [n, d] float32, labels and groups [n] int32."""
+    """Encoded rows of one site or of all: features [n, d] float32, labels and groups [n] int32; of a number, the labels are its
+    distance to the mean in spreads, float64."""
 
     features: NDArray[np.float32]
-    labels: NDArray[np.int32]
+    labels: NDArray[Any]
     groups: NDArray[np.int32]
 
-    def take(self, rows: NDArray[np.int64] | Decided) -> Part:
+    def take(self, rows: NDArray[Any]) -> Part:
         return Part(self.features[rows], self.labels[rows], self.groups[rows])
 
-    def counted(self, decided: Decided, groups: int) -> Counts:
-        return Counts.of(self.labels, decided, self.groups, groups)
+    def counted(self, decided: Decided, groups: int, classes: int = 2) -> Counts:
+        return Counts.of(self.labels, decided, self.groups, groups, classes=classes)
 
 
 class Prepared(NamedTuple):
@@ -99,7 +101,7 @@ def read_sites(
             raise ValueError(f"{table.path} names its columns but has no rows; leave it out or fill it.")
         if tell is not None:
             tell("reading", number + 1, len(tables))
-    sites = [_site(name, stack(parts)) for name, parts in sorted(owned.items())]
+    sites = [_site(name, stack(parts), max(1, len(schema.labels))) for name, parts in sorted(owned.items())]
     if clients is not None:
         sites = _dealt(sites[0], clients, seed)
     for site in sites:
@@ -128,16 +130,16 @@ def prepare(sites: Sequence[Site], schema: Schema, *, test_share: float, seed: i
             parts.append(site.rows.take(rows))
     encoder = Encoder.from_statistics(schema, combine(site_statistics(schema, rows) for rows in train))
     learned, held_out = ([encoded(encoder, rows) for rows in parts] for parts in (train, test))
-    steepest = max(smoothness(part.features) for part in learned)
+    steepest = max(smoothness(part.features, 1.0 if schema.regression else 0.25) for part in learned)
     labels = np.concatenate([part.labels for part in learned])
     if labels.min() == labels.max():
-        only = schema.positive if labels[0] else schema.negative
+        only = schema.labels[labels[0]] if encoder.target is None else encoder.target[0]
         raise ValueError(f"The training rows are all {only!r}: there is nothing to learn; take more rows.")
     return Prepared(encoder, [site.name for site in sites], learned, held_out, steepest)
 
 
 def encoded(encoder: Encoder, rows: Parsed) -> Part:
-    return Part(encoder.transform(rows), rows.labels, rows.groups)
+    return Part(encoder.transform(rows), encoder.standardised(rows.labels), rows.groups)
 
 
 def joined(parts: Sequence[Part]) -> Part:
@@ -165,16 +167,15 @@ def digests(tables: Sequence[Table]) -> list[str]:
     return [digest(table.path) for table in tables]
 
 
-def _site(name: str, rows: Parsed) -> Site:
-    unlabelled = rows.labels < 0
-    left_out = int(unlabelled.sum()), int(((rows.groups < 0) & ~unlabelled).sum())
-    return Site(name, rows.complete(), left_out)
+def _site(name: str, rows: Parsed, classes: int) -> Site:
+    left_out = int(rows.unlabelled.sum()), int(((rows.groups < 0) & ~rows.unlabelled).sum())
+    return Site(name, rows.complete(), left_out, classes)
 
 
 def _dealt(site: Site, clients: int, seed: int) -> list[Site]:
     parts = partition.iid(site.rows.rows, clients, seed=seed)
     width = len(str(clients))
     return [
-        Site(f"client {number:0{width}d}", site.rows.take(rows), site.left_out if number == 1 else (0, 0))
+        Site(f"client {number:0{width}d}", site.rows.take(rows), site.left_out if number == 1 else (0, 0), site.classes)
         for number, rows in enumerate(parts, 1)
     ]

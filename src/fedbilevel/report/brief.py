@@ -17,7 +17,7 @@ import pandas as pd
 from fedbilevel.fairness.metrics import CRITERIA, wilson
 from fedbilevel.report.charts import Listing, with_bounds
 from fedbilevel.report.reading import estimates, reading_of
-from fedbilevel.report.scales import shown
+from fedbilevel.report.scales import shown, signed
 from fedbilevel.runs import Run
 
 TABLES = ("sites", "facts", "notes", "mapping", "findings", "contrast", "contrast-floors")
@@ -36,6 +36,8 @@ TERMS = {
     "equal-opportunity gap (EqOpp)": "the largest true-positive rate of a group minus the smallest; 0 is fair by this measure",
     "equalized-odds gap (EqOdds)": "the same, of true- or false-positive rates, whichever differ more",
     "demographic-parity gap (DemPar)": "the same, of selection rates",
+    "mean error": "where a number is predicted: how far predictions are above the truth on average; its gap is 0 if fair",
+    "R²": "the share of a number's variance that predictions explain; always saying the mean explains 0",
     "interval": "95 % of such intervals hold the true value; a wide one means few rows",
     "beyond noise": "the interval of a difference does not hold 0",
     "FedAvg": "the usual training over sites: for accuracy alone, nothing is made fair",
@@ -86,7 +88,7 @@ def brief_of(run: Run) -> Brief | None:
     against = found[found["method"] == model]
     usable = not against["blocks"].astype(bool).any()
     verdict = [] if usable else ["Do not use this model as it is: the warnings below say why."]
-    verdict += [*_groups(run, ours), *_right(ours), *_compared(run, ours, model)]
+    verdict += [*_groups(run, ours), *_right(run, ours), *_compared(run, ours, model)]
     sites = run.others.get("sites")
     tables = [] if sites is None else [Listing.first("Rows by site", sites.drop_duplicates("site"))]
     tables += [Listing.first("mapping", run.others["mapping"])] if "mapping" in run.others else []
@@ -104,13 +106,44 @@ def _groups(run: Run, ours: Any) -> list[str]:
     if "compared" in frame.columns:
         frame = frame[frame["compared"].astype(bool)]
     about = run.configuration
-    yes = f"{about.get('target', 'the target')} = {about.get('positive', 'positive')}"
+    if "by" in frame.columns:  # several sensitive columns: what was made fair are their intersections
+        frame = frame[frame["by"] == " & ".join(about["sensitive"])]
+    if "mean_error" in frame.columns:
+        return _means(run, frame, ours)
+    target = about.get("target", "the target")
     sentences = []
     for rate in CRITERIA.get(str(about.get("metric")), ()):
-        there = frame[frame[rate].notna()]
+        there, yes = frame[frame[rate].notna()], about.get("positive", "positive")
+        if "label" in there.columns and len(there):  # more than two classes: that in which the groups differ most
+            yes = there.groupby("label")[rate].agg(lambda values: values.max() - values.min()).idxmax()
+            there = there[there["label"] == yes]
         if len(there) > 1:
-            sentences += [_shares(there, rate, yes), _chance(there, rate)]
+            several = frame["label"].nunique() if "label" in frame.columns else 1
+            sentences += [_shares(there, rate, f"{target} = {yes}"), _chance(there, rate, several)]
     return sentences
+
+
+def _means(run: Run, groups: pd.DataFrame, row: Any) -> list[str]:
+    """Where a number is predicted: how far predictions are above the truth, or how high they are, by group."""
+    column = str(run.configuration["metric"])
+    there = groups[groups[column].notna()].sort_values(column)
+    low, high = (float(row.get(f"test_gap{end}", np.nan)) for end in ("_low", "_high"))
+    if len(there) < 2 or not np.isfinite(low):
+        return []
+    least, most = there.iloc[0], there.iloc[-1]
+
+    def said(group: Any) -> str:
+        value = float(group[column])
+        if column == "mean_prediction":
+            return f"{shown(value, 'number')} in the group {group['group']}"
+        return f"{shown(abs(value), 'number')} too {'high' if value > 0 else 'low'} in the group {group['group']}"
+
+    begins = "On average predictions are" if column == "mean_error" else "The mean prediction is"
+    chance = f"The difference is within what chance explains; too few rows to rule out one of {shown(high, 'number')}."
+    if low > 0:
+        ends = f"at least {shown(low, 'number')}, and it may be {shown(high, 'number')}"
+        chance = f"The difference is more than chance explains: with 95 % confidence it is {ends}."
+    return [f"{begins} {said(least)} and {said(most)}.", chance]
 
 
 def _shares(groups: pd.DataFrame, rate: str, yes: str) -> str:
@@ -125,10 +158,11 @@ def _shares(groups: pd.DataFrame, rate: str, yes: str) -> str:
     return f"{begins} between {told[order[0]]} and {told[order[-1]]}; {len(told)} groups were compared."
 
 
-def _chance(groups: pd.DataFrame, rate: str) -> str:
+def _chance(groups: pd.DataFrame, rate: str, among: int = 1) -> str:
+    """``among``: of how many classes that with the largest difference was taken."""
     shares, sizes = groups[rate].to_numpy(float), groups[ASKED[rate][0]].to_numpy(float)
     pairs = list(combinations(range(len(shares)), 2))
-    level = 1 - 0.05 / len(pairs)
+    level = 1 - 0.05 / (len(pairs) * among)
     low, high = wilson(shares, sizes, level)
     widest, hidden = 0.0, 0.0
     for a, b in pairs:
@@ -153,14 +187,20 @@ def _points(share: float) -> str:
     return f"{value:.0f}" if value >= 1.5 else f"{value:.1f}"
 
 
-def _right(row: Any) -> list[str]:
+def _right(run: Run, row: Any) -> list[str]:
+    if np.isfinite(row.get("test_r2", np.nan)):
+        return [
+            f"Predictions are off by {shown(row['test_mae'], 'number')} on average (root mean square "
+            f"{shown(row['test_rmse'], 'number')}); they explain {100 * row['test_r2']:.0f} % of the variance of test rows."
+        ]
     if not np.isfinite(row.get("test_accuracy", np.nan)):
         return []
     said = f"It is right about {100 * row['test_accuracy']:.0f} of 100 test rows"
     balanced = row.get("test_balanced_accuracy", np.nan)
     if np.isfinite(balanced):
         said += f"; averaged over the classes, so that the larger does not count more, about {100 * balanced:.0f}"
-    return [f"{said} (guessing: 50)." if np.isfinite(balanced) else f"{said}."]
+    classes = run.groups["label"].nunique() if "label" in run.groups.columns else 2
+    return [f"{said} (guessing: {100 / classes:.0f})." if np.isfinite(balanced) else f"{said}."]
 
 
 def _compared(run: Run, row: Any, model: str) -> list[str]:
@@ -169,7 +209,9 @@ def _compared(run: Run, row: Any, model: str) -> list[str]:
     if len(others) != 1 or not np.isfinite(row.get("gap_difference", np.nan)):
         return []
     parts = []
-    for name, word in (("gap_difference", "gap"), ("accuracy_difference", "accuracy")):
+    number = "rmse_difference" in row and np.isfinite(row["rmse_difference"])
+    other = ("rmse_difference", "root mean squared error") if number else ("accuracy_difference", "accuracy")
+    for name, word in (("gap_difference", "gap"), other):
         value, low, high = (float(row[f"{name}{end}"]) for end in ("", "_low", "_high"))
         changed = (
             "smaller"
@@ -181,8 +223,10 @@ def _compared(run: Run, row: Any, model: str) -> list[str]:
             else "higher"
         )
         beyond = "beyond noise" if low > 0 or high < 0 else "not beyond noise"
-        ends = f"[{100 * low:+.1f}, {100 * high:+.1f}]"
-        parts.append(f"the {word} is {_points(abs(value))} points {changed} ({beyond}, {ends})")
+        ends, size = f"[{100 * low:+.1f}, {100 * high:+.1f}]", f"{_points(abs(value))} points"
+        if number:
+            ends, size = f"[{signed(low, 'number')}, {signed(high, 'number')}]", shown(abs(value), "number")
+        parts.append(f"the {word} is {size} {changed} ({beyond}, {ends})")
     return [f"Compared with {others[0]} on the same rows, {' and '.join(parts)}."]
 
 

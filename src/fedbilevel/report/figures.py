@@ -18,6 +18,12 @@ RATES = {
     "false_positive_rate": ("false-positive rate", "negatives"),
     "selection_rate": ("selection rate", "count"),
 }
+MEANS = {
+    "mean_error": "mean error",
+    "mean_prediction": "mean prediction",
+    "rmse": "root mean squared error",
+    "mae": "mean absolute error",
+}
 POINTS = 24
 """A line on a screen needs no more."""
 TABLE_POINTS = 3
@@ -47,7 +53,7 @@ def plane(reading: Reading) -> Chart | None:
     """Accuracy against gap; where no gap was measured, accuracy or objective against bytes."""
     known = {metric.column: metric for metric in [*reading.main, *reading.costs]}
     across = known.get("test_gap") or known.get("bytes")
-    up = known.get("test_accuracy") or known.get("score") or known.get("objective")
+    up = known.get("test_accuracy") or known.get("test_r2") or known.get("score") or known.get("objective")
     if across is None or up is None:
         return None
     fair = across.column == "test_gap"
@@ -140,10 +146,14 @@ def _given(rows: pd.DataFrame, metric: Metric) -> Interval | None:
 
 
 def rates(reading: Reading) -> Chart | None:
-    """True-positive, false-positive and selection rate of every group on test rows."""
+    """True-positive, false-positive and selection rate of every group on test rows; of a number, means and errors."""
     frame = reading.run.groups
     tested = frame[frame["part"] == "test"] if (frame["part"] == "test").any() else frame
+    if "mean_error" in tested:
+        return _means(reading, tested)
     tested = tested.assign(negatives=tested["count"] - tested["positives"])
+    if "label" in tested:  # more than two classes, each held against all others
+        tested = tested.assign(group=tested["group"] + ", class " + tested["label"].astype(str))
     parts = [
         (block, number, str(group), members) for block, number, rows in reading.each(tested)
         for group, members in rows.groupby(rows["group"].astype(str), sort=False)
@@ -173,6 +183,26 @@ def rates(reading: Reading) -> Chart | None:
     )  # fmt: skip
     choice = Choice("Rate", tuple((column, _capital(word)) for column, (word, _) in RATES.items()))
     return sketch.chart("rates", "rows", "Rates of the groups", note, (choice,))
+
+
+def _means(reading: Reading, tested: pd.DataFrame) -> Chart | None:
+    sketch = _Figure(reading)
+    for block, number, rows in reading.each(tested):
+        for row in rows.to_dict("records"):
+            texts, label = {}, f"{row['group']} ({row['count']:,} rows)"
+            for column, word in MEANS.items():
+                mean, low, high = (row[f"{column}{end}"] for end in ("", "_low", "_high"))
+                texts[word] = with_bounds(mean, low, high, "number")
+                if np.isfinite(mean):
+                    tip = f"{reading.names[number]}, {row['group']}, {word}: {texts[word]}"
+                    sketch.bar(column, block.number, label, Mark(number, mean, 0, low, high, tip=tip))
+            sketch.say(block, number, group=str(row["group"]), **texts)
+    target = str(reading.run.configuration.get("target", "the number"))
+    axes = {column: Axis(f"{word} of {target}", "number", include=0) for column, word in MEANS.items()}
+    sketch.rows(sketch.titles, axes, baseline=0.0, bars=False)
+    note = "Errors are prediction minus truth. Whiskers: 95 % intervals (Student) for the rows of the group."
+    choice = Choice("Measure", tuple((column, _capital(word)) for column, word in MEANS.items()))
+    return sketch.chart("rates", "rows", "Means and errors of the groups", note, (choice,))
 
 
 def _capital(text: str) -> str:

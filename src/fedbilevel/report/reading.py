@@ -31,6 +31,8 @@ GAPS = {
     "equal_opportunity": ("equal-opportunity gap", "EqOpp"),
     "equalized_odds": ("equalized-odds gap", "EqOdds"),
     "demographic_parity": ("demographic-parity gap", "DemPar"),
+    "mean_error": ("gap of mean errors", "error gap"),
+    "mean_prediction": ("gap of mean predictions", "prediction gap"),
 }
 WORDS = {
     "adult": "Adult",
@@ -90,10 +92,12 @@ def _asset(name: str) -> list[dict[str, str]]:
 def metrics(gap: str = METRIC, *, costs: bool = False) -> dict[str, Metric]:
     """Every column that can be compared between series, with ``costs`` also what a run sent and computed."""
     long, short = GAPS.get(gap, (f"gap ({gap})", "Gap"))
-    known = [Metric(**row) for row in _asset("columns.csv") if costs or row["place"] != "cost"]
+    known = {row["column"]: Metric(**row) for row in _asset("columns.csv") if costs or row["place"] != "cost"}
+    if gap.startswith("mean_"):  # of a number, in its own units
+        known |= {name: metric._replace(format="number") for name, metric in known.items() if name.endswith("_gap")}
     return {
-        metric.column: metric._replace(label=metric.label.format(gap=long), short=metric.short.format(gap=short))
-        for metric in known
+        name: metric._replace(label=metric.label.format(gap=long), short=metric.short.format(gap=short))
+        for name, metric in known.items()
     }
 
 

@@ -105,11 +105,13 @@ def group_series(sensitive: Any, name: str = "sensitive_features") -> pd.Series[
 
 
 def encode_groups(
-    sensitive: Any, *, known: Sequence[Any] | None = None, name: str = "sensitive_features"
-) -> tuple[NDArray[np.int32], list[Any]]:
+    sensitive: Any, *, known: Sequence[Any] | None = None, name: str = "sensitive_features", what: str = "group",
+    where: str = "the training part",
+) -> tuple[NDArray[np.int32], list[Any]]:  # fmt: skip
     """Group codes 0..K-1 and the group names, sorted.
 
-    `known` fixes the names (those of the training part): a group outside it has no code, and that is an error.
+    `known` fixes the names (those of the training part): a group outside it has no code, and that is an error.  ``what`` the
+    values are and ``where`` they are known from, for that message.
     """
     series = group_series(sensitive, name)
     if known is None:
@@ -120,8 +122,8 @@ def encode_groups(
     if (codes < 0).any():
         stranger = series.iloc[int(np.flatnonzero(codes < 0)[0])]
         raise ValueError(
-            f"{name} holds the group {shown(stranger)}, which the training part does not have "
-            f"(it has {listed(names)}); add rows of that group to the training part or leave its rows out."
+            f"{name} holds the {what} {shown(stranger)}, which {where} does not have "
+            f"(it has {listed(names)}); add rows of that {what} to {where} or leave its rows out."
         )
     return codes.astype(np.int32), names
 

@@ -39,7 +39,8 @@ FURTHEST = 20.0
 
 
 class Statistics(NamedTuple):
-    """Sums over training rows, one entry a number column of the schema: what a site sends so that all scale alike.
+    """Sums over training rows, one entry a number column of the schema: what a site sends so that all scale alike.  Where the
+    target is a number, it is the last entry.
 
     ``rows``: how many rows (one entry); ``counts``: of them not missing; ``sums``: of value - center; ``squares``:
     of its square.
@@ -60,19 +61,24 @@ class Parsed:
 
     cells: dict[str, Numbers | Codes]
     rows: int
-    marks: dict[str, Codes]
+    marks: dict[str, NDArray[Any]]
 
     @property
-    def labels(self) -> Codes:
-        """1, 0, or -1 where the target is missing."""
+    def labels(self) -> NDArray[Any]:
+        """The place of every row's label in the schema's labels, -1 where the target is missing; numbers themselves, or NaN."""
         return self._mark("labels")
+
+    @property
+    def unlabelled(self) -> NDArray[np.bool_]:
+        """Where the target is missing."""
+        return np.asarray(np.isnan(self.labels) if self.labels.dtype.kind == "f" else self.labels < 0)
 
     @property
     def groups(self) -> Codes:
         """The place of every row's group in the schema's groups, -1 where it is missing."""
         return self._mark("groups")
 
-    def _mark(self, name: str) -> Codes:
+    def _mark(self, name: str) -> NDArray[Any]:
         if name not in self.marks:
             raise ValueError("These rows were read without labels and groups: parse them with labelled=True.")
         return self.marks[name]
@@ -83,7 +89,7 @@ class Parsed:
 
     def complete(self) -> Parsed:
         """Without the rows that have no label or no group."""
-        return self.take(np.flatnonzero((self.labels >= 0) & (self.groups >= 0)))
+        return self.take(np.flatnonzero(~self.unlabelled & (self.groups >= 0)))
 
 
 def parse(schema: Schema, frame: pd.DataFrame, *, labelled: bool = False, source: str = "The table") -> Parsed:
@@ -120,11 +126,15 @@ def _cells(column: Column, frame: pd.DataFrame, missing: frozenset[str], source:
     return values
 
 
-def _labels(schema: Schema, frame: pd.DataFrame, source: str) -> Codes:
-    """1 for the positive class, 0 for the others, -1 where the target is missing."""
+def _labels(schema: Schema, frame: pd.DataFrame, source: str) -> NDArray[Any]:
+    """The place of every row's label in the schema's labels, -1 where the target is missing; numbers as they are."""
+    if schema.regression:
+        return _cells(Column(schema.target, decimal=schema.decimal), frame, frozenset(schema.missing), source)
     codes = codes_of(frame[schema.target], schema.classes, frozenset(schema.missing))
     must, hint = f"must hold one of {listed(schema.classes)}", "mend it, or list the value in classes of the schema"
     _refuse(frame, schema.target, codes == UNKNOWN_CODE, must, source=source, hint=hint)
+    if schema.positive is None:
+        return codes
     return np.where(codes < 0, MISSING_CODE, codes == schema.classes.index(schema.positive)).astype(np.int32)
 
 
@@ -160,8 +170,9 @@ def stack(parts: Sequence[Parsed]) -> Parsed:
 
 def site_statistics(schema: Schema, table: pd.DataFrame | Parsed) -> Statistics:
     """What one site adds to the common statistics: sums over its training rows."""
-    parsed = table if isinstance(table, Parsed) else parse(schema, table)
-    values = [parsed.cells[column.name] - column.center for column in schema.numbers]
+    parsed = table if isinstance(table, Parsed) else parse(schema, table, labelled=schema.regression)
+    numbers = [parsed.cells[column.name] for column in schema.numbers] + ([parsed.labels] if schema.regression else [])
+    values = [column - center for column, center in zip(numbers, schema.centers, strict=True)]
     there = [column[~np.isnan(column)] for column in values]
     return Statistics(
         np.array([float(parsed.rows)]),
@@ -199,6 +210,7 @@ class Encoder:
         means, spreads: of the number and date columns.
         source: the schema and the statistics it was made from; None: learned from a table.
         absent: cells that mean missing, besides empty ones.
+        target: mean and spread of the number that is predicted; None for classes.
     """
 
     columns: tuple[Column, ...]
@@ -207,23 +219,29 @@ class Encoder:
     source: tuple[Schema, Statistics] | None = None
     absent: tuple[str, ...] = ()
     furthest: float = FURTHEST
+    target: tuple[float, float] | None = None
 
     @classmethod
     def from_statistics(cls, schema: Schema, statistics: Statistics) -> Encoder:
         """The encoding that everybody with this schema and these statistics has."""
-        expected = len(schema.numbers)
+        centers = schema.centers
+        expected = len(centers)
         for name in ("counts", "sums", "squares"):
             sent = getattr(statistics, name)
             if sent.shape != (expected,) or not np.isfinite(sent).all():
                 raise ValueError(f"statistics.{name} must hold {expected} finite numbers, one a number column.")
         count = np.maximum(statistics.counts, 1)
         shift = statistics.sums / count
-        means = np.array([column.center for column in schema.numbers], np.float64) + shift
+        means = centers + shift
         variance = statistics.squares / count - shift**2
         # Below these bounds the difference is rounding: of the sums, or of the values themselves.
         varies = variance > 1e-12 * statistics.squares / count + (1e-12 * means) ** 2
         spreads = np.sqrt(np.where(varies, variance, 1.0))
-        return cls(schema.features, means, spreads, (schema, statistics), schema.missing)
+        columns, target = len(schema.numbers), None
+        if schema.regression:
+            target = float(means[-1]), float(spreads[-1])
+        scaling = means[:columns], spreads[:columns]
+        return cls(schema.features, *scaling, (schema, statistics), schema.missing, target=target)
 
     @classmethod
     def learn(cls, table: Any, *, every_value: bool = False) -> Encoder:
@@ -322,10 +340,15 @@ class Encoder:
             place += width
         return out
 
-    def labels(self, table: pd.DataFrame, *, source: str = "The table") -> Codes:
-        """1, 0, or -1 where the target is missing: leave such rows out."""
+    def labels(self, table: pd.DataFrame, *, source: str = "The table") -> NDArray[Any]:
+        """The place of every row's label in ``schema.labels``, -1 where the target is missing: leave such rows out.
+        Numbers themselves, or NaN."""
         check_columns(table, [self.schema.target], source)
         return _labels(self.schema, table, source)
+
+    def standardised(self, labels: NDArray[Any]) -> NDArray[Any]:
+        """Labels as models are trained on them: of a number, its distance to the mean in spreads."""
+        return labels if self.target is None else (labels - self.target[0]) / self.target[1]
 
     def groups(self, table: pd.DataFrame, *, source: str = "The table") -> Codes:
         """The place of every row's group in ``schema.groups``, -1 where it is missing: leave such rows out."""

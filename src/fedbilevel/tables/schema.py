@@ -34,7 +34,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -42,7 +42,7 @@ import pandas as pd
 from fedbilevel import storage
 from fedbilevel.tables import documents
 from fedbilevel.tables.agreement import FAR, MOST_CLASSES, differences, middle, stop
-from fedbilevel.tables.columns import EVERYBODY, day_of, is_number_column, listed
+from fedbilevel.tables.columns import EVERYBODY, JOIN, day_of, is_number_column, listed
 from fedbilevel.tables.profile import LONGEST_VALUE, MOST_GROUPS, MOST_ODD, MOST_ODD_SHARE, Profile, Seen, look, merged
 from fedbilevel.tables.reading import Table
 
@@ -53,13 +53,15 @@ HEADING = """\
 #   kind       "number", "category", "boolean", "date" (days) or "ignore"
 #   missing    "flag" (a further column says that the cell was missing), "plain" (it does not), "refuse"
 #   pooled     whether values that are not listed share one column, "(other)"; if not they are all zeros
-#   positive   the class that counts as 1
+#   positive   the class that counts as 1; without it, each of more than two classes is told from the others
+#   task       "regression" where the target is a number; then there are no classes, and center is a rough middle of it
 
 """
 
 KINDS = ("number", "category", "boolean", "date", "ignore")
 ORDERS = ("ymd", "dmy", "mdy")
 MISSING_RULES = ("flag", "plain", "refuse")
+TASKS = ("classification", "regression")
 MISSING_GROUP_RULES = ("leave out", "own")
 OTHER = "(other)"
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None")
@@ -147,6 +149,14 @@ class Column:
         return [*names, f"{self.name} missing"] if self.missing == "flag" else names
 
 
+class Margin(NamedTuple):
+    """A sensitive column by itself: its ``name`` and values, and the place of every group's value among these."""
+
+    name: str
+    values: tuple[str, ...]
+    places: np.ndarray
+
+
 @dataclass(frozen=True)
 class Schema:
     """The meaning of a table's columns.
@@ -154,7 +164,7 @@ class Schema:
     Attributes:
         target: the column to predict.
         classes: the values it can take, two or more; rows where it is missing are left out.
-        positive: the class that counts as 1; all others are 0.
+        positive: the class that counts as 1; all others are 0.  None: each of more than two is told from the others.
         sensitive: the columns that make the groups; several are joined ("Black & Female").
         groups: all groups, sorted.
         columns: the others, features and ignored ones.
@@ -162,20 +172,27 @@ class Schema:
         missing: cells that mean missing, in all columns.
         missing_group: rows with a missing sensitive cell: "leave out" of training and evaluation, or a group of their "own",
             "(missing)".
+        task: "classification", or "regression": the target is a number, and there are no classes.
+        center, decimal: of such a number, as of a `Column`.
     """
 
     target: str
     classes: tuple[str, ...]
-    positive: str
+    positive: str | None
     sensitive: tuple[str, ...]
     groups: tuple[str, ...]
     columns: tuple[Column, ...]
     site: str | None = None
     missing: tuple[str, ...] = MISSING
     missing_group: str = "leave out"
+    task: str = "classification"
+    center: float = 0.0
+    decimal: str = "."
 
     def __post_init__(self) -> None:
         _text_check("target", self.target)
+        _choice("task", self.task, TASKS)
+        Column(self.target, center=self.center, decimal=self.decimal)  # checks them
         _texts("classes", self.classes)
         _texts("sensitive", self.sensitive)
         _texts("groups", self.groups)
@@ -183,12 +200,24 @@ class Schema:
         _choice("missing_group", self.missing_group, MISSING_GROUP_RULES)
         if self.site is not None:
             _text_check("site", self.site)
-        if len(self.classes) < 2:
+        if self.regression:
+            if self.classes or self.positive is not None:
+                raise ValueError('task = "regression" predicts a number: leave classes and positive out.')
+        elif len(self.classes) < 2:
             raise ValueError(f"classes must list two values of {self.target!r} at least, not {listed(self.classes)}.")
-        if self.positive not in self.classes:
+        if self.positive is None and len(self.classes) == 2:
+            raise ValueError(f"positive is missing: name one of the two classes {listed(self.classes)}.")
+        if self.positive is not None and self.positive not in self.classes:
             raise ValueError(f"positive = {self.positive!r} is not among the classes {listed(self.classes)}.")
         if not self.sensitive and self.groups != (EVERYBODY,):
             raise ValueError("sensitive must name one column at least.")
+        if len(self.sensitive) > 1:
+            wrong = [group for group in self.groups if len(group.split(JOIN)) != len(self.sensitive)]
+            if wrong:
+                raise ValueError(
+                    f"The group {wrong[0]!r} must name one value of each of {listed(self.sensitive)}, joined by {JOIN!r}: "
+                    f"values that hold {JOIN.strip()!r} themselves must be renamed first."
+                )
         if not 1 <= len(self.groups) <= MOST_GROUPS:
             raise ValueError(f"groups must list 1 to {MOST_GROUPS} groups, not {len(self.groups)}.")
         for column in self.columns:
@@ -207,10 +236,30 @@ class Schema:
             raise ValueError("No column is left as a feature: every one is ignored; see the notes in the schema.")
 
     @property
-    def negative(self) -> str:
-        """What a prediction of 0 is called: the other class of two, else "not " and the positive one."""
+    def labels(self) -> tuple[str, ...]:
+        """What is told apart, in the order of its numbers: the classes; or what is not positive (the other class of two, else
+        "not " and the positive one) and what is."""
+        if self.positive is None:
+            return self.classes
         others = [value for value in self.classes if value != self.positive]
-        return others[0] if len(others) == 1 else f"not {self.positive}"
+        return (others[0] if len(others) == 1 else f"not {self.positive}"), self.positive
+
+    @property
+    def regression(self) -> bool:
+        return self.task == "regression"
+
+    @property
+    def margins(self) -> list[Margin]:
+        """Of several sensitive columns, each by itself; of one, nothing."""
+        if len(self.sensitive) == 1:
+            return []
+        made = []
+        for values, name in zip(
+            zip(*(group.split(JOIN) for group in self.groups), strict=True), self.sensitive, strict=True
+        ):
+            known = tuple(sorted(set(values)))
+            made.append(Margin(name, known, np.array([known.index(value) for value in values])))
+        return made
 
     @property
     def features(self) -> tuple[Column, ...]:
@@ -221,6 +270,12 @@ class Schema:
     def numbers(self) -> tuple[Column, ...]:
         """The number and date columns: those that statistics are taken of."""
         return tuple(column for column in self.features if column.scaled)
+
+    @property
+    def centers(self) -> np.ndarray:
+        """Of the number columns and, where it is one, of the target: what their sums are taken around."""
+        target = [self.center] if self.regression else []
+        return np.array([*(column.center for column in self.numbers), *target], np.float64)
 
     @property
     def feature_names(self) -> list[str]:
@@ -246,6 +301,8 @@ class Schema:
 
         columns = {column.name: entry(column) for column in self.columns}
         document = {"format": FORMAT} | asdict(self) | {"columns": columns}
+        for name in ("classes",) if self.regression else ("task", "center", "decimal"):
+            document.pop(name)
         return HEADING + re.sub(r"\[\n((?:    .*,\n)+)\]", _short_list, storage.toml_text(document))
 
     @property
@@ -291,7 +348,9 @@ def _schema(found: dict[str, Any]) -> Schema:
         raise ValueError("[columns.NAME] must be a table for every column.")
     known = [option.name for option in fields(Schema) if option.name != "columns"]
     documents.check_names("", found, known)
-    for needed in ("target", "classes", "positive", "sensitive", "groups"):
+    usual = {"positive": None} | ({"classes": ()} if found.get("task") == "regression" else {})
+    found = usual | found
+    for needed in ("target", "classes", "sensitive", "groups"):
         if needed not in found:
             raise ValueError(f"{needed} is missing.")
     options = [option.name for option in fields(Column) if option.name != "name"]
@@ -339,6 +398,7 @@ def infer(
     rare: int = RARE,
     most: int = MOST,
     checked: Iterable[str] = (),
+    task: str | None = None,
 ) -> Schema:
     """Read all tables once, chunk by chunk, and say what their columns are.
 
@@ -349,19 +409,21 @@ def infer(
         target: the column to predict.
         sensitive: the column(s) that make the groups.
         site: the column that names a row's site, if any.
-        positive: the class that counts as 1.  None: 1, true or yes if the target is coded so, else the rarer of two classes.
+        positive: the class that counts as 1.  None: 1, true or yes if the target is coded so, else the rarer of two classes; of
+            more than two none is, and each is told from the others.
         keep_sensitive: whether the sensitive columns are features as well.
         missing: cells that mean missing.
         rare: values of a category with fewer rows are pooled.
         most: values of a category at most; the rest is pooled.
         checked: columns whose differences between sites are right as they are.
+        task: "classification" or "regression".  None: regression if the target holds numbers, more than 20 different ones.
     """
     columns = [sensitive] if isinstance(sensitive, str) else list(sensitive)
     opened = [Table.of(table) if isinstance(table, pd.DataFrame) else table for table in tables]
     check_roles(opened, target, columns, site)
     seen = look(opened, columns, frozenset(missing), site)
     stop(differences(seen, target, columns, positive, checked, site))
-    return schema_of(seen, target, columns, site, positive, keep_sensitive, missing, rare, most)
+    return schema_of(seen, target, columns, site, positive, keep_sensitive, missing, rare, most, task)
 
 
 def misfits(schema: Schema, table: Table) -> list[str]:
@@ -407,9 +469,10 @@ def check_roles(tables: Sequence[Table], target: str, sensitive: Sequence[str], 
 def schema_of(
     seen: Seen, target: str, sensitive: Sequence[str], site: str | None = None, positive: str | None = None,
     keep_sensitive: bool = False, missing: Sequence[str] = MISSING, rare: int = RARE, most: int = MOST,
+    task: str | None = None,
 ) -> Schema:  # fmt: skip
     """What the columns are, from what was seen; see `infer`."""
-    classes, chosen = classes_of(target, merged(seen.profiles[target]), positive)
+    wanted = _target(target, merged(seen.profiles[target]), positive, task)
     made = []
     for name, profiles in seen.profiles.items():
         if name in (target, site):
@@ -424,18 +487,44 @@ def schema_of(
     if not seen.groups:
         raise ValueError(f"The sensitive column {listed(sensitive)} has no values in rows of these tables.")
     return Schema(
-        target, classes, chosen, tuple(sensitive), tuple(sorted(seen.groups)), tuple(made), site, tuple(missing)
+        target, sensitive=tuple(sensitive), groups=tuple(sorted(seen.groups)), columns=tuple(made), site=site,
+        missing=tuple(missing), **wanted,
     )  # fmt: skip
 
 
-def classes_of(target: str, profile: Profile, positive: str | None) -> tuple[tuple[str, ...], str]:
-    """All classes, sorted, and the positive one."""
+def _target(target: str, profile: Profile, positive: str | None, task: str | None) -> dict[str, Any]:
+    """What is predicted: classes, or a number."""
+    _choice("--task", task or TASKS[0], TASKS)
+    if profile.present == 0:
+        raise ValueError(f"The target {target!r} is missing in every row.")
+    many = bool(profile.uncounted) or profile.distinct > MOST_CLASSES
+    if task == "regression" or (task is None and positive is None and many):
+        number = _number(target, profile, [])
+        if number is not None and not number.also_missing:
+            if positive is not None:
+                raise ValueError(
+                    f"--positive {positive!r} makes two classes of {target!r}: leave it out, or --task regression."
+                )
+            return {
+                "classes": (), "positive": None, "task": "regression", "center": number.center, "decimal": number.decimal,
+            }  # fmt: skip
+        if task == "regression":
+            odd = next(iter(profile.odd), "text")
+            raise ValueError(
+                f"--task regression needs numbers, but the target {target!r} holds {odd!r}: mend it or leave it out."
+            )
+    classes, chosen = classes_of(target, profile, positive)
+    return {"classes": classes, "positive": chosen}
+
+
+def classes_of(target: str, profile: Profile, positive: str | None) -> tuple[tuple[str, ...], str | None]:
+    """All classes, sorted, and the positive one of two."""
     if profile.present == 0:
         raise ValueError(f"The target {target!r} is missing in every row.")
     if profile.uncounted or profile.distinct > MOST_CLASSES:
         raise ValueError(
             f"The target {target!r} has more than {MOST_CLASSES} values ({listed(sorted(profile.counts), 3)}): it must be a "
-            "class; name another column, or cut its values into two classes first."
+            "class or a number; name another column, or cut its values into classes first."
         )
     classes = tuple(sorted(profile.counts))
     if len(classes) == 1:
@@ -445,10 +534,7 @@ def classes_of(target: str, profile: Profile, positive: str | None) -> tuple[tup
             raise ValueError(f"--positive {positive!r} is no value of {target!r}, which has {listed(classes)}.")
         return classes, positive
     if len(classes) > 2:
-        raise ValueError(
-            f"The target {target!r} has {len(classes)} classes ({listed(classes)}) where two are needed: "
-            "name the positive one with --positive, and all others count as negative."
-        )
+        return classes, None
     if {value.lower() for value in classes} in CODED:
         return classes, max(classes, key=str.lower)  # 1, true, yes, t and y come last
     return classes, min(classes, key=lambda value: (profile.counts[value], value))
@@ -524,7 +610,7 @@ def _date(name: str, profile: Profile, rule: str) -> Column:
 
 
 def _number(name: str, profile: Profile, profiles: list[Profile]) -> Column | None:
-    """A number column, or None if too many cells are no numbers."""
+    """A number column, or None if too many cells are no numbers; without ``profiles`` of the sites nothing is an identifier."""
     decimal = "."
     numeric = profile.numeric
     if profile.comma and profile.thousands_like < profile.comma:
@@ -538,7 +624,7 @@ def _number(name: str, profile: Profile, profiles: list[Profile]) -> Column | No
     mean, spread = 0.0, 1.0
     if profile.numeric and decimal == ".":
         mean, spread = profile.mean, float(np.sqrt(profile.squares / profile.numeric))
-    if not odd and profile.present >= ENOUGH_ROWS and profile.whole and decimal == ".":
+    if profiles and not odd and profile.present >= ENOUGH_ROWS and profile.whole and decimal == ".":
         # In one file the rows of several sites may be numbered through.
         through = all(one.rising for one in profiles) and profile.high - profile.low == profile.numeric - 1
         counted = through or all(one.consecutive for one in profiles if one.present > 1)

@@ -1,0 +1,206 @@
+"""How well a number is predicted, and how differently for different groups: sums first, then means, errors and gaps.
+
+`Moments` holds sums over the rows of every group, of the true number y, the predicted one p and the error e = p - y.  Sums of
+two sets of rows add up, so a site can send its own and nobody needs the rows:
+
+    moments = Moments.of(true, predicted, groups, names=2)       # numbers in standard deviations from the agreed mean
+    total   = moments + Moments(received)
+    total.gap("mean_error"), total.gap_ends("mean_error")        # the largest difference of two groups' mean errors
+    total.table(["f", "m"], Scale(mean, spread))                 # everything by group, in the units of the table
+
+Two criteria (`CRITERIA`): "mean_prediction" compares the groups' mean predictions, whatever the truth; "mean_error" their
+mean errors: does the model say too much about some and too little about others?
+
+Intervals need no rows either.  Means (of y, p, e and the size of e): Student.  RMSE: the root of Student's interval of the mean
+square.  R2: its influence function, with the standard error that the fourth moments give.  Gaps: Welch's intervals of all pairs
+of groups, at a level that holds for all of them together (Bonferroni); two groups: Welch's interval of the difference, folded
+at 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedbilevel.fairness.metrics import Floats, normal_quantile, ratio
+
+SUMS = ("n", "y", "yy", "yyy", "yyyy", "p", "pp", "e", "ee", "size", "eeee", "eey", "eeyy")
+"""What is summed: 1, powers of y, p, e, the size of e, and the mixed ones that R2's interval needs."""
+CRITERIA = {"mean_prediction": ("p", "pp"), "mean_error": ("e", "ee")}
+"""Criterion: the sum of what is compared, and of its square."""
+MEASURES = ("mean_target", "mean_prediction", "mean_error", "rmse", "mae", "r2")
+
+
+class Scale(NamedTuple):
+    """Units of the table: a number is ``mean`` + ``spread`` times the standardised one."""
+
+    mean: float = 0.0
+    spread: float = 1.0
+
+
+STANDARD = Scale()
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """``sums``: [..., group, sum], the last axis as in `SUMS`."""
+
+    sums: Floats
+
+    @classmethod
+    def of(cls, true: Any, predicted: Any, groups: Any, names: int) -> Moments:
+        y, p = np.asarray(true, np.float64), np.asarray(predicted, np.float64)
+        e = p - y
+        each = (np.ones_like(y), y, y**2, y**3, y**4, p, p**2, e, e**2, np.abs(e), e**4, e**2 * y, e**2 * y**2)
+        codes = np.asarray(groups, np.int64)
+        return cls(np.stack([np.bincount(codes, values, names) for values in each], axis=-1))
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(self.sums + other.sums)
+
+    @property
+    def rows(self) -> Floats:
+        """Rows by group."""
+        return self._sum("n")
+
+    def gathered(self, places: Any, count: int) -> Moments:
+        """Fewer groups: those with the same place become one; -1 is left out."""
+        chosen = np.asarray(places)[None, :] == np.arange(count)[:, None]
+        return Moments(np.asarray(np.tensordot(chosen.astype(np.float64), self.sums, axes=(1, -2))))
+
+    def everybody(self) -> Moments:
+        """All groups as one."""
+        return Moments(self.sums.sum(axis=-2, keepdims=True))
+
+    def measure(self, name: str) -> Floats:
+        """One of `MEASURES`, by group; NaN without rows."""
+        if name in ("mean_target", "mean_prediction", "mean_error", "mae"):
+            return self._mean({"mean_target": "y", "mean_prediction": "p", "mean_error": "e", "mae": "size"}[name])
+        if name == "rmse":
+            return np.sqrt(self._mean("ee"))
+        return 1 - self._unexplained()
+
+    def ends(self, name: str, level: float = 0.95) -> tuple[Floats, Floats]:
+        """Both ends of the interval of one of `MEASURES`, by group; NaN with fewer than two rows."""
+        value = self.measure(name)
+        if name == "rmse":
+            half = self._half("ee", "eeee", level)
+            return np.sqrt(np.maximum(value**2 - half, 0)), np.sqrt(value**2 + half)
+        if name == "r2":
+            half = _student(self.rows, level) * np.sqrt(np.maximum(self._influence(), 0) / np.maximum(self.rows - 1, 1))
+            return value - half, np.minimum(value + half, 1)
+        pair = {"mean_target": ("y", "yy"), "mae": ("size", "ee"), **CRITERIA}[name]
+        half = self._half(*pair, level)
+        return value - half, value + half
+
+    def gap(self, criterion: str) -> Floats:
+        """The largest difference between two groups; NaN where fewer than two of several have rows."""
+        means = self._mean(CRITERIA[criterion][0])
+        there = (~np.isnan(means)).sum(axis=-1) >= min(2, means.shape[-1])
+        return np.where(there, np.fmax.reduce(means, axis=-1) - np.fmin.reduce(means, axis=-1), np.nan)
+
+    def gap_ends(self, criterion: str, level: float = 0.95) -> tuple[float, float]:
+        """Both ends of the gap's interval, for sums without further axes; groups of one row have no variance and no part."""
+        first, second = CRITERIA[criterion]
+        known = np.flatnonzero(self.rows > 1)
+        pairs = list(combinations(known, 2))
+        if not pairs:
+            return float("nan"), float("nan")
+        from scipy.special import stdtrit
+
+        means, errors = self._mean(first), self._variance(first, second) / np.maximum(self.rows, 1)
+        low, high = 0.0, 0.0
+        for a, b in pairs:
+            both = errors[a] + errors[b]
+            freedom = both**2 / sum(errors[one] ** 2 / (self.rows[one] - 1) for one in (a, b)) if both > 0 else 1.0
+            half = float(stdtrit(freedom, 1 - (1 - level) / (2 * len(pairs))) * np.sqrt(both))
+            distance = abs(float(means[a] - means[b]))
+            low, high = max(low, distance - half), max(high, distance + half)
+        return low, high
+
+    def table(self, names: Sequence[Any], scale: Scale = STANDARD, level: float | None = None) -> pd.DataFrame:
+        """One row a group: how many rows, and `MEASURES` in the table's units; with ``level`` their intervals too."""
+        columns: dict[str, Any] = {"count": self.rows.astype(np.int64)}
+        for name in MEASURES:
+            columns[name] = in_units(name, self.measure(name), scale)
+            if level is not None:
+                ends = (in_units(name, end, scale) for end in self.ends(name, level))
+                columns[f"{name}_low"], columns[f"{name}_high"] = ends
+        return pd.DataFrame(columns, index=pd.Index(list(names), name="group"))
+
+    def _sum(self, name: str) -> Floats:
+        return self.sums[..., SUMS.index(name)]
+
+    def _mean(self, name: str) -> Floats:
+        return ratio(self._sum(name), self.rows)
+
+    def _variance(self, first: str, second: str) -> Floats:
+        """Of single rows."""
+        rows = self.rows
+        centred = self._mean(second) - self._mean(first) ** 2
+        return np.where(rows > 1, np.maximum(centred, 0) * rows / np.maximum(rows - 1, 1), np.nan)
+
+    def _half(self, first: str, second: str, level: float) -> Floats:
+        return _student(self.rows, level) * np.sqrt(self._variance(first, second) / np.maximum(self.rows, 1))
+
+    def _unexplained(self) -> Floats:
+        """Squared errors as a share of the squared distances to the mean."""
+        spread = self._mean("yy") - self._mean("y") ** 2
+        return ratio(self._mean("ee"), np.where(spread > 0, spread, np.nan))
+
+    def _influence(self) -> Floats:
+        """Mean square of the rows' influence on R2: (e^2 - c d^2) / v, with d = y - mean, v its mean square, c = 1 - R2."""
+        middle, share = self._mean("y"), self._unexplained()
+        spread = self._mean("yy") - middle**2
+        mixed = self._mean("eeyy") - 2 * middle * self._mean("eey") + middle**2 * self._mean("ee")
+        fourth = self._mean("yyyy") - 4 * middle * self._mean("yyy") + 6 * middle**2 * self._mean("yy") - 3 * middle**4
+        return np.asarray((self._mean("eeee") - 2 * share * mixed + share**2 * fourth) / spread**2)
+
+
+def in_units(name: str, value: Any, scale: Scale) -> Any:
+    """A measure, or a gap of means, in the table's units."""
+    if name == "r2":
+        return value
+    return scale.spread * value + (scale.mean if name in ("mean_target", "mean_prediction") else 0.0)
+
+
+def differences(
+    true: Any, ours: Any, theirs: Any, groups: Any, names: int, criterion: str, level: float = 0.95
+) -> dict[str, tuple[float, float, float]]:
+    """Two models on the same rows: ``rmse`` and ``gap`` of ours minus theirs, each with both ends of its interval.
+
+    Normal, from the rows' influence; of a gap the two groups that make it are taken as given.
+    """
+    y, codes = np.asarray(true, np.float64), np.asarray(groups, np.int64)
+    errors = [np.asarray(p, np.float64) - y for p in (ours, theirs)]
+    z = normal_quantile(level)
+
+    def around(value: float, error: float) -> tuple[float, float, float]:
+        return value, value - z * error, value + z * error
+
+    roots = [float(np.sqrt(np.mean(e**2))) for e in errors]
+    slopes = [e**2 / (2 * root) if root > 0 else 0 * e for e, root in zip(errors, roots, strict=True)]
+    found = {"rmse": around(roots[0] - roots[1], float(np.std(slopes[0] - slopes[1]) / np.sqrt(len(y))))}
+    gaps, pulls = [], np.zeros_like(y)
+    for sign, p, e in zip((1, -1), (ours, theirs), errors, strict=True):
+        values = e if criterion == "mean_error" else np.asarray(p, np.float64)
+        means = Moments.of(y, p, codes, names)._mean(CRITERIA[criterion][0])
+        if np.isfinite(means).sum() < 2:
+            return {**found, "gap": (np.nan, np.nan, np.nan)}
+        high, low = int(np.nanargmax(means)), int(np.nanargmin(means))
+        gaps.append(float(means[high] - means[low]))
+        pulls += sign * values * ((codes == high).astype(float) - (codes == low))
+    spread = sum(np.var(pulls[codes == group]) / np.sum(codes == group) for group in np.unique(codes))
+    return {**found, "gap": around(gaps[0] - gaps[1], float(np.sqrt(spread)))}
+
+
+def _student(rows: Floats, level: float) -> Floats:
+    from scipy.special import stdtrit
+
+    with np.errstate(invalid="ignore"):
+        return np.where(rows > 1, stdtrit(np.maximum(rows - 1, 1), (1 + level) / 2), np.nan)
