@@ -94,6 +94,7 @@ def test_every_number_is_what_the_rows_say(call, sites, tmp_path):
     html = (tmp_path / "run" / "page.html").read_text()
     assert "Predictions, audited: ill by sex" in html
     assert "the group(s) x are left out" in html
+    assert "Predicted and observed" in html
     assert call("report", tmp_path / "run").code == 0
     assert Schema.read(tmp_path / "run" / "schema.toml").groups == ("f", "m", "x")
 

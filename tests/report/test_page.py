@@ -322,6 +322,6 @@ def test_markers_of_lines_do_not_coincide():
 
 
 def test_missing_matplotlib_gets_a_sentence(charts, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r'pip install "fedbilevel\[report\]"'):
         picture(charts["plane"])

@@ -20,8 +20,8 @@ from fedbilevel.report.reading import estimates, reading_of
 from fedbilevel.report.scales import shown, signed
 from fedbilevel.runs import Run
 
-TABLES = ("sites", "facts", "notes", "mapping", "findings", "contrast", "contrast-floors")
-"""Tables of a run that a brief tells."""
+TABLES = ("sites", "facts", "notes", "mapping", "findings", "calibration", "contrast", "contrast-floors")
+"""Tables of a run that a brief or a figure tells."""
 COMMANDS = ("fit", "federate", "audit")
 ASKED = {
     "true_positive_rate": ("positives", "Of 100 rows with {yes}, the model finds"),

@@ -22,12 +22,13 @@ SLOPES = {"fedbio": (-1 / 2, "slope −1/2"), "fedbioacc": (-2 / 3, "slope −2/
 
 
 def charts(reading: Reading) -> list[Chart]:
-    """The figures of a study's page."""
+    """The figures of a page that has more than the usual ones."""
     tables = reading.run.tables
     if reading.run.command == "rates":
         return rates(tables) if tables else []
-    usual, grids = figures(reading), front(tables, reading)
-    return usual if grids is None else [*usual[:1], grids, *usual[1:]]
+    calibrated = reading.run.others.get("calibration")
+    usual, more = figures(reading), front(tables, reading) if calibrated is None else calibration(calibrated)
+    return usual if more is None else [*usual[:1], more, *usual[1:]]
 
 
 def write_figures(command: str, tables: Tables, folder: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
@@ -118,6 +119,20 @@ def _clients(tables: Tables) -> Chart | None:
     second = ("End of FedBiOAcc, equal clients", CLIENTS, Axis("mean over the last half", log=True), curves)
     note = "More clients shrink variance; they do not shrink bias."
     return _lines("clients", "Against the number of clients", note, [first, second])
+
+
+def calibration(table: pd.DataFrame) -> Chart | None:
+    """Observed shares of positives against predicted probabilities, a panel a model and a line a group."""
+    across = Axis("predicted probability, mean", "rate", low=0.0, high=1.0)
+    panels = []
+    for method, part in table[table["part"] == "test"].groupby("method", sort=False):
+        curves = [Curve("as predicted", pd.Series([0.0, 1.0], [0.0, 1.0]))]
+        for group, rows in part.groupby("group", sort=False):
+            ends = rows.set_index("predicted")
+            curves.append(Curve(str(group), ends["observed"], ends["observed_low"], ends["observed_high"]))
+        panels.append((str(method), across, across._replace(label="share of positives"), curves))
+    note = "Below the straight line the model predicts too much. Bands: 95 % intervals (Wilson)."
+    return _lines("calibration", "Predicted and observed", note, panels)
 
 
 def _slope(curves: list[Curve], start: float, exponent: float, name: str) -> list[Curve]:
