@@ -13,6 +13,7 @@ from sklearn.metrics import brier_score_loss, roc_auc_score
 
 from fedbilevel.fairness.disclosure import Visible
 from fedbilevel.jobs.audit import by_group
+from fedbilevel.report.card import card as card_of
 from fedbilevel.runs import read
 from fedbilevel.tables.schema import Schema
 
@@ -96,6 +97,10 @@ def test_every_number_is_what_the_rows_say(call, sites, tmp_path):
     assert "the group(s) x are left out" in html
     assert "Predicted and observed" in html
     assert call("report", tmp_path / "run").code == 0
+    card = card_of(run)
+    assert "nothing was trained" in card
+    assert "| north |" in card
+    assert card.count("| f | ") == 1, "the groups of all sites together"
     assert Schema.read(tmp_path / "run" / "schema.toml").groups == ("f", "m", "x")
 
 

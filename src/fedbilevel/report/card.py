@@ -42,35 +42,33 @@ def write(folder: Path, out: Path | None = None) -> Path:
 
 
 def card(run: Run) -> str:
-    """The card of the model that a fit, simulated or over sites, is for: the last of its rows."""
-    if run.command not in ("fit", "federate"):
+    """The card of the model that a fit, simulated or over sites, or an audit is for: the last of its rows."""
+    if run.command not in ("fit", "federate", "audit"):
         raise ValueError(
-            f"{run.path} is a run of {run.command!r}, which has no model for tables; name a folder of fit."
+            f"{run.path} is a run of {run.command!r}, which has no model for tables; name a folder of fit or audit."
         )
     if run.status != "complete":
         raise ValueError(f"{run.path} is not finished: run the same command again, and it goes on.")
     schema = Schema.read(run.path / SCHEMA_FILE)
     row = run.rows.iloc[-1]
+    audited = run.command == "audit"
+    settings = [(name, _plain(run.configuration[name])) for name in SETTINGS if name in run.configuration]
     sections = [
         _front(schema),
         f"# {row['method']}: {row['dataset']}",
         "## Model description",
-        _description(run, schema, row),
+        _audited(run, schema) if audited else _description(run, schema, row),
         "### Intended uses & limitations",
         f"Intended use: {TO_FILL_IN}",
         *_limits(run, schema),
         "## Training Procedure",
-        "### Training data",
-        _data(run, schema),
-        "### Hyperparameters",
-        _table(
-            ["setting", "value"],
-            [(name, _plain(run.configuration[name])) for name in SETTINGS if name in run.configuration],
-        ),
+        *([TO_FILL_IN] if audited else ["### Training data", _data(run, schema), "### Hyperparameters"]),
+        *([] if audited else [_table(["setting", "value"], settings)]),
         "## Evaluation Results",
+        *([_data(run, schema), _table(["setting", "value"], settings)] if audited else []),
         *_results(run),
         "## How to Get Started with the Model",
-        _start(run),
+        TO_FILL_IN if audited else _start(run),
         "## Model Card Authors",
         TO_FILL_IN,
         "## Model Card Contact",
@@ -105,6 +103,14 @@ def _description(run: Run, schema: Schema, row: Any) -> str:
     )
 
 
+def _audited(run: Run, schema: Schema) -> str:
+    (column,) = schema.features
+    return (
+        f"{TO_FILL_IN} Its predictions of {_code(schema.target)} ({run.configuration['kind']} in {_code(column.name)}) were "
+        f"audited by fedbilevel {run.version} on {run.created[:10]}; nothing was trained."
+    )
+
+
 def _limits(run: Run, schema: Schema) -> list[str]:
     told = (
         [f"**{text}**" for text in dict.fromkeys(run.others["findings"]["sentence"])]
@@ -116,7 +122,8 @@ def _limits(run: Run, schema: Schema) -> list[str]:
         "Intervals are 95 %. They speak of other rows from the same sites, not of other sites, other times or another training."
     )
     gap = GAPS.get(str(run.configuration.get("metric")), ("gap", ""))[0]
-    told.append(f"What was made fair is the {gap} between the groups above. Other notions of fairness may disagree.")
+    about = "What was compared" if run.command == "audit" else "What was made fair"
+    told.append(f"{about} is the {gap} between the groups above. Other notions of fairness may disagree.")
     unused = [column for column in schema.columns if column.kind == "ignore"]
     if unused:
         reasons = ", ".join(f"{_code(column.name)} ({column.note or 'by the schema'})" for column in unused)
@@ -139,11 +146,11 @@ def _data(run: Run, schema: Schema) -> str:
 def _results(run: Run) -> list[str]:
     known = metrics(str(run.configuration.get("metric")))
     columns = [name for name in known if name in run.rows and run.rows[name].notna().any()]
-    heads = ["method", *(known[name].label for name in columns)]
-    parts = [
-        _table(heads, [(row["method"], *(_with_ends(row, name) for name in columns)) for _, row in run.rows.iterrows()])
-    ]
-    groups = run.groups[run.groups["method"] == run.rows["method"].iloc[-1]]
+    first, last = "split" if run.command == "audit" else "method", run.rows.iloc[-1]
+    heads = [{"split": "site"}.get(first, first), *(known[name].label for name in columns)]
+    rows = [(row[first], *(_with_ends(row, name) for name in columns)) for _, row in run.rows.iterrows()]
+    parts = [_table(heads, rows)]
+    groups = run.groups[(run.groups["method"] == last["method"]) & (run.groups["split"] == last["split"])]
     tested = groups[groups["part"] == "test"] if (groups["part"] == "test").any() else groups
     if len(tested):
         where = "test" if (groups["part"] == "test").any() else "training"
