@@ -234,7 +234,7 @@ def test_a_folder_with_tables_and_figures_that_goes_on(invented, tmp_path, monke
     assert kept.rows.groupby("split")["mean_square"].size().to_dict() == {"fedbio": 11, "fedbioacc": 76}
     assert kept.rows["dataset"].unique().tolist() == ["T = 20", "T = 60", "T = 200"]
     names = {path.name for path in (tmp_path / "one").iterdir() if path.name.startswith("rates-")}
-    assert len(names) == 7 + 1 + 4 * 2
+    assert len(names) == 8 + 1 + 4 * 2
     summary = json.loads((tmp_path / "one" / "rates-summary.json").read_text())
     assert summary["points_below_bound"] == summary["points_with_bound"] == len(result.tables["bounds"])
     assert (summary["settings"]["quick"], summary["settings"]["seed"]) == (True, 0)
