@@ -113,8 +113,8 @@ def fit(
     where = f"Model, tables and page are in {folder}; open {result.page}"
     warned = [f"Warning: {sentence}" for sentence in result.warnings]
     rows, notes = ("Rows", result.sites), [*meant.warnings, *result.notes]
-    tables_shown = [*measure_tables(run, "test"), *verdict(run)]
-    shown: Shown = [rows, *tables_shown, *warned, *notes, *encoding_notes(tables), where]
+    measured: Shown = [*measure_tables(run, "test"), *verdict(run)]
+    shown: Shown = [rows, *measured, *warned, *notes, *encoding_notes(tables), where]
     about = {"folder": str(folder), "page": str(result.page), "warnings": result.warnings, "notes": notes}
     tell(as_json, quiet, {**about, **told}, shown)
 

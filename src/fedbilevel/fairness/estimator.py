@@ -513,6 +513,7 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
     def predict(self, X: Any) -> np.ndarray:
         """The predicted number of every row."""
         check_is_fitted(self)
+        assert self.encoder_.target is not None
         mean, spread = self.encoder_.target
         return np.asarray(mean + spread * numbers(self.model_, self.params_, self._encoded(X)))
 

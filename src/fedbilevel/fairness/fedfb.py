@@ -99,7 +99,7 @@ def fedfb(
         risks = baseline.mean_losses(mean.groups, server.risks)
         if risks.ndim == 1:
             return Server(mean.outer, _moved(server.group_weights, risks, group_step, 0.0), risks)
-        moved = jax.vmap(lambda weights, own: _moved(weights, own, group_step, ALIKE * jnp.max(own)))
+        moved: Any = jax.vmap(lambda weights, own: _moved(weights, own, group_step, ALIKE * jnp.max(own)))
         return Server(mean.outer, moved(server.group_weights, risks), risks)
 
     return base._replace(

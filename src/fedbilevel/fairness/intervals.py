@@ -274,7 +274,7 @@ def _pair_ends(hits: Any, rows: Any, method: str, level: float, rates: int) -> t
         widened = 1 + 1 / (first[1] + second[1])
     ends = []
     for z, sign in ((_joint_quantile(groups, method, 1 - (1 - level) / rates), -1), (normal_quantile(level), 1)):
-        reach = np.hypot(_reach(*first, z)[sign], _reach(*second, z)[-sign])
+        reach = np.hypot(_reach(first[0], first[1], z)[sign], _reach(second[0], second[1], z)[-sign])
         ends.append(scale * (difference + sign * widened * reach))
     return ends[0], ends[1]
 

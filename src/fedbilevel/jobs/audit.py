@@ -300,7 +300,12 @@ def _save(
             PART, tally.counts, tally.scores, tally.names, tally.compared, options.metric, options.minimum_cell, about,
             remedy=REMEDY,
         )  # fmt: skip
-        key = {"dataset": f"{schema.target}{groups_of}", "split": tally.where, "method": column.name, "seed": 0}
+        key: dict[str, Any] = {
+            "dataset": f"{schema.target}{groups_of}",
+            "split": tally.where,
+            "method": column.name,
+            "seed": 0,
+        }
         row = {**key, **told.row, "usable": not any(finding.blocks for finding in told.found)}
         row["threshold"] = options.threshold
         if tally.compared < 2:

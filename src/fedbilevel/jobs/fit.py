@@ -285,9 +285,9 @@ def _fill(
         baseline = entry.baseline()
         if baseline is not None:
             other = FittedModel.read(model_file(read(folder.path), file_name(baseline.label)))
-            said = [measuring.answers(each, parts["test"].features) for each in (model, other)]
-            kind = {"classes": len(schema.labels), "target": encoder.target}
-            row |= measuring.differences(parts["test"], *said, visible, chosen.metric, **kind)
+            ours, theirs = (measuring.answers(each, parts["test"].features) for each in (model, other))
+            kind: dict[str, Any] = {"classes": len(schema.labels), "target": encoder.target}
+            row |= measuring.differences(parts["test"], ours, theirs, visible, chosen.metric, **kind)
         row |= _costs(program, fitted)
         history = fitted.history.rename(columns={"hessian_vector_calls": "hvp_calls"})
         used = training_rows(program, fitted, prepared.train)

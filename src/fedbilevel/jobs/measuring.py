@@ -94,7 +94,7 @@ def measured(
     curve = pd.concat(curves, ignore_index=True) if curves else NO_ROWS
     there = [g for g in range(compared) if counts.rows[g]]
     cells = dict(zip(names, counts.cells.sum(axis=-1).tolist(), strict=True))
-    kind = {"remedy": remedy, "classes": classes}
+    kind: dict[str, Any] = {"remedy": remedy, "classes": classes}
     found = findings.of_model(Counts(counts.cells[there]), [names[g] for g in there], metric, about, **kind)
     found += findings.of_rows(cells, "group", f" among the {part} rows", classes)
     if schema is None or not schema.margins:
@@ -205,7 +205,8 @@ def differences(
     codes, number = visible.codes(rows.groups), int(visible.shown.sum())
     alone = (codes >= 0) & (codes < number)
     if target is not None:
-        found = moments.differences(*(c[alone] for c in (rows.labels, ours, theirs, codes)), number, metric, LEVEL)
+        taken = rows.labels[alone], ours[alone], theirs[alone], codes[alone]
+        found = moments.differences(*taken, number, metric, LEVEL)
         spread = target[1]
         return {
             k: v for name, of in found.items() for k, v in ends(f"{name}_difference", *(spread * x for x in of)).items()

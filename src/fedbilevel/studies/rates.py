@@ -226,7 +226,7 @@ def _problems(
     seed: int, count: int, gradient_noise: float, hessian_noise: float
 ) -> tuple[BilevelProblem, list[QuadraticClients]]:
     """Random problems that share one start, that of the first, and so one compiled program."""
-    noise = {"gradient_noise": gradient_noise, "hessian_noise": hessian_noise}
+    noise: dict[str, Any] = {"gradient_noise": gradient_noise, "hessian_noise": hessian_noise}
     drawn = [random_quadratic(seed + number, clients=CLIENTS, **noise) for number in range(count)]
     return drawn[0].problem(), [QuadraticClients(q.train, q.val, drawn[0].outer, drawn[0].inner) for q in drawn]
 
@@ -270,7 +270,7 @@ def _squares(
         return state, jnp.sum((mean @ curvature + slope) ** 2, axis=-1)
 
     of_problem = jax.vmap(one, in_axes=(None, None, None, 0, 0))
-    return jax.vmap(of_problem)(fleets, curvatures, slopes, seeds, states)  # type: ignore[no-any-return]
+    return jax.vmap(of_problem)(fleets, curvatures, slopes, seeds, states)
 
 
 def _points(algorithm: str, variant: str, horizons: Iterable[int], squares: NDArray[Any]) -> Tables:

@@ -432,7 +432,8 @@ def misfits(schema: Schema, table: Table) -> list[str]:
     seen = look([table], schema.sensitive, missing, only=schema.needed())
     own = {name: profiles[0] for name, profiles in seen.profiles.items()}
     said = []
-    if own[schema.target].present and not own[schema.target].counts[schema.positive]:
+    wanted = schema.positive
+    if wanted is not None and own[schema.target].present and not own[schema.target].counts[wanted]:
         said.append(f"The target {schema.target!r} has no row with {schema.positive!r} here.")
     for column in schema.features:
         profile = own[column.name]
