@@ -237,7 +237,7 @@ def test_a_folder_with_tables_and_figures_that_goes_on(invented, tmp_path, monke
     assert len(names) == 8 + 1 + 4 * 2
     summary = json.loads((tmp_path / "one" / "rates-summary.json").read_text())
     assert summary["points_below_bound"] == summary["points_with_bound"] == len(result.tables["bounds"])
-    assert (summary["settings"]["quick"], summary["settings"]["seed"]) == (True, 0)
+    assert (summary["settings"]["mode"], summary["settings"]["seed"]) == ("quick", 0)
     written = pd.read_csv(tmp_path / "one" / "rates-slopes.csv")
     np.testing.assert_allclose(written["slope"], result.tables["slopes"]["slope"])
     before = {name: (tmp_path / "one" / name).read_bytes() for name in names}
