@@ -69,7 +69,10 @@ def test_a_site_with_a_mapping_of_its_own_trains_as_one_that_needs_none(tmp_path
     settings = settings_for("fedavg", steps=6)
     plain = table_sites(tmp_path, settings)
     (wanted,) = coordinate(tmp_path, settings, Direct(plain))
-    file, mapping = tmp_path / f"{SITES[1]}.csv", tmp_path / "mapping.toml"
+    # New sites: what was agreed in a run is kept, and the mapped ages differ in the last digit.
+    (tmp_path / "new").mkdir()
+    fresh = table_sites(tmp_path / "new", settings)
+    file, mapping = tmp_path / "new" / f"{SITES[1]}.csv", tmp_path / "mapping.toml"
     own = tables()[1].rename(columns={"sex": "Geschlecht"})
     own.assign(hired=own["hired"].map({"yes": "1", "no": "0", "": ""}), age=own["age"] * 12).to_csv(file, index=False)
     mapping.write_text(
@@ -78,7 +81,7 @@ def test_a_site_with_a_mapping_of_its_own_trains_as_one_that_needs_none(tmp_path
         f"[sites.{SITES[1]}.columns.age]\nfactor = {1 / 12!r}\n"
     )
     offered = Source(table=file, columns=("age", "job", "sex", "hired"), mapping=mapping)
-    mapped = {**plain, SITES[1]: site(tmp_path / "mapped", SITES[1], settings, offered, tell=TELL)}
+    mapped = {**fresh, SITES[1]: site(tmp_path / "mapped", SITES[1], settings, offered, tell=TELL)}
     (found,) = coordinate(tmp_path / "again", settings, Direct(mapped))
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-9)
     other = dataclasses.replace(offered, table=file.rename(tmp_path / "site-9.csv"))
