@@ -32,7 +32,8 @@ def make(name):
 
 def naive(name, rounds, last=None):
     """(x, y) of the naive loop; with ``last`` only that client replies in the last round, so x is its own."""
-    cohorts = [[0, 1, 2]] * rounds if last is None else [[0, 1, 2]] * (rounds - 1) + [[last]]
+    everybody = dict(enumerate(WEIGHTS))
+    cohorts = [everybody] * rounds if last is None else [everybody] * (rounds - 1) + [{last: 1.0}]
     shared = {"rounds": rounds, "local_steps": STEPS, "weights": WEIGHTS, "cohorts": cohorts}
     oracle = phi.exact(reference)
     if name == "fedbio":
