@@ -93,7 +93,7 @@ def test_bad_files_are_one_sentence(fitted, tmp_path):
     np.savez(tmp_path / "newer.npz", about=np.frombuffer(json.dumps({"format": FORMAT + 1}).encode(), np.uint8))
     with pytest.raises(ValueError, match=f"format {FORMAT + 1}"):
         load(tmp_path / "newer.npz")
-    with pytest.raises(OSError, match="Cannot save the classifier"):
+    with pytest.raises(OSError, match="Cannot save the model"):
         fitted.save(tmp_path / "no" / "folder" / "m.npz")
 
 
