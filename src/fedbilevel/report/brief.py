@@ -226,10 +226,8 @@ def _compared(run: Run, row: Any, model: str) -> list[str]:
         ends, size = f"[{100 * low:+.1f}, {100 * high:+.1f}]", f"{_points(abs(value))} points"
         if number:
             ends, size = f"[{signed(low, 'number')}, {signed(high, 'number')}]", shown(abs(value), "number")
-        if abs(value) < 0.0005:
-            parts.append(f"the {word} is the same ({ends} points)")
-        else:
-            parts.append(f"the {word} is {_points(abs(value))} points {changed} ({beyond}, {ends})")
+        said = f"{size} {changed} ({beyond}, {ends})" if number or abs(value) >= 0.0005 else f"the same ({ends} points)"
+        parts.append(f"the {word} is {said}")
     return [f"Compared with {others[0]} on the same rows, {' and '.join(parts)}."]
 
 
