@@ -45,9 +45,14 @@ SERVER_STEPS = ["server_inner_step", "server_outer_step", "server_adjoint_step"]
 POSITIVE = ["step", *STEPS, *SERVER_STEPS, *CONSTANTS]
 NOT_NEGATIVE = ["q", "strength", "ridge", "epsilon", "stage_one", "stage_two", "beta"]
 COUNTS = ["local_steps", "batch_size", "outer_batch_size", "terms", "inner_rounds", "rounds"]
-AT_LEAST_TWO = ["clients", "groups"]
+AT_LEAST_TWO = ["clients", "groups", "classes"]
 OPTIONAL = ["radius", *SERVER_STEPS, "batch_size", "outer_batch_size", "rounds"]
-FUNCTIONS = {"loss": "(model, batch) -> scalar", "scores": "(params, features) -> [n]"}
+FUNCTIONS = {
+    "loss": "(model, batch) -> scalar",
+    "scores": "(params, features) -> [n] or [n, classes]",
+    "losses": "(scores, labels) -> [n]",
+    "compared": "(scores, labels, temperature) -> (values, which rows count)",
+}
 CHOICES = {"previous": "'paper' or 'local'", "series": "'random' or 'sum'", "risks": "'averaged' or 'sent'"}
 
 

@@ -84,7 +84,7 @@ def fairfed(
     beta: NotNegative = 0.1,
     *,
     groups: AtLeastTwo,
-    classes: Count = 2,
+    classes: AtLeastTwo = 2,
     ridge: NotNegative = 0.0,
     losses: Losses = row_losses,
     compared: Comparison = recognised,
