@@ -13,6 +13,7 @@ pytest.importorskip("nvflare", reason="needs the federation extra: pip install '
 
 import yaml
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.operator.demo import policy_text
@@ -22,9 +23,13 @@ from fedbilevel.federation.operator.kits import (
     SITE_RESOURCES,
     Roster,
     establish,
+    loosened,
+    open_kit,
+    read_roster,
     settle,
     write_manifest,
 )
+from fedbilevel.federation.operator.sessions import NoServer
 from fedbilevel.federation.protocol.policy import read_policy
 from fedbilevel.federation.protocol.site import Site
 from fedbilevel.jobs.federate import job
@@ -209,6 +214,73 @@ def test_renewing_the_authority_renews_everybody(done, federation):
         assert certificate(kit).serial_number != before[kit.name]
         certificate(kit).verify_directly_issued_by(root(kit))
         assert root(kit) != old
+
+
+@pytest.fixture
+def asked(done, federation, tmp_path):
+    """A site that made its own key, with the kit it got for its request."""
+    told = done("site", "request", "east", "--out", tmp_path / "east")
+    answer = json.loads(done("init", "--request", tmp_path / "east/east.csr", "--out", federation, "--json"))
+    assert answer["made"] == ["east"]
+    assert answer["fingerprints"]["east"] in told
+    return shutil.copytree(federation / "kits/east", tmp_path / "kit"), tmp_path / "east/east.key"
+
+
+def test_a_site_keeps_its_own_key(done, run, refused, federation, asked):
+    kit, key = asked
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert not list((federation / "kits/east").rglob("*.key"))
+    own = serialization.load_pem_private_key(key.read_bytes(), None).public_key()
+    assert certificate(kit).public_key() == own
+    certificate(kit).verify_directly_issued_by(root(kit))
+    refused(run("status", kit), "client.key is missing. A site that made its key itself puts it there")
+    refused(run("site", "install", kit, "--key", federation / "kits/north/startup/client.key"), "not the key of the")
+    done("site", "install", kit, "--key", key)
+    assert loosened(open_kit(kit, "site")) == []
+    shutil.copy(federation / "kits/north/startup/client.key", kit / "startup/client.key")
+    refused(run("status", kit), "is not the key of the certificate of east")
+
+
+def test_renewing_the_certificate_of_a_site_with_its_own_key(done, run, refused, federation, asked, tmp_path):
+    kit, _ = asked
+    done("init", "--renew", "east", "--out", federation)
+    assert certificate(federation / "kits/east").public_key() == certificate(kit).public_key()
+    assert certificate(federation / "kits/east").serial_number != certificate(kit).serial_number
+    done("site", "request", "east", "--out", tmp_path / "new")
+    new = ("init", "--request", tmp_path / "new/east.csr", "--out", federation)
+    refused(run(*new), "east has a certificate already: --renew east replaces it")
+    done(*new, "--renew", "east")
+    assert certificate(federation / "kits/east").public_key() != certificate(kit).public_key()
+    assert not (federation / "kits/east/startup/client.key").exists()
+
+
+def test_a_site_that_is_taken_out_does_not_come_back(done, run, refused, monkeypatch, federation):
+    monkeypatch.setattr("fedbilevel.federation.operator.sessions.session", unreachable)
+    assert "It will refuse south when it starts" in done("revoke", "south", "--kits", federation)
+    disabled = json.loads((federation / "kits/fl.example.org/disabled_clients.json").read_text())
+    assert disabled == {"disabled_clients": ["south"]}
+    assert read_roster(federation).sites == ("north",)
+    assert not (federation / "kits/south").exists()
+    refused(run("init", "--site", "south", "--out", federation), "south was taken out of this federation")
+    refused(run("revoke", "north", "--kits", federation), "north is the only site")
+    refused(run("revoke", "west", "--kits", federation), "There is no site 'west'")
+
+
+def unreachable(*_):
+    raise NoServer("no server")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("kits/north/startup/client.crt", "is no request for a certificate"), ("nowhere.csr", "is no request")],
+)
+def test_only_a_request_is_signed(run, refused, federation, name, sentence):
+    refused(run("init", "--request", federation / name, "--out", federation), sentence)
+
+
+def test_a_key_is_not_overwritten_and_a_name_is_checked(run, refused, asked, tmp_path):
+    refused(run("site", "request", "east", "--out", tmp_path / "east"), "east.key exists already")
+    refused(run("site", "request", "server", "--out", tmp_path), "A site's name is made of")
 
 
 def test_init_spares_a_folder_of_others(run, refused, tmp_path):

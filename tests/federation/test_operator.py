@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 pytest.importorskip("nvflare", reason="needs the federation extra: pip install 'fedbilevel[federation]'")
 
 from fedbilevel.federation.operator.demo import policy_text
-from fedbilevel.federation.operator.processes import running
+from fedbilevel.federation.operator.processes import OUTPUT, end, running
 from fedbilevel.federation.protocol.policy import FILE, read_policy
 from fedbilevel.federation.protocol.record import read_answers, read_status
 from fedbilevel.federation.protocol.settings import JobSettings
@@ -162,3 +163,29 @@ def test_a_site_is_stopped_and_started_by_command(federation):
     assert Typed(federation, "federate", "start", kit).done(2) == (
         f"fedbilevel: site-3 is running already (process {process.pid}): stop it first.\n"
     )
+
+
+def test_a_site_with_its_own_key_joins_and_is_taken_out(federation):
+    home, folder = federation.folder / "newcomer", federation.folder / "kits"
+    kit = home / "kit"
+    type_ = lambda *words: Typed(federation, "federate", *words)  # noqa: E731
+    type_("site", "request", "newcomer", "--out", home).done()
+    type_("init", "--request", home / "newcomer.csr", "--out", folder).done()
+    shutil.copytree(folder / "kits/newcomer", kit)
+    type_("site", "install", kit, "--key", home / "newcomer.key").done()
+    try:
+        assert "newcomer is registered" in type_("start", kit, "--background").done()
+        assert connected(federation, folder)["newcomer"]
+        assert "The server refuses it from now on." in type_("revoke", "newcomer", "--kits", folder).done()
+        assert "newcomer" not in connected(federation, folder)
+        type_("stop", kit).done()
+        again = type_("start", kit)  # its certificate is as good as ever
+        wait_for(lambda: "disabled" in (kit / OUTPUT).read_text(), lambda: None, lambda: again.printed)
+    finally:
+        end(running(kit))
+    assert set(SITES) <= connected(federation, folder).keys()
+
+
+def connected(federation, folder):
+    told = Typed(federation, "federate", "status", "--kits", folder, "--json").done()
+    return {row["site"]: row["connected"] for row in json.loads(told)["sites"] if row["connected"]}

@@ -16,7 +16,7 @@ from fedbilevel._version import __version__
 from fedbilevel.cli import data as data_sets
 from fedbilevel.cli.audit import audit, federated_audit
 from fedbilevel.cli.export import export
-from fedbilevel.cli.federate import approve, check, init, start, status, stop
+from fedbilevel.cli.federate import approve, check, init, install, request, revoke, start, status, stop
 from fedbilevel.cli.fit import fit
 from fedbilevel.cli.own_data import schema
 from fedbilevel.cli.predict import predict
@@ -72,6 +72,9 @@ for _group, _command, _example in (
     (data, data_sets.show, "data show heart"),
     (data, data_sets.get, "data get heart --csv sites/heart"),
     (federate, init, "federate init --site north --site south --server fl.example.org"),
+    (federate, revoke, "federate revoke south --kits federation"),
+    (site, request, "federate site request north"),
+    (site, install, "federate site install kits/north --key north.key"),
     (site, check, "federate site check kits/north --schema schema.toml"),
     (site, approve, "federate site approve kits/north outcome-1a2b3c4d"),
     (federate, start, "federate start kits/north"),

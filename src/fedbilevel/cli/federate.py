@@ -107,6 +107,10 @@ def init(
     renew: Annotated[
         list[str] | None, typer.Option(help="Give this participant a new certificate; 'authority' renews everything.")
     ] = None,
+    request: Annotated[
+        list[Path] | None,
+        typer.Option(help="The .csr file of a site that made its key itself; it gets a kit without a key."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the federation.")] = FOLDER,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
@@ -117,8 +121,11 @@ def init(
     everything else as it is; --renew gives new certificates.
     """
     need_nvflare()
+    from fedbilevel.federation.operator.keys import read_request
     from fedbilevel.federation.operator.kits import FILE, Roster, establish, read_roster
 
+    requests = [read_request(file) for file in request or ()]
+    site = [*(site or ()), *(asked.name for asked in requests if asked.name not in (site or ()))]
     known = read_roster(out) if (out / FILE).exists() else None
     chosen: dict[str, Any] = {"server": server, "port": port, "admin_port": admin_port, "coordinator": coordinator}
     if known is None and not site and not sys.stdin.isatty():
@@ -132,13 +139,14 @@ def init(
     people = (*((person, "lead") for person in lead or ()), *((person, "member") for person in member or ()))
     wanted = Roster(tuple(site or (known.sites if known else ())), **chosen, people=people)
     check_folder(out)
-    done = establish(out, wanted, renew or ())
+    done = establish(out, wanted, renew or (), requests)
     roster, made = done.roster, done.kits
     told = {
         "server": {"name": roster.server, "kit": str(made.server), "port": roster.port},
         "coordinator": {"name": roster.coordinator, "kit": str(made.admin), "port": roster.admin_port},
         "sites": {name: str(kit) for name, kit in made.sites.items()},
         "people": dict(roster.people), "made": list(done.made), "renewed": list(done.renewed),
+        "fingerprints": {name: asked.fingerprint for name, asked in done.requests.items()},
     }  # fmt: skip
     tell(as_json, quiet, told, _delivery(done, out))
 
@@ -150,21 +158,106 @@ def _delivery(done: Established, out: Path) -> Iterator[str]:
         yield f"Nothing to do: {out} has kits for {', '.join(roster.names)}."
         return
     if done.made:
-        yield f"New kits in {kits}, each with a private key of its own:"
+        yield f"New kits in {kits}:"
     stays = {roster.server: "stays on the server's machine", roster.coordinator: "stays with the coordinator"}
     for name in done.made:
         role = dict(roster.people).get(name)
         whose = stays.get(name) or (f"send to {name}, a {role}" if role else f"send to the site {name}")
         yield f"  {kits / name}: {whose}"
     for name in done.renewed:
-        yield f"  {kits / name / 'startup'}: a new certificate; {name} replaces its startup folder with this one"
-    yield "Send kits over a channel you trust (they hold private keys), then delete your copies of the sites' kits."
+        again = ", then puts its key in again (federate site install)" if name in done.requests else ""
+        yield f"  {kits / name / 'startup'}: a new certificate; {name} replaces its startup folder with this one{again}"
+    for name, asked in done.requests.items():
+        yield f"  {name} keeps its own key. Ask {name} by telephone whether this is its fingerprint, before you send the kit:"
+        yield f"    {asked.fingerprint}"
+    holding = [name for name in (*done.made, *done.renewed) if name not in (*stays, *done.requests)]
+    if holding:
+        yield f"Private keys are in the kits of {', '.join(holding)}: whoever sees such a kit can play its owner."
+        yield "  Send them over a channel you trust, then delete your copies."
+        yield "  For more than a trial let sites make their own keys (federate site request NAME, here --request NAME.csr)."
     yield f"Keep {out / 'authority'} where nobody else can read it: whoever has it can admit participants."
     yield f"Open on {roster.server}: port {roster.port} for the sites, {roster.admin_port} for the coordinator."
     if any(name in roster.sites for name in done.made):
         yield "Each site fills in local/fedbilevel.toml in its kit, then:"
         yield "  fedbilevel federate site check KIT --schema schema.toml"
         yield "  fedbilevel federate start KIT"
+
+
+def request(
+    name: Annotated[str, typer.Argument(help="The site's name, as agreed with the coordinator.")],
+    out: Annotated[Path, typer.Option(help="Folder for the key and the request.")] = Path(),
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Make this site's private key, and the request for its certificate.
+
+    The key stays here.  The request goes to the coordinator, who answers with a kit; `federate site install` puts the key
+    into it.
+    """
+    need_nvflare()
+    from fedbilevel.federation.operator.keys import make_request
+    from fedbilevel.federation.operator.kits import Roster
+
+    Roster((name,))
+    key, asked, made = make_request(name, out)
+    told = {"site": name, "key": str(key), "request": str(asked), "fingerprint": made.fingerprint}
+    said = [
+        f"{key} is the private key of {name}: it stays here, and nobody else gets it.",
+        f"{asked} goes to the coordinator, over any channel.",
+        "When the coordinator calls, compare the fingerprint:",
+        f"  {made.fingerprint}",
+        f"When the kit has come: fedbilevel federate site install KIT --key {key}",
+    ]
+    tell(as_json, quiet, told, said)
+
+
+def install(
+    kit: options.KitFolder,
+    key: Annotated[Path, typer.Option(help="The private key that the request was made with.")],
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Put this site's own private key into the kit that came without one."""
+    need_nvflare()
+    from fedbilevel.federation.operator.kits import install_key
+
+    opened = install_key(kit, key)
+    told = {"site": opened.name, "server": opened.address, "until": f"{opened.until:%Y-%m-%d}"}
+    said = [
+        f"The kit of {opened.name} is complete; its certificate is good until {opened.until:%Y-%m-%d}.",
+        f"Keep {key} as a copy where nobody else can read it, or delete it: a new certificate needs it, or a new request.",
+    ]
+    tell(as_json, quiet, told, said)
+
+
+def revoke(
+    site: Annotated[str, typer.Argument(help="The site that is to take part no more.")],
+    folder: options.KitsFolder = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Take a site out of the federation, for good.
+
+    The server refuses it from now on, whatever certificate it shows; if the server runs, at once.  The name is not given
+    again.  A run in which the site takes part goes on without it if it may (--min-sites); stop it otherwise.
+    """
+    need_nvflare()
+    from fedbilevel.federation.operator.kits import take_out
+    from fedbilevel.federation.operator.sessions import NoServer, disable
+
+    folder = folder or FOLDER
+    kits = kits_at(folder, None, None)
+    take_out(folder, site)
+    try:
+        with hushed():
+            disable(kits, site)
+        when = "The server refuses it from now on."
+    except NoServer:
+        when = (
+            f"The server does not answer. It will refuse {site} when it starts with {kits.server}. If the server's kit lies "
+            "on another machine, copy disabled_clients.json from there into it, and start it again."
+        )
+    if not quiet:
+        print(f"{site} is taken out. {when}")
 
 
 def check(

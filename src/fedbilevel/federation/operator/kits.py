@@ -5,11 +5,13 @@ restrictions; and reading a kit back.
 
     project.yml            who takes part: NVFlare's own file (api_version 3), so that its tools can read it too
     authority/             the key that signs certificates: whoever has it can make new participants
+    requests/NAME.csr      what sites that keep their own keys asked for
     kits/NAME/startup      a participant's certificate and addresses
     kits/NAME/local        its own rules, which no job can change; for a site fedbilevel.toml among them
 
-Private keys are not kept anywhere but in the kits.  On every kit jobs may name two classes, this package's controller and
-executor; they may not bring code; nobody may look into a site's files from afar, and no log of a site travels.
+Private keys are not kept anywhere but in the kits, or at sites that made their own (`operator.keys`).  On every kit jobs may
+name two classes, this package's controller and executor; they may not bring code; nobody may look into a site's files from
+afar, and no log of a site travels.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from nvflare.lighter.provisioner import Provisioner
 
 from fedbilevel import storage
 from fedbilevel.federation.nvflare.job import CONTROLLER, EXECUTOR
+from fedbilevel.federation.operator import keys
 from fedbilevel.federation.protocol.policy import FILE as POLICY
 from fedbilevel.federation.protocol.settings import NAME
 
@@ -49,7 +52,7 @@ LONGEST_NAME = 63
 """What fits into a certificate's common name, and a host name's part."""
 ROOT_DAYS = 3650
 """How long the federation's own authority lasts; NVFlare's certificates for participants last 360 days."""
-AUTHORITY, KITS = "authority", "kits"
+AUTHORITY, KITS, REQUESTS = "authority", "kits", "requests"
 EVERYTHING = "authority"
 """What to renew for a new authority, and with it every certificate."""
 STORAGE = "storage"
@@ -249,19 +252,23 @@ class Kits:
 
 @dataclass(frozen=True)
 class Established:
-    """What `establish` did: ``made`` new kits and ``renewed`` certificates, by name."""
+    """What `establish` did: ``made`` new kits and ``renewed`` certificates, by name; ``requests``: of those without keys."""
 
     roster: Roster
     kits: Kits
     made: tuple[str, ...]
     renewed: tuple[str, ...]
+    requests: dict[str, keys.Request]
 
 
-def establish(folder: Path, roster: Roster, renew: Collection[str] = ()) -> Established:
+def establish(
+    folder: Path, roster: Roster, renew: Collection[str] = (), requests: Collection[keys.Request] = ()
+) -> Established:
     """Make a federation, or add to the one that is in ``folder``.
 
     Kits that are there stay as they are.  ``renew`` names participants who get new certificates: the ``startup`` of their
-    kits is replaced, their ``local`` rules are not touched.  "authority" renews the authority and everybody.
+    kits is replaced, their ``local`` rules are not touched.  "authority" renews the authority and everybody.  Sites with
+    ``requests``, now or before, get certificates of the keys that they made themselves.
     """
     folder = folder.resolve()
     known: tuple[str, ...] = ()
@@ -274,12 +281,33 @@ def establish(folder: Path, roster: Roster, renew: Collection[str] = ()) -> Esta
     if strange:
         raise ValueError(f"There is no participant {strange[0]!r} to renew; there are {', '.join(roster.names)}.")
     everybody = EVERYTHING in renew
+    for request in requests:
+        if request.name in known and not (everybody or request.name in renew):
+            raise ValueError(f"{request.name} has a certificate already: --renew {request.name} replaces it.")
+    gone = set(roster.sites) & set(keys.refused_sites(kits_of(folder, roster).server))
+    if gone:
+        raise ValueError(f"{min(gone)} was taken out of this federation: give the site another name.")
     new = tuple(name for name in roster.names if name not in known)
     renewed = tuple(name for name in known if everybody or name in renew)
     if new or renewed:
-        _issue(folder, roster, (*new, *renewed), new_authority=everybody)
+        kept = [keys.read_request(file) for file in sorted((folder / REQUESTS).glob("*.csr"))]
+        asked = {each.name: each for each in (*kept, *requests) if each.name in (*new, *renewed)}
+        _issue(folder, roster, (*new, *renewed), asked, new_authority=everybody)
         roster.write(folder)
-    return Established(roster, kits_of(folder, roster), new, renewed)
+    return Established(roster, kits_of(folder, roster), new, renewed, asked if new or renewed else {})
+
+
+def take_out(folder: Path, site: str) -> None:
+    """Forget a site: it is not in the roster, and the server whose kit is here refuses it."""
+    roster = read_roster(folder)
+    if site not in roster.sites:
+        raise ValueError(f"There is no site {site!r}; there are {', '.join(roster.sites)}.")
+    if len(roster.sites) == 1:
+        raise ValueError(f"{site} is the only site: a federation needs one at least.")
+    keys.refuse_site(kits_of(folder, roster).server, site)
+    replace(roster, sites=tuple(name for name in roster.sites if name != site)).write(folder)
+    shutil.rmtree(folder / KITS / site, ignore_errors=True)
+    (folder / REQUESTS / f"{site}.csr").unlink(missing_ok=True)
 
 
 def kits_of(folder: Path, roster: Roster) -> Kits:
@@ -288,7 +316,9 @@ def kits_of(folder: Path, roster: Roster) -> Kits:
     return Kits(home / roster.server, home / roster.coordinator, sites, roster.coordinator)
 
 
-def _issue(folder: Path, roster: Roster, names: tuple[str, ...], *, new_authority: bool) -> None:
+def _issue(
+    folder: Path, roster: Roster, names: tuple[str, ...], requests: dict[str, keys.Request], *, new_authority: bool
+) -> None:
     """Certificates and kits for ``names``; all of them, or nothing is changed."""
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f".{AUTHORITY}.{os.getpid()}.tmp"
@@ -300,6 +330,8 @@ def _issue(folder: Path, roster: Roster, names: tuple[str, ...], *, new_authorit
         made = _run_nvflare(draft, roster, names)
         home = folder / KITS
         home.mkdir(exist_ok=True)
+        for name, request in requests.items():
+            keys.sign(made / name / "startup", request, _state(draft))
         for name in names:
             if _place(made / name, home / name):
                 restrict(home / name)
@@ -310,6 +342,9 @@ def _issue(folder: Path, roster: Roster, names: tuple[str, ...], *, new_authorit
         if (folder / AUTHORITY).exists():
             shutil.rmtree(folder / AUTHORITY)
         draft.replace(folder / AUTHORITY)
+        for name, request in requests.items():
+            (folder / REQUESTS).mkdir(exist_ok=True)
+            storage.write(folder / REQUESTS / f"{name}.csr", request.pem)
     except OSError as error:
         raise ValueError(f"Kits cannot be written to {folder} ({error.strerror or error}).") from error
     finally:
@@ -340,9 +375,13 @@ def _place(made: Path, target: Path) -> bool:
     return False
 
 
+def _state(workspace: Path) -> Path:
+    return workspace / PROJECT / "state" / "cert.json"
+
+
 def _forget_keys(workspace: Path) -> None:
     """Of NVFlare's state only the authority is kept: private keys of participants belong into their kits alone."""
-    file = workspace / PROJECT / "state" / "cert.json"
+    file = _state(workspace)
     kept = {name: value for name, value in json.loads(file.read_text()).items() if name.startswith("root_")}
     storage.write_json(file, kept, mode=0o600)
 
@@ -377,7 +416,8 @@ def _hashes(kit: Path) -> dict[str, str]:
     return {
         name: hashlib.sha256(entry.read_bytes()).hexdigest()
         for name, entry in names.items()
-        if name != MANIFEST and not _is_own(entry)
+        # A site's own key arrives later; `open_kit` holds it against the certificate.
+        if name != MANIFEST and entry.suffix != ".key" and not _is_own(entry)
     }
 
 
@@ -445,8 +485,9 @@ def open_kit(folder: Path, kind: str | None = None) -> Kit:
     if kind is not None and what != kind:
         raise ValueError(f"{folder} is the kit of a {what}, and a {kind}'s is needed.")
     about = _json(startup / FILES[what])
-    certificate = _certificate(startup / ("server.crt" if what == "server" else "client.crt"))
-    root = _certificate(startup / "rootCA.pem")
+    own = "server" if what == "server" else "client"
+    certificate, name = read_certificate(startup / f"{own}.crt")
+    root, _ = read_certificate(startup / "rootCA.pem")
     try:
         certificate.verify_directly_issued_by(root)
     except (ValueError, TypeError, InvalidSignature) as error:
@@ -454,14 +495,22 @@ def open_kit(folder: Path, kind: str | None = None) -> Kit:
             f"The certificate in {startup} was not issued by the authority beside it: take both from one delivery."
         ) from error
     try:
-        (common,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         if what == "person":
             address = f"{about['admin']['host']}:{about['admin']['port']}"
         else:
             address = str(about["servers"][0]["service"]["target"])
     except (KeyError, IndexError, ValueError) as error:
         raise ValueError(f"{startup / FILES[what]} is damaged: take the kit from a new delivery.") from error
-    return Kit(folder, what, str(common.value), address, certificate.not_valid_after_utc)
+    keys.check_key(startup / f"{own}.key", certificate, name)
+    return Kit(folder, what, name, address, certificate.not_valid_after_utc)
+
+
+def install_key(kit: Path, key: Path) -> Kit:
+    """Put the key that a site made itself into its kit."""
+    certificate, name = read_certificate(kit / "startup/client.crt")
+    storage.write(kit / "startup/client.key", keys.check_key(key, certificate, name), mode=0o600)
+    close(kit)
+    return open_kit(kit, "site")
 
 
 def check_dates(kit: Kit) -> str | None:
@@ -537,7 +586,8 @@ def _strange_in_site(folder: Path, resources: dict[str, Any]) -> list[str]:
     about = _json(folder / "startup" / FILES["site"])
     if about != _site_startup(about):
         sentences.append("startup/fed_client.json has settings of its own: connections may be other than mutual TLS.")
-    made = _json(folder / MANIFEST, absent={}).get("files", {})
+    listed = _json(folder / MANIFEST, absent={}).get("files", {})
+    made = {name: digest for name, digest in listed.items() if not name.endswith(".key")}
     if made:
         now = _hashes(folder)
         changed = [name for name in sorted(made.keys() | now.keys()) if made.get(name) != now.get(name)]
@@ -572,8 +622,11 @@ def _json(file: Path, absent: dict[str, Any] | None = None) -> dict[str, Any]:
     return content
 
 
-def _certificate(file: Path) -> x509.Certificate:
+def read_certificate(file: Path) -> tuple[x509.Certificate, str]:
+    """With the name that it is for."""
     try:
-        return x509.load_pem_x509_certificate(file.read_bytes())
+        certificate = x509.load_pem_x509_certificate(file.read_bytes())
+        (common,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} is missing or no certificate: take the kit from a new delivery.") from error
+    return certificate, str(common.value)

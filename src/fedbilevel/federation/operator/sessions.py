@@ -111,6 +111,12 @@ def wait_for_sites(kits: Kits, sites: Sequence[str], seconds: float) -> list[str
     return there
 
 
+def disable(kits: Kits, site: str) -> None:
+    """A running server drops the site and does not register it again."""
+    with session(kits) as opened:
+        opened.disable_client(site)
+
+
 def run_folder(kits: Kits, run: str) -> Path:
     """Where the coordinator keeps a run: on the machine whose kit this is."""
     policy = read_policy(kits.server / "local")
