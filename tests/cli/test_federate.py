@@ -6,6 +6,7 @@ import re
 import shutil
 import stat
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -509,3 +510,21 @@ def test_status_of_kits(done, home):
     assert (north["kind"], north["process"], north["server"]) == ("site", None, "fl.example.org:9102")
     assert (server["kind"], server["name"]) == ("server", "fl.example.org")
     assert done("stop", home / "kits/north") == "north was not running.\n"
+
+
+def test_containers_start_a_kit_with_few_rights():
+    root = Path(__file__).parents[2]
+    steps = (root / "deploy/Containerfile").read_text()
+    copied = [name for line in re.findall(r"^COPY (.*) \S+$", steps, re.M) for name in line.split()]
+    assert copied
+    for name in copied:
+        assert (root / name).exists()
+        assert f"!{name}" in (root / ".dockerignore").read_text().splitlines()
+    services = yaml.safe_load((root / "deploy/compose.yaml").read_text())["services"]
+    assert services.keys() == {"server", "site"}
+    for name, service in services.items():
+        assert service["profiles"] == [name]
+        assert service["read_only"]
+        assert service["cap_drop"] == ["ALL"]
+    assert services["site"]["volumes"][1].endswith(":ro")
+    assert "ports" not in services["site"]
