@@ -7,8 +7,7 @@ measured to cost more than the arithmetic of a step by three orders of magnitude
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
@@ -18,12 +17,10 @@ import jax.numpy as jnp
 from fedbilevel.calculus import Tree
 from fedbilevel.kernels import take
 
+STATIC = {"static": True}
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("train", "val", "client", "train_size", "val_size", "number"),
-    meta_fields=("shared", "padded", "notice"),
-)
+
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LocalData:
     """What one client's ``work`` can read.
@@ -44,10 +41,10 @@ class LocalData:
     client: jax.Array
     train_size: jax.Array
     val_size: jax.Array
-    shared: bool = False
+    shared: bool = field(default=False, metadata=STATIC)
     number: jax.Array | None = None
-    padded: tuple[str, ...] = ()
-    notice: Callable[[str], None] | None = None
+    padded: tuple[str, ...] = field(default=(), metadata=STATIC)
+    notice: Callable[[str], None] | None = field(default=None, metadata=STATIC)
 
     def rows(self, part: str, indices: jax.Array) -> Tree:
         tree, numbers = self.flat(part, indices)

@@ -15,13 +15,12 @@ import shutil
 import threading
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
-    from filelock import FileLock
 
 DRAFTS = ".*.tmp"
 """What a draft is called, as a pattern."""
@@ -151,20 +150,10 @@ def restored(text: str) -> str:
     return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
-class Lock:
+class Lock(ExitStack):
     """A lock file that this process holds until `release`, the end of its ``with`` block, or its own end."""
 
-    def __init__(self, held: FileLock) -> None:
-        self._held = held
-
-    def release(self) -> None:
-        self._held.release()
-
-    def __enter__(self) -> Lock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    release = ExitStack.close
 
 
 def lock(path: Path, seconds: float = 0) -> Lock:
@@ -180,7 +169,9 @@ def lock(path: Path, seconds: float = 0) -> Lock:
     except filelock.Timeout:
         raise Busy(path.read_text(errors="replace").strip()) from None
     path.write_text(f"process {os.getpid()}")
-    return Lock(held)
+    taken = Lock()
+    taken.callback(held.release)
+    return taken
 
 
 def is_locked(path: Path) -> bool:

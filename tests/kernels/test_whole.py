@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from fedbilevel import kernels
+from tests.references.compare import refusals
 
 # Rounding of sums over a few thousand rows, relative to the largest entry of the result.
 TOLERANCE = {np.float32: 2e-5, np.float64: 1e-12}
 GROUPS = 4
+RAISED = (ValueError, jax.errors.JaxRuntimeError)
 
 
 def make(rows, length, dtype, seed=0):
@@ -85,30 +87,22 @@ def test_extreme_scores_stay_finite_and_a_nan_is_seen():
     assert np.isnan(losses).all()
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"groups": np.full(20, GROUPS, np.int32)}, "'groups' names a group that there is not"),
-        ({"groups": np.full(20, -1, np.int32)}, "'groups' names a group that there is not"),
-        ({"size": 21}, "'start' and 'size' name rows that there are not"),
-        ({"start": -1}, "'start' and 'size' name rows that there are not"),
-        ({"size": -1}, "'start' and 'size' name rows that there are not"),
-    ],
+NAMES = ("features", "labels", "groups", "inner")
+PLAIN = dict(zip(NAMES, make(20, 4, np.float64), strict=True)) | {"start": np.int32(0), "size": np.int32(20)}
+test_bad_arguments = refusals(
+    lambda given: kernels.group_sums(**PLAIN | {"temperature": np.float64(1)} | given, count=2),
+    ({"inner": np.zeros(4, np.float32)}, r"inner must be float64\(4,\) to fit the features, not float32\(4,\)"),
+    ({"features": np.zeros(4)}, "features must be a matrix of float32 or float64"),
+    ({"temperature": np.ones(2)}, r"temperature must be float64\(\) to fit the features, not float64\(2,\)"),
 )
-def test_never_reads_what_is_not_there(change, sentence):
-    features, labels, groups, inner = make(20, 4, np.float64)
-    given = {"groups": groups, "start": 0, "size": 20, **change}
-    place = (jnp.asarray(np.int32(given["start"])), jnp.asarray(np.int32(given["size"])))
-    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=sentence):
-        jax.block_until_ready(kernels.group_losses(features, labels, given["groups"], *place, inner, count=GROUPS))
-
-
-def test_bad_arguments():
-    features, labels, groups, inner = make(20, 4, np.float64)
-    place = (np.int32(0), np.int32(20))
-    with pytest.raises(ValueError, match=r"inner must be float64\(4,\) to fit the features, not float32\(4,\)"):
-        kernels.group_losses(features, labels, groups, *place, inner.astype(np.float32), count=2)
-    with pytest.raises(ValueError, match="features must be a matrix of float32 or float64"):
-        kernels.group_losses(features[0], labels, groups, *place, inner, count=2)
-    with pytest.raises(ValueError, match="temperature must be one float64 number"):
-        kernels.group_sums(features, labels, groups, *place, inner, np.ones(2), count=2)
+test_never_reads_what_is_not_there = refusals(
+    lambda given: jax.block_until_ready(kernels.group_losses(**PLAIN | given, count=GROUPS)),
+    *(
+        ({"groups": np.full(20, bad, np.int32)}, "'groups' names a group that there is not", RAISED)
+        for bad in (GROUPS, -1)
+    ),
+    *(
+        (given, "'start' and 'size' name rows that there are not", RAISED)
+        for given in ({"size": np.int32(21)}, {"start": np.int32(-1)}, {"size": np.int32(-1)})
+    ),
+)

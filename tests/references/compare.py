@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from fedbilevel.engines.rounds import PARTICIPATION, choose
 from fedbilevel.engines.simulation import Options, Simulation
@@ -28,6 +29,20 @@ def identical(found, wanted):
         one, other = np.asarray(one), np.asarray(other)
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
+
+
+def refusals(call, *cases):
+    """A test: for each case ``(given, sentence)``, ``call(given)`` is a ValueError with that sentence, or what stands third.
+
+    Without a ``call``, what is given is called itself.
+    """
+
+    @pytest.mark.parametrize(("given", "sentence", "kind"), [(*case, ValueError)[:3] for case in cases])
+    def refused(given, sentence, kind):
+        with pytest.raises(kind, match=sentence):
+            given() if call is None else call(given)
+
+    return refused
 
 
 def asked(algorithm, data, seed, rounds, **options):

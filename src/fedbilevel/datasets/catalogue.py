@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ from fedbilevel import storage
 from fedbilevel.datasets import fetch, readers
 from fedbilevel.datasets.fetch import Package
 from fedbilevel.datasets.shipped import SHA256, Dataset, divided, load_adult, load_credit, read_file
+from fedbilevel.hints import hint
 
 if TYPE_CHECKING:
     from fedbilevel.datasets.readers import Arrays, Files, Pixels
@@ -27,39 +27,22 @@ SMALL = 10
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set as the catalogue knows it.
+    """A data set as the catalogue knows it."""
 
-    Attributes:
-        name: what it is called in commands.
-        title: what it is.
-        licence: whose it is, and what may be done with it.
-        citation: what to cite, with the DOI where there is one.
-        rows: how many it has.
-        target: the column to predict.
-        positive: the value of it that counts as 1; None: a number, or one of ten classes of images.
-        sensitive: columns that make groups; the first one is the default.
-        sites: columns that say who holds a row; the first one is the default; none where nothing does.
-        left_out: columns that are no features.
-        files: what it is made of, by the names inside the package.
-        read: makes a table of these files.
-        images: makes arrays of them.
-        package: what to fetch them with; None: they ship with this package.
-    """
-
-    name: str
-    title: str
-    licence: str
-    citation: str
+    name: str  # what it is called in commands
+    title: str  # what it is
+    licence: str  # whose it is, and what may be done with it
+    citation: str  # what to cite, with the DOI where there is one
     rows: int
-    target: str
-    positive: str | None = None
-    sensitive: tuple[str, ...] = ()
-    sites: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    read: Callable[[Files], pd.DataFrame] | None = None
-    images: Callable[[Files], Arrays] | None = None
-    package: Package | None = None
+    target: str  # the column to predict...
+    positive: str | None = None  # ...and the value of it that counts as 1; None: a number, or ten classes of images
+    sensitive: tuple[str, ...] = ()  # columns that make groups; the first one is the default
+    sites: tuple[str, ...] = ()  # columns that say who holds a row; the first one is the default
+    left_out: tuple[str, ...] = ()  # columns that are no features
+    files: tuple[str, ...] = ()  # what it is made of, by the names inside the package
+    read: Callable[[Files], pd.DataFrame] | None = None  # makes a table of these files
+    images: Callable[[Files], Arrays] | None = None  # makes arrays of them
+    package: Package | None = None  # what to fetch them with; None: they ship with this package
 
     @property
     def path(self) -> Path | None:
@@ -228,9 +211,7 @@ CATALOGUE = {entry.name: entry for entry in ENTRIES}
 def find(name: str) -> Entry:
     """The entry called ``name``."""
     if name not in CATALOGUE:
-        near = difflib.get_close_matches(name, CATALOGUE, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CATALOGUE)}."
-        raise ValueError(f"There is no data set {name!r}; {hint}")
+        raise ValueError(f"There is no data set {name!r}; {hint(name, CATALOGUE, limit=len(CATALOGUE))}")
     return CATALOGUE[name]
 
 

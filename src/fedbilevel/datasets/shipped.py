@@ -207,7 +207,9 @@ def load_credit(
     ((1000, 19), 300, [50, 92, 310, 548])
     """
     paper = _is_paper(encoding)
-    codes = read_credit()
+    types = {column: "int64" if book is None else "str" for column, book in CODE_BOOK.items()}
+    file = io.BytesIO(read_file("german.data"))
+    codes = pd.read_csv(file, sep=" ", names=list(CODE_BOOK), dtype=types, na_filter=False)
     how = "Clean encoding: typed columns, codes replaced by words."
     if paper:
         how = "Paper encoding: each code replaced by its last digit, columns divided by a power of ten."
@@ -217,14 +219,11 @@ def load_credit(
     if not keep_sensitive and "sex" in ([sensitive] if isinstance(sensitive, str) else sensitive):
         left_out.append("personal_status")
     X = data.X.drop(columns=left_out, errors="ignore")
-    return replace(data, X=encode.power_of_ten(_last_digits(codes)[list(X.columns)]) if paper else X)
-
-
-def read_credit() -> pd.DataFrame:
-    """The original file as a table: codes as text, numbers as integers."""
-    types = {column: "int64" if book is None else "str" for column, book in CODE_BOOK.items()}
-    file = io.BytesIO(read_file("german.data"))
-    return pd.read_csv(file, sep=" ", names=list(CODE_BOOK), dtype=types, na_filter=False)
+    if not paper:
+        return replace(data, X=X)
+    # "A410" becomes 0 like "A40": the cited preprocessing merges these two purposes, and so does this copy of it.
+    digits = {name: codes[name] if CODE_BOOK[name] is None else codes[name].str[-1].astype("int64") for name in X}
+    return replace(data, X=encode.power_of_ten(pd.DataFrame(digits)))
 
 
 def _readable(codes: pd.DataFrame) -> pd.DataFrame:
@@ -239,13 +238,6 @@ def _readable(codes: pd.DataFrame) -> pd.DataFrame:
     status = columns["personal_status"].astype(str)
     columns["sex"] = status.str.split(",").str[0].astype("category")
     return pd.DataFrame(columns)
-
-
-def _last_digits(codes: pd.DataFrame) -> pd.DataFrame:
-    # "A410" becomes 0 like "A40": the cited preprocessing merges these two purposes, and so does this copy of it.
-    return pd.DataFrame(
-        {name: codes[name] if book is None else codes[name].str[-1].astype("int64") for name, book in CODE_BOOK.items()}
-    )
 
 
 def divided(

@@ -15,7 +15,7 @@ import numpy as np
 from fedbilevel import storage
 from fedbilevel._version import __version__
 from fedbilevel.calculus import Tree
-from fedbilevel.engines.hosts import agree, first_says, place_state, wait_for_all, whole_state, writes
+from fedbilevel.engines.hosts import agree, first_says, place_state, whole_state
 from fedbilevel.engines.rounds import counters_at_zero
 from fedbilevel.engines.simulation import Moment, Simulation
 
@@ -60,11 +60,8 @@ class Checkpoint:
         if every is None and jax.process_count() > 1:
             every = max(1, rounds // 10)  # hosts have different clocks
         self.file, self.every, self.layout, self.rounds = file, every, simulation.loop.layout, rounds
-        options = {
-            "seed": seed,
-            "options": repr(replace(simulation.options, devices=None)),
-            "x64": jax.config.read("jax_enable_x64"),
-        }
+        asked = repr(replace(simulation.options, devices=None))
+        options = {"seed": seed, "options": asked, "x64": jax.config.read("jax_enable_x64")}
         data = simulation.data
         everything = (data.train, data.val, data.train_sizes, data.val_sizes, simulation.weights)
         self.mark = agree(fingerprint(simulation.algorithm.name, settings, options, everything))
@@ -83,15 +80,9 @@ class Checkpoint:
 
     def save(self, moment: Moment) -> None:
         state = whole_state(counters_at_zero(moment.state))
-        if writes():
-            about = {
-                "format": FORMAT,
-                "version": __version__,
-                "fingerprint": self.mark,
-                "round": moment.done,
-                "seconds": moment.seconds,
-                "rows": moment.history,
-            }
+        if jax.process_index() == 0:
+            about = {"format": FORMAT, "version": __version__, "fingerprint": self.mark}
+            about |= {"round": moment.done, "seconds": moment.seconds, "rows": moment.history}
             leaves = {f"leaf{number}": leaf for number, leaf in enumerate(jax.tree.leaves(state))}
             try:
                 self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +91,7 @@ class Checkpoint:
                 raise OSError(
                     f"Cannot save the run to {self.file}: {error.strerror or error}; free space or choose another file."
                 ) from error
-        wait_for_all("saved")
+        first_says(True)  # nobody goes on before it is saved
         self.at, self.when = moment.done, time.perf_counter()
 
     def load(self, start: Moment) -> Moment:

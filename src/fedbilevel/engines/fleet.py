@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -55,11 +54,7 @@ class Layout:
         return self.dropout or self.zeros or sampled or self.places != self.clients
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("train", "val", "train_sizes", "val_sizes", "weights", "ids", "dropout"),
-    meta_fields=(),
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Fleet:
     """The arrays of all clients at hand (on one device of several: its share).  ``ids`` are global client numbers."""

@@ -118,13 +118,3 @@ def first_says(answer: bool) -> bool:
     if jax.process_count() == 1:
         return answer
     return bool(multihost_utils.broadcast_one_to_all(np.asarray(answer)))
-
-
-def wait_for_all(what: str) -> None:
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(what)
-
-
-def writes() -> bool:
-    """Whether this process is the one that writes files."""
-    return jax.process_index() == 0

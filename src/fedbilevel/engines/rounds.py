@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from fedbilevel.plan import (
 )
 from fedbilevel.sampling import LocalData
 
+KeyOf = Callable[[int], jax.Array]
 PARTICIPATION = 0x7FFFFFFF
 """The client number whose key decides who takes part and who drops out: no client has it."""
 
@@ -138,12 +139,8 @@ def run_round(
             if isinstance(item, Repeat):
                 times = item.times if item.turns is None else jnp.minimum(item.turns(state.server), item.times)
                 # The ordinal is carried, so that every repetition has keys of its own.
-                state, ordinal = jax.lax.fori_loop(
-                    0,
-                    times,
-                    lambda _, held, item=item, first=first: run(item.phases, held[0], held[1], first),
-                    (state, jnp.asarray(ordinal)),
-                )
+                again = partial(lambda item, first, _, held: run(item.phases, *held, first), item, first)
+                state, ordinal = jax.lax.fori_loop(0, times, again, (state, jnp.asarray(ordinal)))
                 first += sum(1 for _ in phases_of(item.phases))
                 continue
             key_of = partial(client_key, seed_key, number, ordinal)
@@ -177,13 +174,7 @@ def run_traced_round(
 
 
 def run_phase(
-    phase: Phase,
-    layout: Layout,
-    fleet: Fleet,
-    state: State,
-    cohort: Cohort,
-    keys: tuple[jax.Array, Callable[[int], jax.Array]],
-    watch: bool,
+    phase: Phase, layout: Layout, fleet: Fleet, state: State, cohort: Cohort, keys: tuple[jax.Array, KeyOf], watch: bool
 ) -> tuple[State, Any]:
     """``keys``: those of the clients taking part, and the key of any number, such as the server's.
 
@@ -261,13 +252,8 @@ def traffic(algorithm: Algorithm, fleet: Fleet) -> tuple[Traffic, set[str]]:
 
     The second result: which parts of a client's data are read whole.
     """
-    key = jax.random.key(0)
-    server = jax.eval_shape(algorithm.init, key)
-    local = jax.eval_shape(algorithm.enroll, key)
-    train, val = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (fleet.train, fleet.val))
-    number: Any = jax.ShapeDtypeStruct((), jnp.int32)
-    whole: set[str] = set()
-    data = LocalData(train, val, number, number, number, number=number)
+    key, whole = jax.random.key(0), set[str]()
+    server, local, data = _shapes(algorithm, fleet, key)
     each: list[tuple[int, int]] = []
     down = up = 0
     for phase, times in phases_of(algorithm.plan):
@@ -281,26 +267,30 @@ def traffic(algorithm: Algorithm, fleet: Fleet) -> tuple[Traffic, set[str]]:
 
 def read_by_objective(algorithm: Algorithm, fleet: Fleet) -> set[str]:
     """Which parts of a client's data the objective reads whole."""
-    key = jax.random.key(0)
-    server, local = jax.eval_shape(algorithm.init, key), jax.eval_shape(algorithm.enroll, key)
-    train, val = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (fleet.train, fleet.val))
-    number: Any = jax.ShapeDtypeStruct((), jnp.int32)
-    whole: set[str] = set()
+    whole = set[str]()
 
     def objective(server: Any, local: Any, data: LocalData) -> jax.Array:
         inner = algorithm.view(server, local).inner
         return algorithm.objective(algorithm.outer(server), inner, replace(data, notice=whole.add))
 
-    jax.eval_shape(objective, server, local, LocalData(train, val, number, number, number, number=number))
+    jax.eval_shape(objective, *_shapes(algorithm, fleet, jax.random.key(0)))
     return whole
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=(), meta_fields=("parts",))
+def _shapes(algorithm: Algorithm, fleet: Fleet, key: jax.Array) -> tuple[Any, Any, LocalData]:
+    """(server state, one client's local state, its data), without a number in them."""
+    train, val = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (fleet.train, fleet.val))
+    number: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    states = (jax.eval_shape(make, key) for make in (algorithm.init, algorithm.enroll))
+    return *states, LocalData(train, val, number, number, number, number=number)
+
+
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Whole:
     """Parts of a client's data that were read whole: known once the work is traced, and kept with the trace."""
 
-    parts: tuple[str, ...]
+    parts: tuple[str, ...] = field(metadata={"static": True})
 
 
 @partial(jax.jit, static_argnames=("work",))

@@ -96,13 +96,10 @@ def execute(
     if seed >= 2**32:
         raise ValueError(f"seed must be below 2**32, not {seed}.")
     moment = simulation.start(settings, seed)
-    saved = (
-        None
-        if checkpoint is None
-        else Checkpoint(Path(checkpoint), checkpoint_every, simulation, settings, seed, rounds)
-    )
-    if saved is not None and saved.exists():
-        moment = saved.load(moment)
+    saved = None
+    if checkpoint is not None:
+        saved = Checkpoint(Path(checkpoint), checkpoint_every, simulation, settings, seed, rounds)
+        moment = saved.load(moment) if saved.exists() else moment
     every = simulation.options.record_every
     if simulation.level is not None and not moment.history:
         moment = next(simulation.rounds(settings, seed, [moment.done], since=moment))
@@ -142,8 +139,7 @@ def execute(
             RuntimeWarning,
             stacklevel=3,
         )
-    missed = _missed_solves(simulation, settings, moment)
-    if missed is not None:
+    if (missed := _missed_solves(simulation, settings, moment)) is not None:
         warnings.warn(missed, RuntimeWarning, stacklevel=3)
     return simulation.result(settings, seed, moment)
 

@@ -94,23 +94,17 @@ def advance(
         if loop.level is None:
             return jax.lax.fori_loop(0, blocks, rounds, state), {}
 
-        def recorded(block: Any, held: tuple[State, Any]) -> tuple[State, Any]:
-            state, kept = held
-            row: Any
+        def row(block: Any, state: State, rounds: Any = rounds) -> tuple[State, Any]:
             if loop.level == STEPS:
-                state, row = run_traced_round(algorithm, loop.layout, fleet, key, state, first + block)
-            else:
-                state = rounds(block, state)
-                row = _row(algorithm, loop, fleet, state)
-            return state, jax.tree.map(lambda rows, value: rows.at[block].set(value), kept, row)
+                return run_traced_round(algorithm, loop.layout, fleet, key, state, first + block)
+            state = rounds(block, state)
+            return state, _row(algorithm, loop, fleet, state)
 
-        shapes = jax.eval_shape(
-            lambda: (
-                run_traced_round(algorithm, loop.layout, fleet, key, state, first)[1]
-                if loop.level == STEPS
-                else _row(algorithm, loop, fleet, state)
-            )
-        )
+        def recorded(block: Any, held: tuple[State, Any]) -> tuple[State, Any]:
+            state, found = row(block, held[0])
+            return state, jax.tree.map(lambda rows, value: rows.at[block].set(value), held[1], found)
+
+        shapes = jax.eval_shape(lambda: row(0, state, rounds=lambda block, state: state)[1])
         rows = jax.tree.map(lambda shape: jnp.zeros((ROWS, *shape.shape), shape.dtype), shapes)
         return jax.lax.fori_loop(0, blocks, recorded, (state, rows))
 
@@ -363,12 +357,8 @@ def chance(dropout: float) -> float:
 def named_numbers(settings: Any) -> dict[str, Any]:
     """The float hyper-parameters by the names `sweep` takes."""
     leaves = jax.tree_util.tree_flatten_with_path(settings)[0]
-    return {path_name(path): leaf for path, leaf in leaves if _is_number(leaf)}
-
-
-def _is_number(leaf: Any) -> bool:
-    """A scalar given as an array of NumPy's is a model to start from, not a hyper-parameter."""
-    return np.ndim(leaf) == 0 and not isinstance(leaf, np.ndarray)
+    # A scalar given as an array of NumPy's is a model to start from, not a hyper-parameter.
+    return {path_name(path): leaf for path, leaf in leaves if np.ndim(leaf) == 0 and not isinstance(leaf, np.ndarray)}
 
 
 def path_name(path: tuple[Any, ...]) -> str:

@@ -8,13 +8,4 @@ from fedbilevel.kernels.linear import gradient, neumann
 from fedbilevel.kernels.take import take
 from fedbilevel.kernels.whole import WholeSums, group_losses, group_sums
 
-__all__ = [
-    "WholeSums",
-    "available",
-    "gradient",
-    "group_losses",
-    "group_sums",
-    "neumann",
-    "take",
-    "why_not",
-]
+__all__ = ["WholeSums", "available", "gradient", "group_losses", "group_sums", "neumann", "take", "why_not"]

@@ -21,25 +21,18 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fedbilevel.kernels import build
 
 _LINKS = {"logistic": 0, "squared": 1}
+_NAMES = ("features", "targets", "cells", "indices", "inner", "vectors", "weights", "ridge", "step")
 
 
 def neumann(
-    features: jax.Array,
-    targets: jax.Array,
-    cells: jax.Array,
-    indices: jax.Array,
-    inner: jax.Array,
-    vectors: jax.Array,
-    weights: jax.Array,
-    ridge: jax.Array,
-    step: jax.Array,
-    *,
-    link: str,
-) -> tuple[jax.Array, jax.Array]:
+    features: Array, targets: Array, cells: Array, indices: Array, inner: Array, vectors: Array, weights: Array,
+    ridge: Array, step: Array, *, link: str,
+) -> tuple[Array, Array]:  # fmt: skip
     """Truncated Neumann series times vectors, and the cross derivative by cells that follows it.
 
     For each point p with H_j the Hessian of g on the rows ``indices[j]``,
@@ -50,73 +43,55 @@ def neumann(
     Shapes: features [N, d], targets [N], cells [N] (int32), indices [Q+1, b] (int32), inner and vectors [P, d],
     weights [P, K], ridge and step [P]. Returns solutions [P, d] and products [P, K].
     """
-    _check(features, targets, cells, indices, inner, weights, ridge, link, index_rank=2)
-    _check_array("vectors", vectors, inner.shape, features.dtype)
-    _check_array("step", step, ridge.shape, features.dtype)
     operands = (features, targets, cells, indices, inner, vectors, weights, ridge, step)
-    solutions, products = _call(operands, (4, 6), link)
+    solutions, products = _call(dict(zip(_NAMES, operands, strict=True)), ("inner", "weights"), link)
     return solutions, products
 
 
 def gradient(
-    features: jax.Array,
-    targets: jax.Array,
-    cells: jax.Array,
-    indices: jax.Array,
-    inner: jax.Array,
-    weights: jax.Array,
-    ridge: jax.Array,
+    features: Array,
+    targets: Array,
+    cells: Array,
+    indices: Array,
+    inner: Array,
+    weights: Array,
+    ridge: Array,
     *,
     link: str,
-) -> jax.Array:
+) -> Array:
     """The gradient of g with respect to y on the rows ``indices`` [b], at each of the P points: [P, d]."""
-    _check(features, targets, cells, indices, inner, weights, ridge, link, index_rank=1)
     operands = (features, targets, cells, indices, inner, weights, ridge)
-    (result,) = _call(operands, (4,), link)
+    names = (name for name in _NAMES if name not in ("vectors", "step"))
+    (result,) = _call(dict(zip(names, operands, strict=True)), ("inner",), link)
     return result
 
 
-def _call(operands: Sequence[jax.Array], like: Sequence[int], link: str) -> Sequence[jax.Array]:
-    """Call the kernel; its results have the shapes and types of the operands that ``like`` counts off."""
-    operands = build.together(*operands)
-    results = [jax.typeof(operands[k]) for k in like]
-    # "expand_dims": an operand without the batch dimension arrives with size 1 there, which is no copy.
-    call = jax.ffi.ffi_call(build.target("linear"), results, vmap_method="expand_dims")
-    return call(*operands, link=np.int32(_LINKS[link]))
-
-
-def _check(
-    features: jax.Array,
-    targets: jax.Array,
-    cells: jax.Array,
-    indices: jax.Array,
-    inner: jax.Array,
-    weights: jax.Array,
-    ridge: jax.Array,
-    link: str,
-    *,
-    index_rank: int,
-) -> None:
+def _call(operands: dict[str, Array], like: Sequence[str], link: str) -> Sequence[Array]:
+    """Check the operands and call the kernel; its results have the shapes and types of the operands named by ``like``."""
     if link not in _LINKS:
         raise ValueError(f"link must be 'logistic' or 'squared', not {link!r}.")
-    if features.dtype not in (jnp.float32, jnp.float64):
-        raise TypeError(f"features must be float32 or float64, but are {features.dtype}.")
-    for name, array, rank in (("features", features, 2), ("inner", inner, 2), ("weights", weights, 2)):
-        if array.ndim != rank or 0 in array.shape:
-            raise ValueError(f"{name} must have {rank} dimensions, none of size 0, but has shape {array.shape}.")
-    if indices.ndim != index_rank or 0 in indices.shape:
-        raise ValueError(f"indices must have {index_rank} dimension(s), none of size 0, but has shape {indices.shape}.")
-    (samples, length), points = features.shape, inner.shape[0]
-    _check_array("targets", targets, (samples,), features.dtype)
-    _check_array("cells", cells, (samples,), np.dtype(np.int32))
-    _check_array("indices", indices, indices.shape, np.dtype(np.int32))
-    _check_array("inner", inner, (points, length), features.dtype)
-    _check_array("weights", weights, (points, weights.shape[1]), features.dtype)
-    _check_array("ridge", ridge, (points,), features.dtype)
-
-
-def _check_array(name: str, array: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    if array.shape != shape:
-        raise ValueError(f"{name} must have shape {shape} to fit the other arguments, but has shape {array.shape}.")
-    if array.dtype != dtype:
-        raise TypeError(f"{name} must have type {dtype}, but has type {array.dtype}.")
+    features, kind = operands["features"], operands["features"].dtype
+    if kind not in (jnp.float32, jnp.float64):
+        raise TypeError(f"features must be float32 or float64, but are {kind}.")
+    ranks = {"features": 2, "inner": 2, "weights": 2, "indices": 2 if "vectors" in operands else 1}
+    for name, rank in ranks.items():
+        if len(found := operands[name].shape) != rank or 0 in found:
+            raise ValueError(
+                f"{name} must have {rank} dimension{'s' * (rank > 1)}, none of size 0, but has shape {found}."
+            )
+    (samples, length), (points, cells) = features.shape, (len(operands["inner"]), operands["weights"].shape[1])
+    shapes = {
+        "features": features.shape, "targets": (samples,), "cells": (samples,), "indices": operands["indices"].shape,
+        "inner": (points, length), "vectors": (points, length), "weights": (points, cells), "ridge": (points,),
+        "step": (points,),
+    }  # fmt: skip
+    for name, array in operands.items():
+        if array.shape != (shape := shapes[name]):
+            raise ValueError(f"{name} must have shape {shape} to fit the other arguments, but has shape {array.shape}.")
+        if array.dtype != (wanted := np.dtype(np.int32) if name in ("cells", "indices") else kind):
+            raise TypeError(f"{name} must have type {wanted}, but has type {array.dtype}.")
+    given = dict(zip(operands, build.together(*operands.values()), strict=True))
+    # "expand_dims": an operand without the batch dimension arrives with size 1 there, which is no copy.
+    results = [jax.typeof(given[name]) for name in like]
+    call = jax.ffi.ffi_call(build.target("linear"), results, vmap_method="expand_dims")
+    return call(*given.values(), link=np.int32(_LINKS[link]))

@@ -83,12 +83,11 @@ def digest(contents: bytes) -> str:
 
 
 def csv_text(frame: pd.DataFrame) -> bytes:
-    texts = {name: frame[name].map(_harmless) for name in frame.columns if frame[name].dtype.kind not in "biufc"}
+    def harmless(cell: Any) -> Any:
+        return storage.harmless(cell) if isinstance(cell, str) else cell
+
+    texts = {name: frame[name].map(harmless) for name in frame.columns if frame[name].dtype.kind not in "biufc"}
     return frame.assign(**texts).to_csv(index=False, lineterminator="\n").encode()
-
-
-def _harmless(cell: Any) -> Any:
-    return storage.harmless(cell) if isinstance(cell, str) else cell
 
 
 def part_name(key: str) -> str:
@@ -139,7 +138,7 @@ def read_csv(name: str, text: bytes) -> pd.DataFrame:
 
 
 def _whole(values: pd.Series[Any]) -> pd.Series[Any]:
-    return pd.Series([int(value) for value in values], dtype="int64", index=values.index)
+    return values.map(int).astype("int64")
 
 
 def _numbers(values: pd.Series[Any]) -> pd.Series[Any]:
@@ -199,20 +198,10 @@ def read(path: str | Path) -> Run:
         parts = [part.tables for part in read_parts(folder)]
         names = dict.fromkeys(name for tables in parts for name in tables)
         tables = {name: stacked(name, [part[name] for part in parts if name in part]) for name in names}
-    usual = {name: tables.pop(name, None) for name in TABLES}
-    return Run(
-        folder,
-        about["command"],
-        about["status"],
-        about["configuration"],
-        about.get("environment", {}),
-        about.get("arguments", {}).get("line", ""),
-        **{name: stacked(name, []) if table is None else table for name, table in usual.items()},
-        others=tables,
-        created=about.get("created", ""),
-        version=about["fedbilevel"],
-        format=about["format"],
-    )
+    told: dict[str, Any] = {name: about[name] for name in ("command", "status", "configuration", "format")}
+    told |= {"environment": about.get("environment", {}), "line": about.get("arguments", {}).get("line", "")}
+    told |= {name: tables.pop(name) if name in tables else stacked(name, []) for name in TABLES}
+    return Run(folder, **told, others=tables, created=about.get("created", ""), version=about["fedbilevel"])
 
 
 def model_file(run: Run, name: str) -> Path:

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pandas as pd
@@ -153,8 +152,10 @@ class RunFolder:
             text = files.csv_text(table)
             storage.write(self.path / f"{name}.csv", text)
             checksums[f"{name}.csv"] = files.digest(text)
-        if "rows" in merged:
-            self._write_parquet(self.path / "rows.parquet", merged["rows"])
+        if "rows" in merged and find_spec("pyarrow") is None:
+            self.log("rows.parquet was not written: it needs pyarrow (install fedbilevel[report]).")
+        elif "rows" in merged:  # a second form of the rows for other programs; nothing of ours reads it
+            storage.write(self.path / "rows.parquet", merged["rows"].to_parquet(index=False))
         self._describe({"status": "complete", "files": checksums})
         for key, part in parts.items():
             if key not in order:
@@ -167,22 +168,13 @@ class RunFolder:
         self._about = {**self._about, **change}
         storage.write_toml(self.path / SETTINGS_FILE, self._about)
 
-    def _write_parquet(self, file: Path, table: pd.DataFrame) -> None:
-        """A second form of the rows for other programs, where pyarrow is installed; nothing of ours reads it."""
-        if find_spec("pyarrow") is None:
-            self.log("rows.parquet was not written: it needs pyarrow (install fedbilevel[report]).")
-            return
-        storage.write(file, table.to_parquet(index=False))
-
     def close(self) -> None:
         self._lock.release()
 
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
             if error is not None:
                 with suppress(ValueError):  # what stopped the run must be heard, not that it could not be noted

@@ -7,20 +7,7 @@ from fedbilevel.tasks.quadratic import InnerSample, OuterSample, QuadraticClient
 from fedbilevel.tasks.task import ClientRows, Task
 
 __all__ = [
-    "ClientRows",
-    "Images",
-    "InnerSample",
-    "OuterSample",
-    "QuadraticClients",
-    "Ridge",
-    "Task",
-    "data_cleaning",
-    "digits",
-    "hyper_representation",
-    "known_quadratic",
-    "loss_tuning",
-    "penalty_tuning",
-    "random_penalties",
-    "random_quadratic",
+    "ClientRows", "Images", "InnerSample", "OuterSample", "QuadraticClients", "Ridge", "Task", "data_cleaning", "digits",
+    "hyper_representation", "known_quadratic", "loss_tuning", "penalty_tuning", "random_penalties", "random_quadratic",
     "read_mnist",
-]
+]  # fmt: skip

@@ -216,13 +216,9 @@ class Dealt(NamedTuple):
 
 
 def deal_images(
-    images: Images,
-    generator: np.random.Generator,
-    *,
-    clients: int,
-    sizes: tuple[int, int, int],
+    images: Images, generator: np.random.Generator, *, clients: int, sizes: tuple[int, int, int],
     concentration: float | None = None,
-) -> Dealt:
+) -> Dealt:  # fmt: skip
     """``sizes`` rows for training, validation and testing on every client, all three with the client's own proportions.
 
     Test rows come from the images set aside for testing, whatever the generator.
