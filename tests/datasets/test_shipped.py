@@ -12,6 +12,7 @@ import pytest
 
 from fedbilevel.datasets import Dataset, load_adult, load_credit
 from fedbilevel.datasets.shipped import CODE_BOOK, COLUMNS, NUMBERS, SHA256, TRAIN_ROWS, read_file
+from tests.references.compare import refusals
 
 FOLDER = resources.files("fedbilevel.datasets").joinpath("data")
 
@@ -67,24 +68,19 @@ def test_descriptions_name_source_licence_and_encoding(adult, paper, credit):
     assert "slip" in paper.description
 
 
-@pytest.mark.parametrize(
-    ("load", "sensitive", "words"),
-    [
-        *((load_adult, name, "workclass, .*race, sex") for name in ("gender", "income", "age", [], ["race", "gender"])),
-        (load_credit, "race", "checking_account"),
-    ],
+SENSITIVE = "sensitive=.*choose one or several of workclass, .*race, sex"
+test_a_column_that_cannot_be_sensitive_is_refused = refusals(
+    load_adult,
+    *((name, SENSITIVE) for name in ("gender", "income", "age", [], ["race", "gender"])),
+    (["sex", "sex"], "names a column twice"),
 )
-def test_a_column_that_cannot_be_sensitive_is_refused(load, sensitive, words):
-    with pytest.raises(ValueError, match=rf"sensitive=.*choose one or several of {words}"):
-        load(sensitive)
 
-
-def test_other_refusals():
-    with pytest.raises(ValueError, match="names a column twice"):
-        load_adult(["sex", "sex"])
-    for load in (load_adult, load_credit):
-        with pytest.raises(ValueError, match="encoding='raw' is unknown; choose 'clean' or 'paper'"):
-            load(encoding="raw")
+test_other_refusals = refusals(
+    None,
+    (lambda: load_credit("race"), "sensitive=.*choose one or several of checking_account"),
+    (lambda: load_adult(encoding="raw"), "encoding='raw' is unknown; choose 'clean' or 'paper'"),
+    (lambda: load_credit(encoding="raw"), "encoding='raw' is unknown; choose 'clean' or 'paper'"),
+)
 
 
 def test_every_value_of_adult_is_that_of_the_original_files(adult):

@@ -71,7 +71,7 @@ print(json.dumps({**numbers(whole), "history": history, "saving": saving}))
 
 
 def child(script, *arguments, devices=1):
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "ignore", "-c", PREAMBLE + script, *map(str, arguments)]
     return subprocess.Popen(

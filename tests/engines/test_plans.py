@@ -1,5 +1,7 @@
 """What a plan can say: phases with keys of their own, steps of the server alone, repetitions, parcels from client to client."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,8 +16,9 @@ CLIENTS = 5
 data = fb.ClientData(train=np.arange(CLIENTS, dtype=float)[:, None] ** 2)
 
 
+@cache
 def toy(plan, held=-1.0):
-    """Server state: (a running number, a count); clients hold one number."""
+    """Server state: (a running number, a count); clients hold one number.  Made once, and so compiled once."""
 
     def build(settings):
         return fb.Algorithm(

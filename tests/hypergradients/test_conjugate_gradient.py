@@ -170,8 +170,7 @@ def test_negative_curvature_stops_and_is_counted_or_is_refused():
     assert last[["solves_missed", "negative_curvature", "solve_products"]].tolist() == [1, 1, products]
     refusing = fb.conjugate_gradient(on_negative_curvature="refuse")
     with pytest.raises(
-        fb.Diverged,
-        match=r"Round 1 was refused: conjugate gradients met negative curvature .* of client 0, .* Add a ridge",
+        fb.Diverged, match=r"Round 1 was refused: .* met negative curvature .* of client 0, .* Add a ridge"
     ):
         once(spectrum, refusing)
     with warnings.catch_warnings():
@@ -208,18 +207,6 @@ def test_other_estimators_have_no_such_columns():
     for estimator in (fb.exact(), fb.neumann(2, 0.5)):
         history = fb.simulate(fb.fedbio(reference.problem(), estimator), reference.data(), 1).history
         assert not set(COLUMNS) & set(history)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"preconditioner": "jacobi"}, "preconditioner must be None or 'diagonal', not 'jacobi'"),
-        ({"on_negative_curvature": "ignore"}, "on_negative_curvature must be 'stop' or 'refuse', not 'ignore'"),
-    ],
-)
-def test_bad_arguments(options, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        fb.conjugate_gradient(**options)
 
 
 def ill_conditioned(kind, condition, size=400):

@@ -31,13 +31,6 @@ print("same")
 """
 
 
-@pytest.fixture
-def reason(monkeypatch, tmp_path):
-    """Why a process like this one, but with an empty cache, would do without kernels."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return lambda: build._load.__wrapped__().reason
-
-
 def test_two_processes_build_at_once_and_leave_one_library(tmp_path):
     # With vectors of 64 bytes, which this machine may not have: the compiler splits them, the results stay. Not
     # optimised, to be quick: what is tested is how it is built.
@@ -87,53 +80,56 @@ def test_not_on_other_backends(monkeypatch):
     assert "'gpu'" in kernels.why_not()
 
 
-def test_no_compiler(monkeypatch, reason):
-    monkeypatch.setenv("CXX", "no-such-compiler -O1")
-    assert reason() == "The compiler 'no-such-compiler' that CXX names is not on this machine."
-    monkeypatch.delenv("CXX")
+def compiler(script):
+    """One that is a shell script, whose output is its last argument."""
+
+    def install(home, monkeypatch):
+        program = home / "compiler"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("CXX", str(program))
+
+    return install
+
+
+def no_compiler(home, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "")
-    assert reason() == "A C++ compiler (c++, g++ or clang++) is not on this machine."
 
 
-@pytest.mark.parametrize(
-    ("script", "sentence"),
-    [
-        ("exit 3", r"The C\+\+ compiler .*/compiler does not run \(CalledProcessError\)\.$"),
-        (
-            '[ "$1" = --version ] && exit 0\necho "x.cc:1: error: too old" >&2\nexit 1',
-            r"The C\+\+ compiler .*/compiler cannot compile the kernels \(x\.cc:1: error: too old\)\.$",
-        ),
-        (  # the output is the last argument
-            '[ "$1" = --version ] && exit 0\nfor last; do :; done\necho no > "$last"',
-            r"The compiled kernels cannot be loaded \(",
-        ),
-    ],
-    ids=["does not run", "refuses the source", "makes no library"],
-)
-def test_a_compiler_of_no_use(monkeypatch, reason, tmp_path, script, sentence):
-    compiler = tmp_path / "compiler"
-    compiler.write_text(f"#!/bin/sh\n{script}\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    assert re.match(sentence, reason())
+def no_cache(home, monkeypatch):
+    (home / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "file"))
 
 
-def test_no_headers(monkeypatch, reason, tmp_path):
-    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
-    assert reason() == f"The headers of XLA's foreign functions are not where jaxlib keeps them ({tmp_path})."
-
-
-def test_a_cache_that_cannot_be_written(monkeypatch, reason, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert reason().startswith("The cache folder for compiled kernels cannot be made (")
-
-
-def test_a_cache_that_others_can_write(reason):
+def open_cache(home, monkeypatch):
     folder = build._cache() / build._command()[1]
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    assert reason() == f"The cache folder {folder} belongs to somebody else or can be written by others."
+
+
+FINE = '[ "$1" = --version ] && exit 0'
+REASONS = [
+    (lambda home, m: m.setenv("CXX", "none -O1"), r"^The compiler 'none' that CXX names is not on this machine\.$"),
+    (no_compiler, r"A C\+\+ compiler \(c\+\+, g\+\+ or clang\+\+\) is not on this machine\.$"),
+    (compiler("exit 3"), r"The C\+\+ compiler .*/compiler does not run \(CalledProcessError\)\.$"),
+    (
+        compiler(f'{FINE}\necho "1: error: old" >&2\nexit 1'),
+        r"/compiler cannot compile the kernels \(1: error: old\)\.$",
+    ),
+    (compiler(f'{FINE}\nfor last; do :; done\necho no > "$last"'), r"The compiled kernels cannot be loaded \("),
+    (lambda home, m: m.setattr(jax.ffi, "include_dir", lambda: str(home)), r"^The headers .* jaxlib keeps them \(/"),
+    (no_cache, r"The cache folder for compiled kernels cannot be made \("),
+    (open_cache, r"The cache folder /.* belongs to somebody else or can be written by others\.$"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "sentence"), REASONS)
+def test_why_a_machine_has_no_kernels(monkeypatch, tmp_path, spoil, sentence):
+    """What a process like this one, but with an empty cache, would say."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    spoil(tmp_path, monkeypatch)
+    assert re.search(sentence, build._load.__wrapped__().reason)
 
 
 def test_a_relative_cache_counts_as_unset(monkeypatch, tmp_path):
@@ -145,11 +141,7 @@ def test_a_relative_cache_counts_as_unset(monkeypatch, tmp_path):
 def test_the_digest_covers_what_the_machine_code_depends_on(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     digests = {build._command()[1]}
-    for name, value in (
-        ("_processor", lambda: "another"),
-        ("_version", lambda _: "another"),
-        ("version", lambda _: "0"),
-    ):
+    for name, value in (("_processor", lambda: "x"), ("_version", lambda _: "x"), ("version", lambda _: "0")):
         with monkeypatch.context() as patch:
             patch.setattr(build, name, value)
             digests.add(build._command()[1])

@@ -16,6 +16,7 @@ from jax.errors import JaxRuntimeError
 
 from fedbilevel import kernels
 from tests.kernels.references import NAMES, for_gradient, make, naive_gradient, naive_neumann, process, spoken
+from tests.references.compare import refusals
 
 # Rounding of sums of at most a few thousand terms, relative to the largest entry of the result.
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
@@ -358,31 +359,23 @@ def test_saturated_margins_neither_overflow_nor_lose_the_gradient(scale, dtype):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-WRONG = [
-    ({"features": np.zeros(3)}, ValueError, "features must have 2 dimensions"),
-    ({"features": np.zeros((0, 11))}, ValueError, "features must have 2 dimensions, none of size 0"),
-    ({"features": np.zeros((23, 11), np.int32)}, TypeError, "features must be float32 or float64"),
-    ({"targets": np.zeros(22)}, ValueError, "targets must have shape"),
-    ({"targets": np.zeros(23, np.int32)}, TypeError, "targets must have type float64"),
-    ({"cells": np.zeros(23, np.int64)}, TypeError, "cells must have type int32"),
-    ({"indices": np.zeros(3, np.int32)}, ValueError, "indices must have 2 dimension"),
-    ({"indices": np.zeros((2, 0), np.int32)}, ValueError, "indices must have 2 dimension"),
-    ({"inner": np.zeros((2, 10))}, ValueError, "inner must have shape"),
-    ({"vectors": np.zeros((1, 11))}, ValueError, "vectors must have shape"),
-    ({"weights": np.zeros((3, 3))}, ValueError, "weights must have shape"),
-    ({"ridge": np.float64(0)}, ValueError, "ridge must have shape"),
-    ({"step": np.zeros(2, np.float32)}, TypeError, "step must have type float64"),
-]
-
-
-@pytest.mark.parametrize(("change", "error", "message"), WRONG)
-def test_wrong_shapes_and_types_are_named(change, error, message):
-    with pytest.raises(error, match=message):
-        series(in_range() | change)
-
-
-def test_an_unknown_link_is_named():
-    with pytest.raises(ValueError, match="link must be 'logistic' or 'squared', not 'probit'"):
-        series(in_range(), "probit")
-    with pytest.raises(ValueError, match="link must be"):
-        slopes(in_range(), "probit")
+test_wrong_shapes_and_types_are_named = refusals(
+    lambda change: series(in_range() | change),
+    ({"features": np.zeros(3)}, "features must have 2 dimensions"),
+    ({"features": np.zeros((0, 11))}, "features must have 2 dimensions, none of size 0"),
+    ({"features": np.zeros((23, 11), np.int32)}, "features must be float32 or float64", TypeError),
+    ({"targets": np.zeros(22)}, "targets must have shape"),
+    ({"targets": np.zeros(23, np.int32)}, "targets must have type float64", TypeError),
+    ({"cells": np.zeros(23, np.int64)}, "cells must have type int32", TypeError),
+    ({"indices": np.zeros(3, np.int32)}, "indices must have 2 dimension"),
+    ({"indices": np.zeros((2, 0), np.int32)}, "indices must have 2 dimension"),
+    ({"inner": np.zeros((2, 10))}, "inner must have shape"),
+    ({"vectors": np.zeros((1, 11))}, "vectors must have shape"),
+    ({"weights": np.zeros((3, 3))}, "weights must have shape"),
+    ({"ridge": np.float64(0)}, "ridge must have shape"),
+    ({"step": np.zeros(2, np.float32)}, "step must have type float64", TypeError),
+)
+test_an_unknown_link_is_named = refusals(
+    lambda kernel: kernel(in_range(), "probit"),
+    *((kernel, "link must be 'logistic' or 'squared', not 'probit'") for kernel in (series, slopes)),
+)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedbilevel as fb
+from tests.references.quadratic import Reference
 
 CELLS = 3
 
@@ -31,12 +32,9 @@ def sigmoid(s):
     return 1 / (1 + np.exp(-s))
 
 
-class Logistic:
-    """NumPy derivatives per client; ``rows`` are row numbers, None for all."""
-
-    def __init__(self, clients):
-        self.clients, self.problems = clients, {}
-        self.start = np.array([0.2, -0.1, 0.0, -1.5]), np.array([0.3, -0.2, 0.1, 0.0, 0.4])
+class Logistic(Reference):
+    losses = LINEAR, outer_loss
+    start = np.array([0.2, -0.1, 0.0, -1.5]), np.array([0.3, -0.2, 0.1, 0.0, 0.4])
 
     def read(self, client, part, rows):
         chosen = self.clients[client][part]
@@ -66,18 +64,6 @@ class Logistic:
     def outer_gradients(self, m, x, y, rows=None):
         z, t, _ = self.read(m, 1, rows)
         return 0.1 * x, z.T @ (sigmoid(z @ y) - t) / len(t)
-
-    def problem(self, project=None):
-        """Made once for each projection, so that what was compiled for it is found again."""
-        x, y = self.start
-        if project not in self.problems:
-            self.problems[project] = fb.BilevelProblem(
-                LINEAR, outer_loss, lambda key: (jnp.asarray(x), jnp.asarray(y)), project
-            )
-        return self.problems[project]
-
-    def data(self, mask=None):
-        return fb.ClientData.from_clients(self.clients, mask=mask)
 
 
 def logistic(sizes=((40, 20), (40, 20), (40, 20)), seed=1):

@@ -25,12 +25,27 @@ def outer_loss(x, y, batch):
     return 0.5 * near_p + 0.5 * RIDGE * near_q + x @ jnp.asarray(TIE, x.dtype) @ y
 
 
-class Quadratic:
-    """NumPy derivatives per client; ``rows`` are row numbers, None for all."""
+class Reference:
+    """NumPy derivatives per client; ``rows`` are row numbers, None for all.  ``losses``: (inner, outer); ``start``: (x, y)."""
 
     def __init__(self, clients):
         self.clients, self.problems = clients, {}
-        self.start = np.array([0.3, -0.2, 0.5]), np.array([0.1, 0.4, -0.3, 0.2])
+
+    def problem(self, project=None, lower_level="local"):
+        """Made once for each kind, so that what was compiled for it is found again."""
+        if (project, lower_level) not in self.problems:
+            self.problems[project, lower_level] = fb.BilevelProblem(
+                *self.losses, lambda key: tuple(map(jnp.asarray, self.start)), project, lower_level=lower_level
+            )
+        return self.problems[project, lower_level]
+
+    def data(self, mask=None):
+        return fb.ClientData.from_clients(self.clients, mask=mask)
+
+
+class Quadratic(Reference):
+    losses = inner_loss, outer_loss
+    start = np.array([0.3, -0.2, 0.5]), np.array([0.1, 0.4, -0.3, 0.2])
 
     def mean(self, client, part, name, rows):
         leaf = self.clients[client][part][name]
@@ -90,18 +105,6 @@ class Quadratic:
     def common_minimiser(self, weights):
         """Where that vanishes; it is affine."""
         return root(lambda x: self.common_gradient(x, weights), len(self.start[0]))
-
-    def problem(self, project=None, lower_level="local"):
-        """Made once for each kind, so that what was compiled for it is found again."""
-        x, y = self.start
-        if (project, lower_level) not in self.problems:
-            self.problems[project, lower_level] = fb.BilevelProblem(
-                inner_loss, outer_loss, lambda key: (jnp.asarray(x), jnp.asarray(y)), project, lower_level=lower_level
-            )
-        return self.problems[project, lower_level]
-
-    def data(self, mask=None):
-        return fb.ClientData.from_clients(self.clients, mask=mask)
 
 
 def root(function, size):

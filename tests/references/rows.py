@@ -1,6 +1,6 @@
 """Which rows every client reads in every step, as plain NumPy: drawn by the package, handed to the naive loops."""
 
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import jax
@@ -37,7 +37,7 @@ def whole(round_number, client, step):
 
 
 def by_phase(data, seed, batch_size, outer_batch_size=None):
-    """For plans of several phases: a function (round, ordinal of the phase, client, ...) -> [Rows of each step].
+    """A function (round, ordinal of the phase, client, ...) -> [Rows of each step], following the keys an engine must use.
 
     ``train`` and ``val`` count the minibatches beside the inner one; ``inner=False``: no training rows are drawn.  ``half``:
     the phase splits its key and draws these from one half.
@@ -53,9 +53,9 @@ def by_phase(data, seed, batch_size, outer_batch_size=None):
         return sampler.draw(own, key, steps)
 
     def rows(number, ordinal, client, steps=1, inner=True, train=0, val=0, half=None):
-        if batch_size is None:
+        if batch_size is outer_batch_size is None:
             return [Rows()] * steps
-        sizes = data.train_sizes[client], data.val_sizes[client]
+        sizes = data.train_sizes[client], np.int32(0) if data.val is None else data.val_sizes[client]
         found = draw(number, ordinal, client, *sizes, steps=steps, inner=inner, train=train, val=val, half=half)
         leaves = [None if leaf is None else np.asarray(leaf) for leaf in found]
         return [Rows(*(None if leaf is None else leaf[i] for leaf in leaves)) for i in range(steps)]
@@ -64,25 +64,11 @@ def by_phase(data, seed, batch_size, outer_batch_size=None):
 
 
 def drawn(data, seed, rounds, steps, batch_size, train_batches=0, val_batches=0, outer_batch_size=None, ordinal=0):
-    """A function (round, client, step) -> Rows, following the keys an engine must use."""
-    seed_key = jax.random.key(seed)
-    val_sizes = np.zeros_like(data.train_sizes) if data.val is None else data.val_sizes
-    outer = batch_size if outer_batch_size is None else outer_batch_size
-    sampler = Sampler(batch_size, outer, train_batches, val_batches)
-
-    def one(number, client, train_size, val_size) -> Draws:
-        own = LocalData(None, None, client, train_size, val_size)
-        key = client_key(seed_key, number, ordinal, client)
-        return sampler.draw(own, key, steps)
-
-    clients = np.arange(data.clients, dtype=np.int32)
-    over_clients = jax.vmap(one, in_axes=(None, 0, 0, 0))
-    over_rounds = jax.jit(jax.vmap(over_clients, in_axes=(0, None, None, None)))
-    draws = over_rounds(np.arange(rounds, dtype=np.int32), clients, data.train_sizes, val_sizes)
-    inner, train, val = (None if leaf is None else np.asarray(leaf) for leaf in draws)
+    """For plans of one phase: a function (round, client, step) -> Rows."""
+    read = cache(by_phase(data, seed, batch_size, outer_batch_size))
 
     def rows(number, client, step):
-        place = (number, client, step)
-        return Rows(*(None if leaf is None else leaf[place] for leaf in (inner, train, val)))
+        assert number < rounds
+        return read(number, ordinal, client, steps, True, train_batches, val_batches)[step]
 
     return rows

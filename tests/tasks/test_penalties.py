@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import fedbilevel as fb
 from fedbilevel.tasks import ClientRows, Ridge, penalty_tuning, random_penalties
 from fedbilevel.tasks.penalties import LARGEST, SMALLEST
+from tests.references.compare import refusals
 from tests.tasks.common import train
 
 levels = pytest.mark.parametrize("lower_level", ["local", "global"])
@@ -89,19 +90,15 @@ def test_useless_features_are_penalised_and_prediction_gains(link, lower_level):
         assert task.evaluate(outer, result.inner)["accuracy"] > 0.7
 
 
-def test_bad_input_gets_a_sentence():
-    rows, val, test = draws(0)
-    with pytest.raises(ValueError, match="link must be 'squared' or 'logistic', not 'probit'"):
-        penalty_tuning(rows, val, test, link="probit")
-    with pytest.raises(ValueError, match=r"val must have features \[clients, rows, 4\]"):
-        penalty_tuning(rows, ClientRows(val.features[..., :3], val.labels), test)
-    with pytest.raises(TypeError, match="test must hold floating-point numbers of one type"):
-        penalty_tuning(rows, val, ClientRows(test.features.astype(np.float32), test.labels))
-    with pytest.raises(ValueError, match="train must have labels 0 and 1"):
-        penalty_tuning(rows, val, test, link="logistic")
-    with pytest.raises(ValueError, match="informative=9 cannot exceed columns=4"):
-        random_penalties(columns=4, informative=9)
-    with pytest.raises(ValueError, match=r"noise=-1 and heterogeneity=0.3 must be finite"):
-        random_penalties(noise=-1)
-    with pytest.raises(ValueError, match="lower_level must be"):
-        Ridge(rows, val, "none")
+TRAIN, VAL, TEST = draws(0)
+SINGLE = TEST._replace(features=TEST.features.astype(np.float32))
+test_bad_input_gets_a_sentence = refusals(
+    None,
+    (lambda: penalty_tuning(TRAIN, VAL, TEST, link="probit"), "link must be 'squared' or 'logistic', not 'probit'"),
+    (lambda: penalty_tuning(TRAIN, draws(0, columns=3)[1], TEST), r"val must have features \[clients, rows, 4\]"),
+    (lambda: penalty_tuning(TRAIN, VAL, SINGLE), "test must hold floating-point numbers of one type", TypeError),
+    (lambda: penalty_tuning(TRAIN, VAL, TEST, link="logistic"), "train must have labels 0 and 1"),
+    (lambda: random_penalties(columns=4, informative=9), "informative=9 cannot exceed columns=4"),
+    (lambda: random_penalties(noise=-1), "noise=-1 and heterogeneity=0.3 must be finite"),
+    (lambda: Ridge(TRAIN, VAL, "none"), "lower_level must be"),
+)
