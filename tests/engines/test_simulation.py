@@ -1,9 +1,14 @@
 """The one way through the rounds: where one stops to look changes nothing."""
 
+import math
+
+import jax
 import numpy as np
 import pytest
+from scipy.stats import chisquare
 
 import fedbilevel as fb
+from fedbilevel.engines.rounds import draw_distinct
 from fedbilevel.engines.simulation import ROWS, Options, Simulation
 from tests.references.compare import identical
 from tests.references.quadratic import quadratic
@@ -64,3 +69,22 @@ def test_other_clients_of_the_same_shapes_share_the_program():
     (end,) = silent.on(other).rounds(algorithm.settings, 1, [3])
     assert silent.on(other).loop is silent.loop
     identical(end.state.server, fb.simulate(algorithm, other, 3, seed=1, record_every=None).server)
+
+
+@pytest.mark.parametrize(("clients", "count"), [(6, 3), (6, 4), (5, 1)])
+def test_every_cohort_is_equally_likely(clients, count):
+    drawn = jax.vmap(lambda key: draw_distinct(key, clients, count))(jax.random.split(jax.random.key(3), 20_000))
+    cohorts, times = np.unique(np.sort(drawn, axis=1), axis=0, return_counts=True)
+    assert len(cohorts) == math.comb(clients, count)
+    assert (np.diff(cohorts, axis=1) > 0).all()
+    assert chisquare(times).pvalue > 1e-3
+
+
+def test_a_cohort_of_a_million_clients_reads_no_list_of_them():
+    drawn = np.asarray(jax.jit(draw_distinct, static_argnums=(1, 2))(jax.random.key(0), 10**6, 1000))
+    assert len(set(drawn.tolist())) == 1000
+    assert drawn.min() >= 0
+    assert drawn.max() < 10**6
+    program = str(jax.make_jaxpr(draw_distinct, (1, 2))(jax.random.key(0), 10**6, 1000))
+    assert "[2000]" in program
+    assert "[1000000]" not in program

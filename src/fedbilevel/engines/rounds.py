@@ -91,7 +91,7 @@ def choose(fleet: Fleet, layout: Layout, round_key: jax.Array) -> Cohort:
             weights = jnp.zeros(layout.places, times.dtype).at[: layout.clients].set(times)[fleet.ids]
         taking_part = weights > 0
     else:
-        drawn = jax.random.permutation(sample_key, layout.clients)[: layout.cohort]
+        drawn = draw_distinct(sample_key, layout.clients, layout.cohort)
         if layout.gathers_cohort:
             positions = jnp.sort(drawn).astype(jnp.int32)
             taking_part, weights = jnp.ones(layout.cohort, bool), fleet.weights[positions]
@@ -105,6 +105,29 @@ def choose(fleet: Fleet, layout: Layout, round_key: jax.Array) -> Cohort:
         )
         active = active & (chances >= fleet.dropout)
     return Cohort(positions, active, jnp.where(active, weights, 0), jnp.sum(taking_part, dtype=jnp.int32))
+
+
+def draw_distinct(key: jax.Array, clients: int, count: int) -> jax.Array:
+    """``count`` different clients, every choice being equally likely, at a cost that follows ``count`` alone.
+
+    Twice as many are drawn with repetition, and anew until enough of them differ.  That treats all clients alike, so the first
+    ``count`` different ones are a fair choice.
+    """
+    if 2 * count > clients:
+        return jax.random.permutation(key, clients)[:count]
+
+    def draw(held: tuple[jax.Array, jax.Array, Any]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        key, own = jax.random.split(held[0])
+        numbers = jax.random.randint(own, (2 * count,), 0, clients, jnp.int32)
+        order = jnp.argsort(numbers, stable=True)
+        new = jnp.ones(2 * count, bool).at[1:].set(numbers[order[1:]] != numbers[order[:-1]])
+        first = jnp.zeros(2 * count, bool).at[order].set(new)
+        return key, numbers[jnp.argsort(~first, stable=True)[:count]], jnp.sum(first, dtype=jnp.int32)
+
+    drawn: jax.Array = jax.lax.while_loop(
+        lambda held: held[2] < count, draw, (key, jnp.zeros(count, jnp.int32), jnp.zeros((), jnp.int32))
+    )[1]
+    return drawn
 
 
 def draw_in_proportion(key: jax.Array, weights: jax.Array, count: int) -> jax.Array:
