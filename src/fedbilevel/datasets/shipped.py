@@ -222,7 +222,9 @@ def load_credit(
     if not paper:
         return replace(data, X=X)
     # "A410" becomes 0 like "A40": the cited preprocessing merges these two purposes, and so does this copy of it.
-    digits = {name: codes[name] if CODE_BOOK[name] is None else codes[name].str[-1].astype("int64") for name in X}
+    digits = {
+        name: codes[name] if CODE_BOOK[name] is None else codes[name].str[-1].astype("int64") for name in map(str, X)
+    }
     return replace(data, X=encode.power_of_ten(pd.DataFrame(digits)))
 
 
