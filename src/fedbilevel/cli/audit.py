@@ -81,7 +81,7 @@ def federated_audit(
     threshold: Threshold = None,
     metric: options.ClassMetric = "equal_opportunity",
     minimum_cell: options.MinimumCell = 10,
-    min_sites: Annotated[int | None, typer.Option(help="Go on with so many; all if not given.", min=1)] = None,
+    min_sites: Annotated[int | None, typer.Option(help="Sites that a round needs; all if not given.", min=1)] = None,
     reply_timeout: Annotated[float, typer.Option(help="Seconds to wait for a site.")] = 300.0,
     patience: Annotated[float, typer.Option(help="Seconds without progress before giving up.")] = 600.0,
     run: Annotated[str | None, typer.Option(help="Name of the run; made from the options if not given.")] = None,

@@ -74,7 +74,7 @@ def fit(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """A model that is fair to groups, from tables of one's own: of classes, or of a number.
+    """A model that is fair to groups, from your own tables: it predicts classes, or a number.
 
     One file a site; or one file with --site; or one file dealt to --clients.  Writes the run folder with model, tables and
     page; the same command goes on where it was stopped.

@@ -1,4 +1,4 @@
-"""``fedbilevel schema``, and what it shares with the other commands for tables of one's own."""
+"""``fedbilevel schema``, and what it shares with the other commands that read your own tables."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def submit(
     client_weights: options.ClientWeights = "uniform",
     validation: Annotated[float | None, typer.Option(help="Share of rows set apart for the outer problem.")] = None,
     seed: options.Seed = 0,
-    min_sites: Annotated[int | None, typer.Option(help="Go on with so many; all if not given.", min=1)] = None,
+    min_sites: Annotated[int | None, typer.Option(help="Sites that a round needs; all if not given.", min=1)] = None,
     reply_timeout: Annotated[float, typer.Option(help="Seconds a round waits for a site.")] = 300.0,
     patience: Annotated[float, typer.Option(help="Seconds without progress before giving up.")] = 600.0,
     run: Annotated[str | None, typer.Option(help="Name of the run; made from the options if not given.")] = None,

@@ -1,4 +1,4 @@
-"""A fair classifier from tables of one's own: files in, a run folder with model, tables and page out.
+"""A fair classifier from your own tables: files in, a run folder with model, tables and page out.
 
 ``strength="auto"`` chooses how much fairness to ask for by cross-validation on the training rows alone.  The rule: every site's
 training rows are dealt into three folds (proportions of groups and classes kept).  Each strength, and FedAvg, is trained on two
