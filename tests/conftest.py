@@ -4,10 +4,15 @@ import ctypes
 import gc
 import os
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# What one process has compiled no other compiles again: neither the other worker, nor a process that a test starts, nor this
+# one after it has let go of its programs, nor the next run.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "programs"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 # The suite compiles some thousand programs and runs each for milliseconds: the compiler's optimisations would cost more than
 # half of its time.  `make test-optimised` has them.  XLA ends the process at a flag it does not know, hence the version.
 if os.environ.get("FEDBILEVEL_OPTIMISED") != "1" and version("jaxlib").startswith("0.10."):
@@ -30,6 +35,14 @@ settings.load_profile("repeatable")
 MEMORY = 1000 * 2**20
 """Bytes a process may hold between two tests before it lets go of the programs it compiled: some four thousand in the whole
 suite, few of which are needed again."""
+
+
+def pytest_sessionstart(session):
+    """Programs are kept for a week."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        for program in (session.config.rootpath / ".pytest_cache" / "programs").glob("*"):
+            if program.stat().st_mtime < time.time() - 7 * 24 * 3600:
+                program.unlink(missing_ok=True)
 
 
 def held():

@@ -166,11 +166,8 @@ def centralised(name):
     if name == "fedavg":
         return descended(lambda w: [slope_of_bowl(0, w, None)], [start], [0.3])
     if name == "afl":  # whose only client answers: plain descent, once a round
-        return [
-            client_fair.afl(
-                value_of_bowl, slope_of_bowl, start, whole, clients=3, step=0.3, mixture_step=0.1, **ALL_ROUNDS
-            )[0]
-        ]
+        options = {"clients": 3, "step": 0.3, "mixture_step": 0.1}
+        return list(client_fair.afl(value_of_bowl, slope_of_bowl, start, whole, **options, **ALL_ROUNDS)[:1])
     if name == "qfedavg":
         options = {"local_steps": STEPS, "step": 0.3, "q": algorithm(name).settings.q}
         return [client_fair.qfedavg(value_of_bowl, slope_of_bowl, start, whole, **options, **ALL_ROUNDS)]

@@ -119,11 +119,8 @@ def stored(data, fill):
 
 @cache
 def padded(name, batch_size):
-    return answer(
-        fb.simulate(
-            algorithm(name, batch_size=batch_size), stored(data_of(name, UNEQUAL), np.nan), ROUNDS, record_every=None
-        )
-    )
+    data = stored(data_of(name, UNEQUAL), np.nan)
+    return answer(fb.simulate(algorithm(name, batch_size=batch_size), data, ROUNDS, record_every=None))
 
 
 @pytest.mark.parametrize("batch_size", [None, 3])
@@ -200,12 +197,7 @@ def test_float32_stays_float32(name):
     if name in (*PLAIN, *FAIR):
         chosen = chosen.build(replace(chosen.settings, init=lambda key: jnp.zeros(4, jnp.float32)))
     else:
-        problem = fb.BilevelProblem(
-            inner_loss,
-            outer_loss,
-            lambda key: (jnp.zeros(3, jnp.float32), jnp.zeros(4, jnp.float32)),
-            lower_level=chosen.problem.lower_level,
-        )
+        problem = replace(chosen.problem, init=lambda key: (jnp.zeros(3, jnp.float32), jnp.zeros(4, jnp.float32)))
         chosen = chosen.build(replace(chosen.settings, problem=problem))
     run = Simulation(chosen, small, Options())
     key = jax.random.key(0)

@@ -274,6 +274,9 @@ test_bad_input_is_refused_in_one_sentence = refusals(
 )
 
 
+KINDS = {"features": np.float32, "labels": np.float32, "groups": np.int32}
+
+
 def test_from_table_to_client_arrays():
     data = load_credit()
     train, _ = partition.train_test_split(data.groups)
@@ -285,11 +288,7 @@ def test_from_table_to_client_arrays():
     assert len(batches) == 3
     for (train_batch, val_batch), rows, val_rows in zip(batches, split.train, split.validation, strict=True):
         for batch, index in ((train_batch, rows), (val_batch, val_rows)):
-            assert [batch[name].dtype for name in ("features", "labels", "groups")] == [
-                np.float32,
-                np.float32,
-                np.int32,
-            ]
+            assert {name: leaf.dtype for name, leaf in batch.items()} == KINDS
             np.testing.assert_array_equal(batch["features"], features[index])
             np.testing.assert_array_equal(batch["labels"], y.to_numpy()[index])
             assert [names[code] for code in batch["groups"]] == sensitive.iloc[index].to_list()

@@ -114,10 +114,7 @@ def test_the_server_draws_how_often_a_phase_runs():
 def test_no_more_repetitions_than_the_plan_allows():
     many = fb.Repeat((one_more,), 3, lambda server: jnp.asarray(50, jnp.int32))
     assert float(fb.simulate(toy((many,)), data, 2, record_every=None).outer) == 6
-    assert [(phase.name, times) for phase, times in phases_of((many, draw, one_more))] == [
-        ("one more", 3),
-        ("one more", 1),
-    ]
+    assert [times for _, times in phases_of((many, draw, one_more))] == [3, 1]
 
 
 def test_keys_count_the_steps_that_ran():

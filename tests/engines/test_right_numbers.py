@@ -77,11 +77,8 @@ class TestSampling:
 
 def one_dimensional(inner_loss, start, outer_loss=None):
     """In x, and mostly in y."""
-    return fb.BilevelProblem(
-        inner_loss=inner_loss,
-        outer_loss=outer_loss or (lambda x, y, rows: (y - 1) ** 2 + 0 * x),
-        init=lambda key: (jnp.zeros(()), jnp.asarray(start)),
-    )
+    outer_loss = outer_loss or (lambda x, y, rows: (y - 1) ** 2 + 0 * x)
+    return fb.BilevelProblem(inner_loss, outer_loss, lambda key: (jnp.zeros(()), jnp.asarray(start)))
 
 
 ONE = fb.ClientData(train=np.ones((1, 1)), val=np.ones((1, 1)))
@@ -175,11 +172,10 @@ def test_fedbioacc_compares_omega_with_the_point_it_was_estimated_at(participati
     def inner(x, y, batch):
         return jnp.sum(0.5 * batch["h"][0] * (y - batch["c"][0]) ** 2) - jnp.dot(x, y) + 0.1 * jnp.sum(y**4)
 
-    problem = fb.BilevelProblem(
-        inner_loss=inner,
-        outer_loss=lambda x, y, batch: jnp.sum((y - 1) ** 2) + 0.1 * jnp.sum(x**2),
-        init=lambda key: (jnp.zeros(size), jnp.zeros(size)),
-    )
+    def outer(x, y, batch):
+        return jnp.sum((y - 1) ** 2) + 0.1 * jnp.sum(x**2)
+
+    problem = fb.BilevelProblem(inner, outer, lambda key: (jnp.zeros(size), jnp.zeros(size)))
     algorithm = fb.fedbioacc(problem, hypergradient=fb.exact(), local_steps=1, previous=previous, **fb.TUNED)
     ended = fb.simulate(
         algorithm, fb.ClientData(train=part, val=part), 80, participation=participation, record_every=80

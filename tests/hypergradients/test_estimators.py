@@ -53,10 +53,8 @@ def solved(reference, client, x):
 def test_closed_form_of_a_quadratic(estimator):
     reference, x = quadratic(), np.array([0.7, -0.4, 1.1])
     for client in range(3):
-        close(
-            estimate(estimator, reference, x, reference.solution(client, x), client=client),
-            reference.gradient(client, x),
-        )
+        found = estimate(estimator, reference, x, reference.solution(client, x), client=client)
+        close(found, reference.gradient(client, x))
 
 
 @accurate

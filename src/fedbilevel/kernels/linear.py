@@ -49,16 +49,9 @@ def neumann(
 
 
 def gradient(
-    features: Array,
-    targets: Array,
-    cells: Array,
-    indices: Array,
-    inner: Array,
-    weights: Array,
-    ridge: Array,
-    *,
+    features: Array, targets: Array, cells: Array, indices: Array, inner: Array, weights: Array, ridge: Array, *,
     link: str,
-) -> Array:
+) -> Array:  # fmt: skip
     """The gradient of g with respect to y on the rows ``indices`` [b], at each of the P points: [P, d]."""
     operands = (features, targets, cells, indices, inner, weights, ridge)
     names = (name for name in _NAMES if name not in ("vectors", "step"))

@@ -42,7 +42,8 @@ def group_losses(
 
 
 def group_sums(
-    features: Array, labels: Array, groups: Array, start: Array, size: Array, inner: Array, temperature: Array, *, count: int
+    features: Array, labels: Array, groups: Array, start: Array, size: Array, inner: Array, temperature: Array, *,
+    count: int,
 ) -> WholeSums:  # fmt: skip
     """All sums and gradients; the shapes are those of `group_losses`, ``temperature`` T is a scalar."""
     return WholeSums(*_call(features, labels, groups, start, size, inner, temperature, count=count))

@@ -286,10 +286,8 @@ class TunedLoss:
 
 def bounded(outer: LossParameters) -> LossParameters:
     """The nearest point with scales and weights in [exp(-LARGEST), exp(LARGEST)]."""
-    return outer._replace(
-        log_scales=jnp.clip(outer.log_scales, -LARGEST, LARGEST),
-        log_weights=jnp.clip(outer.log_weights, -LARGEST, LARGEST),
-    )
+    scales, weights = (jnp.clip(part, -LARGEST, LARGEST) for part in outer[1:])
+    return LossParameters(outer.offsets, scales, weights)
 
 
 def loss_tuning(
