@@ -79,10 +79,8 @@ def one_run(tables, cell, accuracy, gap, learns, groups, rng):
             record = {"stage": stage, "round": done, "step": 5 * done, "bytes_up": int(sent), "bytes_down": int(sent)}
             record |= {"objective": 0.33 + 0.3 * np.exp(-done / 60) + rng.normal(0, 0.003)}
             if stage == "model":
-                record |= {
-                    "test_accuracy": accuracy - 0.08 * np.exp(-done / 80),
-                    "test_gap": gap * (1 - np.exp(-done / 90)),
-                }
+                record["test_accuracy"] = accuracy - 0.08 * np.exp(-done / 80)
+                record["test_gap"] = gap * (1 - np.exp(-done / 90))
             tables["history"].append({**cell, **record})
 
 
@@ -134,10 +132,8 @@ def bench(path):
 
 def rates(path):
     """The theorems: errors by horizon, and the tables that only this study has."""
-    variants = {
-        "fedbio": ["eta = delta/sqrt(T)"],
-        "fedbioacc": ['tuned constants, previous="local"', "paper constants"],
-    }
+    tuned = ['tuned constants, previous="local"', "paper constants"]
+    variants = {"fedbio": ["eta = delta/sqrt(T)"], "fedbioacc": tuned}
     points, bounds, sent, speedup = [], [], [], []
     for algorithm, names in variants.items():
         for variant in names:
@@ -153,20 +149,11 @@ def rates(path):
         speedup += [{"estimator": estimator, "clients": clients, "run": 0, "mean_square": 1 / clients, "inner_error": 0.1}
                     for clients in (1, 4)]  # fmt: skip
     rows = pd.DataFrame(points).rename(columns={"algorithm": "split", "variant": "method", "run": "seed"})
+    fitted = {"range": "last decade", "slope": -0.5, "low": -0.6, "high": -0.4}
     slopes = [
-        {
-            "algorithm": algorithm,
-            "variant": variant,
-            "average": average,
-            "range": "last decade",
-            "slope": -0.5,
-            "low": -0.6,
-            "high": -0.4,
-        }
-        for algorithm, names in variants.items()
-        for variant in names
-        for average in ("all t", "second half")
-    ]
+        {"algorithm": algorithm, "variant": variant, "average": average, **fitted}
+        for algorithm, names in variants.items() for variant in names for average in ("all t", "second half")
+    ]  # fmt: skip
     estimator = [{"clients": clients, "variance": 1 / clients, "bias_square": 0.01} for clients in (1, 4)]
     tables = {"points": points, "slopes": slopes, "bounds": bounds, "communication": sent, "speedup": speedup}
     others = {f"rates-{name}": pd.DataFrame(table) for name, table in {**tables, "estimator": estimator}.items()}

@@ -101,19 +101,8 @@ def test_only_our_script_may_run(html):
 
 def test_sections_headings_and_labels(html):
     tree = Tree(html)
-    wanted = [
-        "brief",
-        "results",
-        "plane",
-        "differences",
-        "rates",
-        "weights",
-        "convergence",
-        "costs",
-        "run",
-        "reproduce",
-    ]
-    assert sections(html) == wanted
+    wanted = "brief results plane differences rates weights convergence costs run reproduce"
+    assert " ".join(sections(html)) == wanted
     identities = [have["id"] for _, have in tree.elements if "id" in have]
     assert len(identities) == len(set(identities))
     for have in tree.all("a"):
@@ -167,11 +156,6 @@ def test_rounds_and_bytes_go_through_all_stages(run, charts):
     assert model.x[-1] == 2 * own["bytes_up"].max()
     alone = panel_of(chart, "test_accuracy/round")
     assert {line.name for line in alone.lines} == {""}  # only models have an accuracy
-
-
-def test_json_beside_the_pictures(html):
-    for text in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', html, re.S):
-        json.loads(text)
 
 
 def test_nothing_from_the_data_becomes_markup(tmp_path):
@@ -241,7 +225,7 @@ def test_settings_of_methods(tmp_path):
     (panel,) = next(chart for chart in charts_of(reading_of(run)) if chart.key == "front").panels
     assert (len(panel.marks), len(panel.lines), panel.baseline) == (5, 2, 0.03)
     assert panel.note == "not shown:\nFedReg, s=2: 0.760, gap 0.060"
-    assert panel.y_domain()[0] > 0.83
+    assert panel.domain("y")[0] > 0.83
     assert "German Credit" not in html
     assert "Adult by sex, I.I.D." in html
 
@@ -296,7 +280,7 @@ def test_figures_for_papers(tmp_path):
         axes = figure.axes[0]
         panel = next(panel for panel in charts[key].panels if panel.variant == charts[key].first_variant)
         assert axes.get_xlabel() == panel.x.label
-        assert axes.get_xlim() == pytest.approx(panel.x_domain())
+        assert axes.get_xlim() == pytest.approx(panel.domain("x"))
         assert axes.lines
 
 

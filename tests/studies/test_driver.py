@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fedbilevel.runs import read
-from fedbilevel.studies.driver import Part, Study, conduct, listed
+from fedbilevel.studies.driver import Part, Study, conduct
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,3 @@ def test_a_finished_folder_grows_where_the_study_says_so(tmp_path):
     (tmp_path / "run" / "rows.csv").write_text("damaged")
     with pytest.raises(ValueError, match="damaged or was changed"):
         conduct(nothing, tmp_path / "run")
-
-
-def test_lists_on_the_command_line():
-    assert listed("--tasks", "b, a,b", "abc") == ("b", "a")
-    with pytest.raises(ValueError, match="--tasks is empty; choose from a, b"):
-        listed("--tasks", " , ", "ab")
-    with pytest.raises(ValueError, match="--tasks names 'c', which is unknown; choose from a, b"):
-        listed("--tasks", "a,c", "ab")

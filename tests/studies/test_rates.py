@@ -13,6 +13,7 @@ from fedbilevel.runs import read
 from fedbilevel.studies import rates
 from fedbilevel.studies.rates import Design, fit_slopes, mean_slope, slopes_of
 
+KINDS = {"slopes": "horizons", "bounds": "bound_horizons"}
 TINY = Design(
     horizons=(20, 60, 200), bound_horizons=(20, 200), instances=2, seeds=2, replications=200, theory_seeds=2,
     communication_steps=60, local_steps=(2,), replicas=256, client_counts=(1, 8), client_steps=300,
@@ -158,50 +159,37 @@ def test_bytes_are_counted():
 def invented(monkeypatch):
     """The design with invented numbers in the shape of the real ones: what is kept and drawn does not care.  Gives the keys
     of the parts that were computed."""
-    computed = []
+    usual, computed = Design.compute, []
+
+    def made(design, name, rest):
+        counts, moments = np.array([1, 2, 4]), np.arange(4)
+        if name == "communication":
+            path = {"run": 0, "step": int(rest[1]) * moments, "bytes": 100 * moments, "mean_square": 0.5**moments}
+            return {name: {**path, "algorithm": rest[0], "local_steps": int(rest[1])}}
+        if name == "estimator_errors":
+            return {"estimator": {"clients": counts, "variance": 1 / counts, "bias_square": 0.2}}
+        if name == "speedup":
+            ends = {"mean_square": 1 / counts, "inner_error": 0.5}
+            return {name: {"run": 0, **ends, "estimator": rest[0], "clients": counts}}
+        algorithm, kind = name.split("_")
+        horizons = np.array([int(rest[0])] if algorithm == "fedbio" else getattr(design, KINDS[kind]))
+        marks = {"algorithm": algorithm, "variant": "eta" if algorithm == "fedbio" else " ".join(rest)}
+        if kind == "bounds":
+            bounds = {**marks, "horizon": horizons, "run": -1, "measured": 0.01, "bound": 1.0, "holds": True}
+            return {"bounds": bounds | {"inside": True}, "checks": {"name": ["a"], "left": 0.0, "holds": True}}
+        squares = np.repeat(horizons, 3) ** -0.5 * np.random.default_rng(0).uniform(0.5, 1.5, 3 * len(horizons))
+        places = {"horizon": np.repeat(horizons, 3), "problem": np.tile(range(3), len(horizons)), "run": 0}
+        return {"points": {**marks, **places, "mean_square": squares, "late_mean_square": squares / 2}}
 
     def compute(self, part):
         assert jax.config.values["jax_enable_x64"]
         name, *rest = part.keys[0].split()
         computed.append(part.keys[0])
-        generator = np.random.default_rng(len(computed))
-        if name.endswith(("_slopes", "_bounds")):
-            algorithm, kind = name.split("_")
-            horizons = self.horizons if kind == "slopes" else self.bound_horizons
-            horizons = [int(rest[0])] if algorithm == "fedbio" else horizons
-            points = pd.DataFrame(
-                [
-                    {"algorithm": algorithm, "variant": " ".join(rest[:0 if algorithm == "fedbio" else None]) or "eta"}
-                    | {"horizon": horizon, "problem": run, "run": 0}
-                    | {"mean_square": float(horizon**-0.5 * generator.uniform(0.5, 1.5))}
-                    for horizon in horizons for run in range(3)
-                ]
-            )  # fmt: skip
-            bounds = points.drop(columns="problem").rename(columns={"mean_square": "measured"})
-            bounds = bounds.assign(run=-1, bound=100 * bounds["measured"], holds=True, inside=True).drop_duplicates(
-                "horizon"
-            )
-            checks = pd.DataFrame({"name": ["a"], "left": [0.0], "right": [1.0], "holds": [True]})
-            tables = {"bounds": bounds, "checks": checks}
-            tables = (
-                tables if kind == "bounds" else {"points": points.assign(late_mean_square=points["mean_square"] / 2)}
-            )
-        elif name == "coverage_in_a_model":
+        if name == "coverage_in_a_model":
             return usual(self, part)
-        elif name == "communication":
-            moments = np.arange(4)
-            path = {"run": 0, "step": int(rest[1]) * moments, "bytes": 100 * moments, "mean_square": 0.5**moments}
-            tables = {name: pd.DataFrame({**path, "algorithm": rest[0], "local_steps": int(rest[1])})}
-        elif name == "estimator_errors":
-            counts = np.array([1.0, 2.0, 4.0])
-            tables = {"estimator": pd.DataFrame({"clients": counts, "variance": 1 / counts, "bias_square": 0.2})}
-        else:
-            counts = np.array([1, 2, 4])
-            ends = {"run": 0, "mean_square": 1 / counts, "inner_error": 0.5, "estimator": rest[0], "clients": counts}
-            tables = {name: pd.DataFrame(ends)}
+        tables = {key: pd.DataFrame(table) for key, table in made(self, name, rest).items()}
         return usual(self, replace(part, what=lambda design: tables))
 
-    usual = Design.compute
     monkeypatch.setattr(Design, "compute", compute)
     return computed
 

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel.fairness.intervals import across_splits
-from fedbilevel.report.charts import Columns, Listing, with_bounds
-from fedbilevel.report.scales import shown
+from fedbilevel.report.charts import Columns, Listing
+from fedbilevel.report.scales import Span, shown
 from fedbilevel.runs import Run
 
 PLACE = ["dataset", "split", "method"]
@@ -87,11 +87,9 @@ def score_table(rows: pd.DataFrame) -> pd.DataFrame:
 def _interval(name: str, values: pd.Series[Any]) -> dict[str, float]:
     """Mean and 95 % interval (Student) over the seeds; missing where a run diverged or there is one seed only."""
     numbers = values.to_numpy(dtype=float)
-    if numbers.size < 2 or not np.isfinite(numbers).all():
-        mean = float(numbers.mean()) if np.isfinite(numbers).all() else np.nan
-        return {name: mean, f"{name}_low": np.nan, f"{name}_high": np.nan}
-    found = across_splits(numbers)
-    return {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high}
+    if not np.isfinite(numbers).all():
+        return Span(np.nan).columns(name)
+    return Span(*(across_splits(numbers)[:3] if numbers.size > 1 else numbers)).columns(name)
 
 
 def gains(rows: pd.DataFrame) -> dict[Any, float]:
@@ -161,38 +159,19 @@ def ranking_table(targets: pd.DataFrame) -> pd.DataFrame:
     On each task those that reach it on more seeds come first, among equals those that need fewer bytes.  ``ratio`` is the
     geometric mean of an algorithm's bytes against the first one's, over the tasks it reaches on most seeds.
     """
-    asked = targets[(targets["share"] == RANKED) & (targets["gain"] > 0)].copy()
-    out = []
-    for level, at_level in asked.groupby("split", sort=False):
-        places, ratios = {}, {}
-        for task, group in at_level.groupby("dataset", sort=False):
-            ahead = group.assign(missed=-group["reached"], needs=group["bytes"].fillna(np.inf))
-            order = ahead.groupby(["missed", "needs"]).ngroup().rank(method="average")
-            places[task] = dict(zip(group["method"], order, strict=True))
-            least = ahead.sort_values(["missed", "needs"])["needs"].iloc[0]
-            usual = group["reached"] * 2 > group["seeds"]
-            ratios[task] = {
-                name: need / least
-                for name, need, kept in zip(group["method"], ahead["needs"], usual, strict=True)
-                if kept
-            }
-        for method in dict.fromkeys(at_level["method"]):
-            own = [ranks[method] for ranks in places.values() if method in ranks]
-            factors = [found[method] for found in ratios.values() if method in found]
-            out.append(
-                {
-                    "split": level,
-                    "method": method,
-                    "mean_rank": float(np.mean(own)),
-                    "tasks": len(own),
-                    "reached": len(factors),
-                    "ratio": float(np.exp(np.mean(np.log(factors)))) if factors else np.nan,
-                    **{f"rank_{task}": ranks.get(method, np.nan) for task, ranks in places.items()},
-                }
-            )
-    if not out:  # nobody gained anything
+    asked = targets[(targets["share"] == RANKED) & (targets["gain"] > 0)]
+    if not len(asked):  # nobody gained anything
         return pd.DataFrame(columns=["split", "method", "mean_rank", "tasks", "reached", "ratio"])
-    return pd.DataFrame(out).sort_values(["split", "mean_rank"], kind="stable", ignore_index=True)
+    asked = asked.assign(missed=-asked["reached"], needs=asked["bytes"].fillna(np.inf))
+    order, task = asked.groupby(["split", "dataset", "missed", "needs"]).ngroup(), [asked["split"], asked["dataset"]]
+    least = asked.assign(order=order).sort_values("order").groupby(["split", "dataset"])["needs"].transform("first")
+    usual = asked["reached"] * 2 > asked["seeds"]
+    asked = asked.assign(rank=order.groupby(task).rank(), log=np.log((asked["needs"] / least)[usual]))
+    by = asked.groupby(["split", "method"], sort=False)
+    table = by.agg(mean_rank=("rank", "mean"), tasks=("rank", "size"), reached=("log", "count"), ratio=("log", "mean"))
+    ranks = asked.pivot_table("rank", ["split", "method"], "dataset")[list(dict.fromkeys(asked["dataset"]))]
+    table = table.assign(ratio=np.exp(table["ratio"])).join(ranks.add_prefix("rank_")).reset_index()
+    return table.sort_values(["split", "mean_rank"], kind="stable", ignore_index=True)
 
 
 def extra(run: Run) -> dict[str, Any] | None:
@@ -208,7 +187,7 @@ def extra(run: Run) -> dict[str, Any] | None:
         "Algorithm": itemgetter("method"),
         "Share of the gain": lambda row: f"{100 * row['share']:.0f} %",
         "Reached": lambda row: f"{row['reached']}/{row['seeds']}",
-        "Bytes": lambda row: with_bounds(row["bytes"], row["bytes_low"], row["bytes_high"], "bytes"),
+        "Bytes": lambda row: Span.of(row, "bytes").text("bytes"),
         "Exchanges": lambda row: _count(row["round"], 1),
         "Gradients": lambda row: _count(row["gradient_calls"]),
         "Hessian-vector": lambda row: _count(row["hvp_calls"]),
@@ -266,12 +245,8 @@ def _on_common_rounds(group: pd.DataFrame) -> pd.DataFrame:
     grid = np.unique(np.concatenate([[0], np.geomspace(1, max(last, 1), GRID).round()])).astype(np.int64)
     parts = []
     for path in paths:
-        places = path["round"].to_numpy(dtype=float)
-        numbers = {
-            name: np.interp(grid, places, path[name].to_numpy(dtype=float)).astype(path[name].dtype)
-            for name in path.columns
-            if path[name].dtype.kind in "fiu" and name not in ("round", "seed")
-        }
-        words = {name: path[name].iloc[0] for name in path.columns if path[name].dtype.kind not in "fiu"}
-        parts.append(pd.DataFrame({**words, **numbers, "seed": path["seed"].iloc[0], "round": grid}))
-    return pd.concat(parts, ignore_index=True)[list(group.columns)]
+        even = path.iloc[np.zeros(len(grid), int)].reset_index(drop=True).assign(round=grid)
+        for name in path.select_dtypes("number").columns.difference(["round", "seed"]):
+            even[name] = np.interp(grid, path["round"], path[name]).astype(path[name].dtype)
+        parts.append(even)
+    return pd.concat(parts, ignore_index=True)

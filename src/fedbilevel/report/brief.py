@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel.fairness.metrics import CRITERIA, wilson
-from fedbilevel.report.charts import Listing, with_bounds
+from fedbilevel.report.charts import Listing
 from fedbilevel.report.reading import estimates, reading_of
-from fedbilevel.report.scales import shown, signed
+from fedbilevel.report.scales import Span, shown, signed
 from fedbilevel.runs import Run
 
 TABLES = ("sites", "facts", "notes", "mapping", "findings", "calibration", "contrast", "contrast-floors")
@@ -51,9 +51,6 @@ CONVENTION = (
     "so does --positive-label other with --convention mean_pairwise."
 )
 OURS = "FedBiOAcc, cells"
-NUMBERS = ("mean", "low", "high", "difference", "difference_low", "difference_high")
-Kept = dict[tuple[str, str], dict[str, float]]
-"""By method and metric: `NUMBERS`."""
 
 
 class Contrast(NamedTuple):
@@ -93,7 +90,8 @@ def brief_of(run: Run) -> Brief | None:
     tables = [] if sites is None else [Listing.first("Rows by site", sites.drop_duplicates("site"))]
     tables += [Listing.first("mapping", run.others["mapping"])] if "mapping" in run.others else []
     notes = list(dict.fromkeys(map(str, run.others["notes"]["note"]))) if "notes" in run.others else []
-    told = Brief(verdict, usable, list(dict.fromkeys(against["sentence"])), notes, _facts(run), tables)
+    facts = run.others["facts"].astype(str).set_index("name")["value"].to_dict() if "facts" in run.others else {}
+    told = Brief(verdict, usable, list(dict.fromkeys(against["sentence"])), notes, facts, tables)
     return told if told.verdict or told.warnings or told.facts or told.tables else None
 
 
@@ -127,7 +125,7 @@ def _means(run: Run, groups: pd.DataFrame, row: Any) -> list[str]:
     """Where a number is predicted: how far predictions are above the truth, or how high they are, by group."""
     column = str(run.configuration["metric"])
     there = groups[groups[column].notna()].sort_values(column)
-    low, high = (float(row.get(f"test_gap{end}", np.nan)) for end in ("_low", "_high"))
+    _, low, high = Span.of(row, "test_gap")
     if len(there) < 2 or not np.isfinite(low):
         return []
     least, most = there.iloc[0], there.iloc[-1]
@@ -139,11 +137,15 @@ def _means(run: Run, groups: pd.DataFrame, row: Any) -> list[str]:
         return f"{shown(abs(value), 'number')} too {'high' if value > 0 else 'low'} in the group {group['group']}"
 
     begins = "On average predictions are" if column == "mean_error" else "The mean prediction is"
-    chance = f"The difference is within what chance explains; too few rows to rule out one of {shown(high, 'number')}."
+    return [f"{begins} {said(least)} and {said(most)}.", _explained(low, shown(low, "number"), shown(high, "number"))]
+
+
+def _explained(low: float, least: str, most: str) -> str:
+    """Whether chance explains a difference whose interval begins at ``low``; its ends in words."""
     if low > 0:
-        ends = f"at least {shown(low, 'number')}, and it may be {shown(high, 'number')}"
-        chance = f"The difference is more than chance explains: with 95 % confidence it is {ends}."
-    return [f"{begins} {said(least)} and {said(most)}.", chance]
+        sure = f"with 95 % confidence it is at least {least}, and it may be {most}"
+        return f"The difference is more than chance explains: {sure}."
+    return f"The difference is within what chance explains; these rows are too few to rule out one of {most}."
 
 
 def _shares(groups: pd.DataFrame, rate: str, yes: str) -> str:
@@ -171,15 +173,7 @@ def _chance(groups: pd.DataFrame, rate: str, among: int = 1) -> str:
         least = apart - np.hypot(shares[first] - low[first], high[second] - shares[second])
         most = apart + np.hypot(high[first] - shares[first], shares[second] - low[second])
         widest, hidden = max(widest, float(least)), max(hidden, float(most))
-    if widest > 0:
-        return (
-            f"The difference is more than chance explains: with 95 % confidence it is at least {_points(widest)} in 100, and "
-            f"it may be {_points(hidden)}."
-        )
-    return (
-        "The difference is within what chance explains; these rows are too few to rule out one of "
-        f"{_points(hidden)} in 100."
-    )
+    return _explained(widest, f"{_points(widest)} in 100", _points(hidden) + ("" if widest > 0 else " in 100"))
 
 
 def _points(share: float) -> str:
@@ -209,31 +203,24 @@ def _compared(run: Run, row: Any, model: str) -> list[str]:
     if len(others) != 1 or not np.isfinite(row.get("gap_difference", np.nan)):
         return []
     parts = []
-    number = "rmse_difference" in row and np.isfinite(row["rmse_difference"])
-    other = ("rmse_difference", "root mean squared error") if number else ("accuracy_difference", "accuracy")
-    for name, word in (("gap_difference", "gap"), other):
-        value, low, high = (float(row[f"{name}{end}"]) for end in ("", "_low", "_high"))
-        changed = (
-            "smaller"
-            if word == "gap" and value < 0
-            else "lower"
-            if value < 0
-            else "larger"
-            if word == "gap"
-            else "higher"
+    number = np.isfinite(row.get("rmse_difference", np.nan))
+    better = ("rmse", "root mean squared error") if number else ("accuracy", "accuracy")
+    for name, word in (("gap", "gap"), better):
+        change = Span.of(row, f"{name}_difference")
+        less, more = ("smaller", "larger") if word == "gap" else ("lower", "higher")
+        beyond = "beyond noise" if change.beyond_noise else "not beyond noise"
+        ends, size = (
+            "[{:+.1f}, {:+.1f}]".format(*(100 * end for end in change[1:])),
+            f"{_points(abs(change.value))} points",
         )
-        beyond = "beyond noise" if low > 0 or high < 0 else "not beyond noise"
-        ends, size = f"[{100 * low:+.1f}, {100 * high:+.1f}]", f"{_points(abs(value))} points"
         if number:
-            ends, size = f"[{signed(low, 'number')}, {signed(high, 'number')}]", shown(abs(value), "number")
-        said = f"{size} {changed} ({beyond}, {ends})" if number or abs(value) >= 0.0005 else f"the same ({ends} points)"
+            ends = f"[{signed(change.low, 'number')}, {signed(change.high, 'number')}]"
+            size = shown(abs(change.value), "number")
+        said = f"{size} {less if change.value < 0 else more} ({beyond}, {ends})"
+        if not number and abs(change.value) < 0.0005:
+            said = f"the same ({ends} points)"
         parts.append(f"the {word} is {said}")
     return [f"Compared with {others[0]} on the same rows, {' and '.join(parts)}."]
-
-
-def _facts(run: Run) -> dict[str, str]:
-    told = run.others.get("facts")
-    return {} if told is None else dict(zip(told["name"].astype(str), told["value"].astype(str), strict=False))
 
 
 def _table1(run: Run) -> Brief:
@@ -263,39 +250,34 @@ def contrast_of(run: Run) -> Contrast | None:
     table = run.others.get("contrast")
     if table is None or not len(table):
         return None
-    kept: Kept = {
-        (str(row["method"]), str(row["metric"])): {name: float(row[name]) for name in NUMBERS}
-        for row in table[table["interval"] == "corrected"].to_dict("records")
-    }
+    kept = table[table["interval"] == "corrected"].set_index(["method", "metric"]).to_dict("index")
     methods = list(dict.fromkeys(method for method, _ in kept))
     baseline, floors = methods[0], run.others["contrast-floors"].iloc[0]
 
-    def number(method: str, metric: str, prefix: str = "") -> str:
-        names = (prefix, f"{prefix}_low", f"{prefix}_high") if prefix else ("mean", "low", "high")
-        value, low, high = (kept[method, metric][name] for name in names)
-        return with_bounds(value, low if prefix else max(low, 0.0), high, "rate") if np.isfinite(value) else ""
+    def mean(method: str, metric: str) -> str:
+        row = kept[method, metric]
+        return Span(row["mean"], max(row["low"], 0.0), row["high"]).text("rate")
 
+    def found(method: str) -> str:
+        gap, accuracy = (Span.of(kept[method, f"test_{name}"], "difference") for name in ("gap", "accuracy"))
+        change = gap.value / kept[baseline, "test_gap"]["mean"]
+        said = f"{method}: the gap is not beyond noise from {baseline}'s"
+        if gap.beyond_noise:
+            word = "smaller" if change < 0 else "larger"
+            said = f"{method}: the gap is {abs(change):.0%} {word} than {baseline}'s, beyond noise"
+        return f"{said}; accuracy changes by {100 * accuracy.value:+.2f} points."
+
+    changes = [Span.of(kept[method, "test_gap"], "difference").text("rate").strip("–") for method in methods]
     rows = [
-        [method, number(method, "test_accuracy"), number(method, "test_gap"), number(method, "test_gap", "difference")]
-        for method in methods
+        [method, mean(method, "test_accuracy"), mean(method, "test_gap"), change]
+        for method, change in zip(methods, changes, strict=True)
     ]
     splits = int(table["splits"].max())
     heads = ["Method", "Test accuracy", "Gap of true-positive rates", f"Gap minus {baseline}'s"]
     listing = Listing(f"What can be told from noise: Adult by sex, {splits} splits [95 % interval]", heads, rows)
-    sentences = ["Adult by sex has positives enough to tell methods apart:"]
-    sentences += [_found(kept, baseline, method) for method in sorted(methods[1:], key=lambda name: name != OURS)]
-    sentences.append(
+    return Contrast(listing, [
+        "Adult by sex has positives enough to tell methods apart:",
+        *(found(method) for method in sorted(methods[1:], key=lambda name: name != OURS)),
         f"A model that is fair would show a gap of {shown(floors['fair'], 'rate')} on so many test rows by chance alone; one "
-        f"that is exactly fair on its training rows, {shown(floors['fair_in_training'], 'rate')}."
-    )
-    return Contrast(listing, sentences)
-
-
-def _found(kept: Kept, baseline: str, method: str) -> str:
-    gap, accuracy = kept[method, "test_gap"], kept[method, "test_accuracy"]
-    change = gap["difference"] / kept[baseline, "test_gap"]["mean"]
-    said = f"{method}: the gap is not beyond noise from {baseline}'s"
-    if gap["difference_low"] > 0 or gap["difference_high"] < 0:
-        word = "smaller" if change < 0 else "larger"
-        said = f"{method}: the gap is {abs(change):.0%} {word} than {baseline}'s, beyond noise"
-    return f"{said}; accuracy changes by {100 * accuracy['difference']:+.2f} points."
+        f"that is exactly fair on its training rows, {shown(floors['fair_in_training'], 'rate')}.",
+    ])  # fmt: skip

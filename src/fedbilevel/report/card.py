@@ -14,11 +14,13 @@ import pandas as pd
 
 from fedbilevel import storage
 from fedbilevel.report.reading import GAPS, metrics
+from fedbilevel.report.scales import Span
 from fedbilevel.runs import Run, read
 from fedbilevel.tables.schema import Schema
 
 CARD_FILE = "model-card.md"
 SCHEMA_FILE = "schema.toml"
+KINDS = {"logistic": "A logistic regression", "linear": "A linear regression", "mlp": "A network with one hidden layer"}
 TO_FILL_IN = "[More Information Needed]"
 SETTINGS = (
     "method", "formulation", "metric", "strength", "model", "hidden", "steps", "weight_steps", "local_steps", "batch_size",
@@ -54,7 +56,7 @@ def card(run: Run) -> str:
     audited = run.command == "audit"
     settings = [(name, _plain(run.configuration[name])) for name in SETTINGS if name in run.configuration]
     sections = [
-        _front(schema),
+        f"---\nlibrary_name: fedbilevel\ntags:\n- tabular-{schema.task}\n- fairness\n- federated-learning\n---",
         f"# {row['method']}: {row['dataset']}",
         "## Model description",
         _audited(run, schema) if audited else _description(run, schema, row),
@@ -79,18 +81,8 @@ def card(run: Run) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def _front(schema: Schema) -> str:
-    tags = [f"tabular-{schema.task}", "fairness", "federated-learning"]
-    return "\n".join(["---", "library_name: fedbilevel", "tags:", *(f"- {tag}" for tag in tags), "---"])
-
-
 def _description(run: Run, schema: Schema, row: Any) -> str:
-    kinds = {
-        "logistic": "A logistic regression",
-        "linear": "A linear regression",
-        "mlp": "A network with one hidden layer",
-    }
-    kind = kinds[run.configuration["model"]]
+    kind = KINDS[run.configuration["model"]]
     told = "a number" if schema.regression else f"one of {len(schema.labels)} classes ({_listed(schema.labels)})"
     if schema.positive is not None:
         told = f"{_code(schema.positive)} or {_code(schema.labels[0])}"
@@ -112,12 +104,9 @@ def _audited(run: Run, schema: Schema) -> str:
 
 
 def _limits(run: Run, schema: Schema) -> list[str]:
-    told = (
-        [f"**{text}**" for text in dict.fromkeys(run.others["findings"]["sentence"])]
-        if "findings" in run.others
-        else []
-    )
-    told += [str(text) for text in run.others["notes"]["note"]] if "notes" in run.others else []
+    found, notes = (run.others.get(name, {}) for name in ("findings", "notes"))
+    told = [f"**{text}**" for text in dict.fromkeys(found.get("sentence", ()))]
+    told += map(str, notes.get("note", ()))
     told.append(
         "Intervals are 95 %. They speak of other rows from the same sites, not of other sites, other times or another training."
     )
@@ -183,10 +172,8 @@ def _start(run: Run) -> str:
 
 
 def _with_ends(row: Any, name: str) -> str:
-    value, low, high = (float(row.get(column, float("nan"))) for column in (name, f"{name}_low", f"{name}_high"))
-    if value != value:
-        return ""
-    return f"{value:.3f}" + ("" if low != low else f" [{low:.3f}, {high:.3f}]")
+    span = Span.of(row, name)
+    return "" if span.value != span.value else span.text("", lambda value, _: f"{value:.3f}")
 
 
 def _table(heads: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:

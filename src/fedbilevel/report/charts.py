@@ -8,9 +8,10 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedbilevel.report.scales import Axis, domain, shown
+from fedbilevel.report.scales import Axis, Span, domain, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,21 +44,16 @@ def styles(names: Sequence[str]) -> list[Style]:
     After eight series colours return with other markers and dashes.
     """
     usual = {name: slot for slot, group in enumerate(USUAL) for name in group}
-    chosen: dict[int, int] = {}
-    taken: set[int] = set()
+    taken: dict[int, int] = {}
     for place, name in enumerate(names):
-        slot = usual.get(name)
-        if slot is not None and slot not in taken:
-            chosen[place] = slot
-            taken.add(slot)
-    count = len(SERIES["light"])
-    free = (slot for slot in range(len(names) + count) if slot not in taken)
-    result = []
-    for place in range(len(names)):
-        number = chosen[place] if place in chosen else next(free)
-        cycle, slot = divmod(number, count)
-        result.append(Style(slot, (slot + 3 * cycle) % len(MARKERS), (slot + 3 * cycle) % len(DASHES)))
-    return result
+        if name in usual:
+            taken.setdefault(usual[name], place)
+    chosen = {place: slot for slot, place in taken.items()}
+    free = (slot for slot in count() if slot not in taken)
+    cycles = [
+        divmod(chosen[place] if place in chosen else next(free), len(SERIES["light"])) for place in range(len(names))
+    ]
+    return [Style(slot, *((slot + 3 * cycle) % len(kinds) for kinds in (MARKERS, DASHES))) for cycle, slot in cycles]
 
 
 def colours(theme: str) -> dict[str, str]:
@@ -118,16 +114,14 @@ class Panel:
     def used(self) -> set[int]:
         return {mark.series for mark in self.marks} | {line.series for line in self.lines}
 
-    def x_domain(self) -> tuple[float, float]:
-        marks, lines = self.visible(), self.lines
-        values = [m.x for m in marks] + [x for line in lines for x in line.x]
-        return domain(self.x, values, [m.x_low for m in marks], [m.x_high for m in marks])
-
-    def y_domain(self) -> tuple[float, float]:
-        marks, lines = self.visible(), self.lines
-        lows = [m.y_low for m in marks] + [low for line in lines for low in line.low or line.y]
-        highs = [m.y_high for m in marks] + [high for line in lines for high in line.high or line.y]
-        return domain(self.y, [m.y for m in marks] + [y for line in lines for y in line.y], lows, highs)
+    def domain(self, which: str) -> tuple[float, float]:
+        """What the axis "x" or "y" shows."""
+        ends = [[getattr(mark, f"{which}{end}") for mark in self.visible()] for end in ("", "_low", "_high")]
+        for line in self.lines:
+            parts = (line.x,) if which == "x" else (line.y, line.low or line.y, line.high or line.y)
+            for values, more in zip(ends, parts, strict=False):
+                values.extend(more)
+        return domain(getattr(self, which), *ends)
 
 
 class Choice(NamedTuple):
@@ -206,6 +200,9 @@ class Chart:
 class Sketch:
     """A figure in the making: panels, rows of panels, and rows of the table behind it are added."""
 
+    titles: Sequence[str] = ()
+    """Of the blocks, where the figure's panels are those."""
+
     def __init__(self, names: Sequence[str], looks: Sequence[Style] | None = None) -> None:
         self.names, self.styles = tuple(names), tuple(looks or styles(names))
         self.free = looks is None
@@ -217,23 +214,31 @@ class Sketch:
         """A row of the table."""
         self._told.append(((block, series), columns))
 
-    def bar(self, variant: str, block: int, group: str, mark: Mark) -> None:
-        """A row of the panel of ``variant`` and ``block``, below the others of its group."""
-        self._bars.setdefault((variant, block), {}).setdefault(group, []).append(mark)
+    def bar(self, variant: str, place: tuple[int, int], group: str, span: Span, tip: str, text: str) -> str:
+        """A row of the panel of ``variant`` and the block of ``place``, below the others of its group; and what it says."""
+        if math.isfinite(span.value):
+            mark = Mark(place[1], span.value, 0, span.low, span.high, tip=f"{self.names[place[1]]}{tip}: {text}")
+            self._bars.setdefault((variant, place[0]), {}).setdefault(group, []).append(mark)
+        return text
 
-    def rows(self, titles: Sequence[str], axes: dict[str, Axis], baseline: float, bars: bool = True) -> None:
-        """Panels of all rows: for each variant's axis one a block, named by ``titles``."""
-        for variant, axis in axes.items():
-            for block, title in enumerate(titles):
+    def rows(
+        self, key: str, title: str, note: str, asked: str, axes: Mapping[str, tuple[str, Axis]], baseline: float = 0.0,
+        bars: bool = True,
+    ) -> Chart | None:  # fmt: skip
+        """The figure of all rows: for each variant's name and axis one panel a block, and a choice between the variants."""
+        for variant, (_, axis) in axes.items():
+            for block, head in enumerate(self.titles):
                 groups = self._bars.get((variant, block), {})
                 marks = [
                     mark._replace(y=place) for place, members in enumerate(groups.values())
                     for mark in sorted(members, key=lambda mark: mark.series)
                 ]  # fmt: skip
                 self.panels.append(
-                    Panel(block, title, axis, variant=variant, marks=tuple(marks), groups=tuple(groups), baseline=baseline,
+                    Panel(block, head, axis, variant=variant, marks=tuple(marks), groups=tuple(groups), baseline=baseline,
                           bars=bars)
                 )  # fmt: skip
+        choice = Choice(asked, tuple((variant, name[0].upper() + name[1:]) for variant, (name, _) in axes.items()))
+        return self.chart(key, "rows", title, note, (choice,))
 
     def chart(self, key: str, kind: str, title: str, note: str, choices: tuple[Choice, ...] = (),
               layers: tuple[tuple[str, str], ...] = ()) -> Chart | None:  # fmt: skip
@@ -251,8 +256,3 @@ class Sketch:
         return Chart(
             key, kind, title, note, tuple(self.panels), self.names, self.styles, numbers, choices, shown_layers, self.free
         )  # fmt: skip
-
-
-def with_bounds(value: float, low: float, high: float, kind: str) -> str:
-    """A number and its interval in words; without one, the number."""
-    return shown(value, kind) + (f" [{shown(low, kind)}, {shown(high, kind)}]" if math.isfinite(low) else "")

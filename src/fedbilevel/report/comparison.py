@@ -20,7 +20,7 @@ from fedbilevel.report.charts import Listing
 from fedbilevel.report.figures import figures
 from fedbilevel.report.page import Page, render
 from fedbilevel.report.reading import LEVEL, WORDS, Metric, Reading, metrics, reading_of, spread
-from fedbilevel.report.scales import shown, shown_spread, signed
+from fedbilevel.report.scales import Span, shown, shown_spread, signed
 from fedbilevel.runs import Run
 
 KEYS = ["dataset", "split", "method"]
@@ -55,13 +55,11 @@ def compare(runs: Sequence[Run], measures: Sequence[str] | None = None) -> Compa
     gaps = [str(run.configuration.get("metric", "equal_opportunity")) for run in runs]
     readings = [reading_of(run) for run in runs]
     wanted = _wanted(readings, measures, gaps[0])
-    notes = [
-        f"{run.path} is not finished: its finished parts are compared." for run in runs if run.status != "complete"
-    ]
+    unfinished = [run.path for run in runs if run.status != "complete"]
+    notes = [f"{path} is not finished: its finished parts are compared." for path in unfinished]
+    untaken = "no differences are taken of them."
     if len(set(gaps)) > 1:
-        notes.append(
-            f"The gaps are of different metrics ({', '.join(dict.fromkeys(gaps))}): no differences are taken of them."
-        )
+        notes.append(f"The gaps are of different metrics ({', '.join(dict.fromkeys(gaps))}): {untaken}")
     for run, name in zip(runs, names, strict=True):
         found = run.others.get("findings", pd.DataFrame({"sentence": []}))["sentence"]
         notes += [f"{name}: {sentence}" for sentence in dict.fromkeys(found)]
@@ -70,7 +68,7 @@ def compare(runs: Sequence[Run], measures: Sequence[str] | None = None) -> Compa
         raise ValueError(_nothing_common(runs))
     apart = _other_groups(runs)
     notes += [
-        f"The gaps of {dataset} compare different groups ({'; '.join(groups)}): no differences are taken of them."
+        f"The gaps of {dataset} compare different groups ({'; '.join(groups)}): {untaken}"
         for dataset, groups in apart.items()
     ]
     cells, differences = [], []
@@ -81,11 +79,8 @@ def compare(runs: Sequence[Run], measures: Sequence[str] | None = None) -> Compa
                 place = {**dict(zip(KEYS, key, strict=True)), "measure": metric.column, "run": names[number]}
                 values = _numbers(rows, metric.column)
                 if len(values):
-                    mean, sd = (
-                        spread(readings[number], values.to_numpy()),
-                        values.std(ddof=1) if len(values) > 1 else np.nan,
-                    )
-                    told = {"mean": mean.estimate, "sd": float(sd), "low": mean.low, "high": mean.high}
+                    mean = spread(readings[number], values)
+                    told = {"mean": mean.estimate, "sd": float(values.std()), "low": mean.low, "high": mean.high}
                     cells.append({**place, **told, "seeds": len(values)})
                 if number and 0 in part and not incomparable:
                     changed = difference(rows, part[0], metric.column, readings[0].test_share)
@@ -173,6 +168,7 @@ def difference(
 
 
 def _welch(a: Any, b: Any) -> float:
+    """Half the interval of a difference of means.  SciPy's own warns where numbers are nearly the same."""
     from scipy.special import stdtrit
 
     shares = np.array([a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)])
@@ -224,26 +220,19 @@ def as_table(comparison: Comparison) -> pd.DataFrame:
     """One row per place and measure: every run's mean ± sd, and the differences to the first run in words."""
     places, known, base = [*KEYS, "measure"], metrics(), comparison.names[0]
     texts: dict[tuple[str, ...], dict[str, str]] = {}
-    for told in comparison.cells.to_dict("records"):
-        key = tuple(str(told[name]) for name in places)
-        texts.setdefault(key, {})[told["run"]] = _mean(told, _format(known, key[3]))
-    for told in comparison.differences.to_dict("records"):
-        key = tuple(str(told[name]) for name in places)
-        texts[key][f"{told['run']} minus {base}"] = _change(told, _format(known, key[3]))
+    for table in (comparison.cells, comparison.differences):
+        for told in table.to_dict("records"):
+            key = tuple(str(told[name]) for name in places)
+            kind = known[key[3]].format if key[3] in known else "number"
+            changed = "difference" in told
+            head = f"{told['run']} minus {base}" if changed else told["run"]
+            texts.setdefault(key, {})[head] = _change(told, kind) if changed else _mean(told, kind)
     columns = [*comparison.names, *(f"{name} minus {base}" for name in comparison.names[1:])]
     rows = [
-        [
-            *(WORDS.get(part, part) for part in key[:3]),
-            key[3].replace("_", " "),
-            *(row.get(name, "") for name in columns),
-        ]
+        [*(WORDS.get(part, part) for part in key[:3]), key[3].replace("_", " "), *(row.get(name, "") for name in columns)]
         for key, row in texts.items()
-    ]
+    ]  # fmt: skip
     return pd.DataFrame(rows, columns=[*places, *columns])
-
-
-def _format(known: dict[str, Metric], column: str) -> str:
-    return known[column].format if column in known else "number"
 
 
 def _mean(told: dict[Any, Any], kind: str) -> str:
@@ -252,10 +241,8 @@ def _mean(told: dict[Any, Any], kind: str) -> str:
 
 
 def _change(told: dict[Any, Any], kind: str) -> str:
-    text = signed(told["difference"], kind)
-    if np.isfinite(told["low"]):
-        text += f" [{signed(told['low'], kind)}, {signed(told['high'], kind)}]"
-        text += " *" if told["usable"] and (told["low"] > 0 or told["high"] < 0) else ""
+    change = Span(told["difference"], told["low"], told["high"])
+    text = change.text(kind, signed) + (" *" if told["usable"] and change.beyond_noise else "")
     return text if told["pairing"] == "paired" else f"{text} (unpaired)"
 
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pandas as pd
 
-from fedbilevel.fairness.intervals import Interval
 from fedbilevel.fairness.metrics import wilson
-from fedbilevel.report.charts import Chart, Choice, Line, Mark, Panel, Sketch, with_bounds
-from fedbilevel.report.reading import LEVEL, Block, Metric, Reading, bands, by_seed, estimates, metrics, paired, spread
-from fedbilevel.report.scales import Axis, shown, signed
+from fedbilevel.report.charts import Chart, Choice, Line, Mark, Panel, Sketch
+from fedbilevel.report.reading import Block, Metric, Reading, bands, by_seed, estimates, metrics, paired, spread
+from fedbilevel.report.scales import Axis, Span, shown, signed
 
 RATES = {
     "true_positive_rate": ("true-positive rate", "positives"),
@@ -51,7 +50,7 @@ class _Figure(Sketch):
 
 def plane(reading: Reading) -> Chart | None:
     """Accuracy against gap; where no gap was measured, accuracy or objective against bytes."""
-    known = {metric.column: metric for metric in [*reading.main, *reading.costs]}
+    known = {metric.column: metric for metric in [*reading.main, *reading.shown_at("cost")]}
     across = known.get("test_gap") or known.get("bytes")
     up = known.get("test_accuracy") or known.get("test_r2") or known.get("score") or known.get("objective")
     if across is None or up is None:
@@ -65,7 +64,7 @@ def plane(reading: Reading) -> Chart | None:
             x, y = (table.at(block, number, metric) for metric in (across, up))
             if x is None or y is None:
                 continue
-            texts = [with_bounds(told.mean, told.low, told.high, told.metric.format) for told in (x, y)]
+            texts = [Span(told.mean, told.low, told.high).text(told.metric.format) for told in (x, y)]
             tip = f"{name}: {up.label} {texts[1]}, {across.label} {texts[0]}"
             marks.append(Mark(number, x.mean, y.mean, x.low, x.high, y.low, y.high, tip))
             columns = {up.label: texts[1], across.label: texts[0], "seeds": str(y.seeds)}
@@ -114,35 +113,22 @@ def differences(reading: Reading) -> Chart | None:
         for (block, number), ours in values.items():
             if number == first or (block, first) not in values:
                 continue
-            gap = paired(reading, ours, values[block, first]) or _given(parts[block, number], metric)
-            if gap is not None:
-                name, (difference, low, high) = reading.names[number], gap[:3]
-                text = "{} [{}, {}]".format(*(signed(value, metric.format) for value in (difference, low, high)))
-                tip = f"{name} minus {base}, {metric.label}: {text}"
-                sketch.bar(metric.column, block.number, name, Mark(number, difference, 0, low, high, tip=tip))
-                sketch.say(block, number, measure=metric.label, difference=text, seeds=str(gap.size))
-    axes = {
-        metric.column: Axis(f"{metric.label} minus {base}'s ({metric.better} is better)", metric.format, include=0)
-        for metric in columns
-    }
-    sketch.rows(sketch.titles, axes, baseline=0.0, bars=False)
+            apart = paired(reading, ours, values[block, first])
+            # A fit of one seed brings the difference to its baseline, with an interval over redrawn test rows.
+            own = parts[block, number]
+            given = Span.of(own.iloc[0], f"{metric.column.removeprefix('test_')}_difference")
+            span, seeds = (given, len(own)) if apart is None else (Span(*apart[:3]), apart.size)
+            if apart is not None or np.isfinite(given).all():
+                tip, text = f" minus {base}, {metric.label}", span.text(metric.format, signed)
+                sketch.bar(metric.column, (block.number, number), reading.names[number], span, tip, text)
+                sketch.say(block, number, measure=metric.label, difference=text, seeds=str(seeds))
+    labels = {metric: f"{metric.label} minus {base}'s ({metric.better} is better)" for metric in columns}
+    axes = {m.column: (m.short, Axis(label, m.format, include=0)) for m, label in labels.items()}
     compared = f"Each seed's value minus {base}'s with the same seed."
     if "gap_difference" in reading.rows.columns:
         compared = f"Values minus {base}'s on the same test rows."
     note = f"{compared} An interval that crosses 0 is no difference beyond noise."
-    choice = Choice("Measure", tuple((metric.column, metric.short) for metric in columns))
-    return sketch.chart("differences", "rows", f"Differences to {base}", note, (choice,))
-
-
-def _given(rows: pd.DataFrame, metric: Metric) -> Interval | None:
-    """A fit of one seed brings the difference to its baseline, with an interval over redrawn test rows."""
-    column = f"{metric.column.removeprefix('test_')}_difference"
-    ends = [column, f"{column}_low", f"{column}_high"]
-    if not set(ends) <= set(rows.columns):
-        return None
-    values = [float(rows[end].iloc[0]) for end in ends]
-    told = Interval(values[0], values[1], values[2], LEVEL, "bootstrap", len(rows))
-    return told if np.isfinite(values).all() else None
+    return sketch.rows("differences", f"Differences to {base}", note, "Measure", axes, bars=False)
 
 
 def rates(reading: Reading) -> Chart | None:
@@ -166,23 +152,17 @@ def rates(reading: Reading) -> Chart | None:
     for block, number, group, members in parts:
         texts = {}
         for column, (word, rest_on) in RATES.items():
-            mean = spread(reading, members[column])
-            low, high = mean.low, mean.high
+            span = Span(*spread(reading, members[column])[:3])
             if reading.fixed_split:
-                low, high = map(float, wilson(mean.estimate, members[rest_on].mean()))
-            texts[word] = with_bounds(mean.estimate, low, high, "rate")
-            if np.isfinite(mean.estimate):
-                tip = f"{reading.names[number]}, {group}, {word}: {texts[word]}"
-                mark = Mark(number, mean.estimate, 0, low, high, tip=tip)
-                sketch.bar(column, block.number, labels[block.number, group], mark)
+                span = Span(span.value, *map(float, wilson(span.value, members[rest_on].mean())))
+            label, tip = labels[block.number, group], f", {group}, {word}"
+            texts[word] = sketch.bar(column, (block.number, number), label, span, tip, span.text("rate"))
         sketch.say(block, number, group=group, **texts)
-    axes = {column: Axis(f"{word} on test rows", "rate", low=0, high=1) for column, (word, _) in RATES.items()}
-    sketch.rows(sketch.titles, axes, baseline=0.0)
+    axes = {column: (word, Axis(f"{word} on test rows", "rate", low=0, high=1)) for column, (word, _) in RATES.items()}
     note = "Whiskers: 95 % intervals over splits." if not reading.fixed_split else (
         "Whiskers: 95 % intervals (Wilson) for the number of test rows a rate rests on; groups with few rows have wide ones."
     )  # fmt: skip
-    choice = Choice("Rate", tuple((column, _capital(word)) for column, (word, _) in RATES.items()))
-    return sketch.chart("rates", "rows", "Rates of the groups", note, (choice,))
+    return sketch.rows("rates", "Rates of the groups", note, "Rate", axes)
 
 
 def _means(reading: Reading, tested: pd.DataFrame) -> Chart | None:
@@ -191,22 +171,13 @@ def _means(reading: Reading, tested: pd.DataFrame) -> Chart | None:
         for row in rows.to_dict("records"):
             texts, label = {}, f"{row['group']} ({row['count']:,} rows)"
             for column, word in MEANS.items():
-                mean, low, high = (row[f"{column}{end}"] for end in ("", "_low", "_high"))
-                texts[word] = with_bounds(mean, low, high, "number")
-                if np.isfinite(mean):
-                    tip = f"{reading.names[number]}, {row['group']}, {word}: {texts[word]}"
-                    sketch.bar(column, block.number, label, Mark(number, mean, 0, low, high, tip=tip))
+                span, tip = Span.of(row, column), f", {row['group']}, {word}"
+                texts[word] = sketch.bar(column, (block.number, number), label, span, tip, span.text("number"))
             sketch.say(block, number, group=str(row["group"]), **texts)
     target = str(reading.run.configuration.get("target", "the number"))
-    axes = {column: Axis(f"{word} of {target}", "number", include=0) for column, word in MEANS.items()}
-    sketch.rows(sketch.titles, axes, baseline=0.0, bars=False)
+    axes = {column: (word, Axis(f"{word} of {target}", "number", include=0)) for column, word in MEANS.items()}
     note = "Errors are prediction minus truth. Whiskers: 95 % intervals (Student) for the rows of the group."
-    choice = Choice("Measure", tuple((column, _capital(word)) for column, word in MEANS.items()))
-    return sketch.chart("rates", "rows", "Means and errors of the groups", note, (choice,))
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
+    return sketch.rows("rates", "Means and errors of the groups", note, "Measure", axes, bars=False)
 
 
 def _counted(name: str, members: pd.DataFrame) -> str:
@@ -220,23 +191,23 @@ def weights(reading: Reading) -> Chart | None:
     frame = reading.run.weights
     label, group = frame["label"].fillna("").astype(str), frame["group"].astype(str)
     frame = frame.assign(whose=group.where(label == "", group + ", label " + label))
-    kinds = {"cell": frame[label != ""], "group": frame[label == ""]}
-    kinds = {kind: members for kind, members in kinds.items() if len(members)}
+    cells = label != ""
+    kinds = {kind: frame[which] for kind, which in (("cell", cells), ("group", ~cells)) if which.any()}
     sketch = _Figure(reading)
     for kind, weighed in kinds.items():
         for block, number, rows in reading.each(weighed):
             for whose, members in rows.groupby("whose", sort=False):
-                mean = spread(reading, members["weight"])
-                text = with_bounds(mean.estimate, mean.low, mean.high, "number")
-                tip = f"{reading.names[number]}, {whose}: {text}"
-                sketch.bar(kind, block.number, str(whose), Mark(number, mean.estimate, 0, mean.low, mean.high, tip=tip))
+                span = Span(*spread(reading, members["weight"])[:3])
+                text = sketch.bar(kind, (block.number, number), str(whose), span, f", {whose}", span.text("number"))
                 sketch.say(block, number, weight_of=str(whose), weight=text)
     axis = Axis("weight (1 is neutral)", "number", low=0, include=2)
-    sketch.rows(sketch.titles, dict.fromkeys(kinds, axis), baseline=1.0)
+    axes = {
+        kind: (name, axis)
+        for kind, name in (("cell", "of a group and label"), ("group", "of a group"))
+        if kind in kinds
+    }
     note = "How much a row of a group (or of a group with a label) counts in training. Whiskers: 95 % intervals over seeds."
-    names = {"cell": "Of a group and label", "group": "Of a group"}
-    choice = Choice("Weights", tuple((kind, names[kind]) for kind in kinds))
-    return sketch.chart("weights", "rows", "Learned weights", note, (choice,))
+    return sketch.rows("weights", "Learned weights", note, "Weights", axes, baseline=1.0)
 
 
 def convergence(reading: Reading) -> Chart | None:
@@ -263,7 +234,7 @@ def convergence(reading: Reading) -> Chart | None:
                     stages = {"stage": stage} if stage else {}
                     sketch.say(
                         block, number, **stages, measure=up.label, round=shown(row["round"], "count"),
-                        bytes=shown(row["bytes"], "bytes"), value=with_bounds(row["mean"], row["low"], row["high"], up.format),
+                        bytes=shown(row["bytes"], "bytes"), value=Span(row["mean"], row["low"], row["high"]).text(up.format),
                     )  # fmt: skip
     for up in ups:
         drawn = [y for (_, column, _), same in lines.items() if column == up.column for line in same for y in line.y]
@@ -309,11 +280,9 @@ def _counted_through(run: pd.DataFrame) -> pd.DataFrame:
         return run
     parts: list[pd.DataFrame] = []
     for _, part in run.groupby("stage", sort=False):
-        shifted = part
-        for column in ("round", "bytes"):
-            if parts and part[column].iloc[0] <= parts[-1][column].iloc[-1]:
-                shifted = shifted.assign(**{column: part[column] + parts[-1][column].iloc[-1]})
-        parts.append(shifted)
+        ends = parts[-1].iloc[-1] if parts else {"round": -1, "bytes": -1}
+        shifts = {column: ends[column] for column in ("round", "bytes") if part[column].iloc[0] <= ends[column]}
+        parts.append(part.assign(**{column: part[column] + shift for column, shift in shifts.items()}))
     return pd.concat(parts)
 
 
@@ -324,7 +293,7 @@ def _thinned(count: int, most: int) -> list[int]:
 
 def costs(reading: Reading) -> Chart | None:
     """What a run of each method sent and computed."""
-    columns = reading.costs
+    columns = reading.shown_at("cost")
     table = estimates(reading, columns)
     drawn = [metric for metric in columns if metric.column in ("bytes", "gradient_calls", "hvp_calls", "seconds")]
     sketch = _Figure(reading)
@@ -336,10 +305,11 @@ def costs(reading: Reading) -> Chart | None:
                 sketch.say(block, number, **{metric.short: text for metric, text in texts.items()})
             for metric in drawn:
                 if (cost := told[metric]) is not None:
-                    tip = f"{name}, {metric.label}: {texts[metric]}"
-                    sketch.bar(metric.column, block.number, name, Mark(number, cost.mean, 0, tip=tip))
-    axes = {metric.column: Axis(f"{metric.label} a run", metric.format, floor=0, include=0) for metric in drawn}
-    sketch.rows(sketch.titles, axes, baseline=0.0)
+                    place, tip = (block.number, number), f", {metric.label}"
+                    sketch.bar(metric.column, place, name, Span(cost.mean), tip, texts[metric])
+    axes = {
+        metric.column: (metric.label, Axis(f"{metric.label} a run", metric.format, floor=0, include=0))
+        for metric in drawn
+    }
     note = "Means over seeds. Bytes are those of all clients together, counted from the arrays that travel."
-    choice = Choice("Cost", tuple((metric.column, _capital(metric.label)) for metric in drawn))
-    return sketch.chart("costs", "rows", "Costs", note, (choice,) if drawn else ())
+    return sketch.rows("costs", "Costs", note, "Cost", axes)

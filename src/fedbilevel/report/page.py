@@ -22,7 +22,7 @@ from fedbilevel._version import __version__
 from fedbilevel.report.brief import TABLES, TERMS, Brief, brief_of
 from fedbilevel.report.charts import GLYPHS, Chart, Listing, colours
 from fedbilevel.report.figures import figures
-from fedbilevel.report.reading import WORDS, Block, Estimate, Estimates, Metric, Reading, estimates, reading_of
+from fedbilevel.report.reading import WORDS, Estimate, Estimates, Reading, estimates, reading_of, title_of
 from fedbilevel.report.scales import short, shown, shown_spread
 from fedbilevel.report.svg import FRAME, pictures
 from fedbilevel.runs import Run, read
@@ -49,7 +49,6 @@ VERDICTS = {
 """In words: every sign that would do is the marker of some method."""
 SECONDARY = ("weights", "convergence", "costs", "tables", "run", "reproduce")
 """Sections that a narrow screen shows folded."""
-FORMATS = ("svg", "png")
 _SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "−": r"$-$",
@@ -87,7 +86,7 @@ class Page:
 
     @cached_property
     def further(self) -> Estimates:
-        return estimates(self.reading, self.reading.more)
+        return estimates(self.reading, self.reading.shown_at("more"))
 
 
 def page_of(run: Run) -> Page:
@@ -161,26 +160,15 @@ def write_report(
         for name, text in texts.items():
             storage.write(folder / name, text)
         written = [folder / name for name in texts]
-        return [*written, *(_draw(told.charts, folder / "figures", progress) if drawn else ())]
+        if drawn:
+            from fedbilevel.report.paper import draw
+
+            written += draw(told.charts, folder / "figures", progress=progress)
+        return written
     except OSError as error:
         raise ValueError(
             f"Cannot write the report to {folder} ({error.strerror or error}); what was there before is intact."
         ) from error
-
-
-def _draw(charts: list[Chart], folder: Path, progress: Callable[[str, int, int], None] | None) -> list[Path]:
-    from fedbilevel.report.paper import picture, save
-
-    folder.mkdir(exist_ok=True)
-    jobs = [(chart, variant) for chart in charts for variant in chart.variants()]
-    written = []
-    for number, (chart, variant) in enumerate(jobs):
-        drawn = picture(chart, variant)
-        name = "-".join([chart.key, *filter(None, variant.replace("_", "-").split("/"))])
-        written += [save(drawn, folder / f"{name}.{kind}") for kind in FORMATS]
-        if progress is not None:
-            progress("figures", number + 1, len(jobs))
-    return written
 
 
 def write(folder: str | Path) -> Path:
@@ -218,17 +206,15 @@ def latex_table(reading: Reading, estimates: Estimates) -> str:
     """
     metrics, blocks = reading.main, reading.blocks
     sides = list(dict.fromkeys(block.key[1:] for block in blocks))
-    rule = "% Needs \\usepackage{booktabs}. Mean and standard deviation over seeds."
     lines = [
-        rule,
+        "% Needs \\usepackage{booktabs}. Mean and standard deviation over seeds.",
         "% Bold: best, beyond noise (paired by seed, Bonferroni 95 %). Underlined: best mean, not beyond noise.",
+        rf"\begin{{tabular}}{{ll{'r' * (len(metrics) * len(sides))}}}",
+        r"\toprule",
     ]
-    lines += [rf"\begin{{tabular}}{{ll{'r' * (len(metrics) * len(sides))}}}", r"\toprule"]
     if any(sides):
-        titles = [escaped(", ".join(WORDS.get(part, part) for part in side)) for side in sides]
-        lines.append(
-            " & & " + " & ".join(rf"\multicolumn{{{len(metrics)}}}{{c}}{{{title}}}" for title in titles) + r" \\"
-        )
+        titles = [rf"\multicolumn{{{len(metrics)}}}{{c}}{{{escaped(title_of(side))}}}" for side in sides]
+        lines.append(f" & & {' & '.join(titles)} " + r"\\")
         ends = [(3 + place * len(metrics), 2 + (place + 1) * len(metrics)) for place in range(len(sides))]
         lines.append(" ".join(rf"\cmidrule(lr){{{first}-{last}}}" for first, last in ends))
     heads = [reading.word(reading.facets[0]), reading.word(reading.series), *(m.short for _ in sides for m in metrics)]
@@ -243,7 +229,11 @@ def latex_table(reading: Reading, estimates: Estimates) -> str:
             if any(ours):
                 lines.append(" & ".join([label, escaped(name), *ours]) + r" \\")
                 label = ""
-                printed = [_printed(reading, block, name, metric) for block, metric in columns]
+                figures = [block and reading.published(block, name, metric.column) for block, metric in columns]
+                printed = [
+                    rf"\textit{{{short(figure[0], 4)}\,$\pm$\,{short(figure[1], 4)}}}" if figure else ""
+                    for figure in figures
+                ]
                 if any(printed):
                     lines.append(" & ".join(["", r"\quad\textit{in the paper}", *printed]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
@@ -257,8 +247,3 @@ def _number(told: Estimate | None) -> str:
     if math.isfinite(told.sd):
         text += rf"\,$\pm$\,{escaped(shown_spread(told.mean, told.sd, kind))}"
     return {"best": rf"\textbf{{{text}}}", "lead": rf"\underline{{{text}}}"}.get(told.verdict, text)
-
-
-def _printed(reading: Reading, block: Block | None, name: str, metric: Metric) -> str:
-    figure = reading.published(block, name, metric.column) if block is not None else None
-    return "" if figure is None else rf"\textit{{{short(figure[0], 4)}\,$\pm$\,{short(figure[1], 4)}}}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -54,6 +55,22 @@ def picture(chart: Chart, variant: str | None = None) -> Figure:
     return figure
 
 
+def draw(
+    charts: Sequence[Chart], folder: Path, prefix: str = "", progress: Callable[[str, int, int], None] | None = None
+) -> list[Path]:
+    """Every variant of every chart as PREFIX-chart-variant.svg and .png in ``folder``."""
+    folder.mkdir(exist_ok=True)
+    jobs = [(chart, variant) for chart in charts for variant in chart.variants()]
+    written = []
+    for number, (chart, variant) in enumerate(jobs):
+        drawn = picture(chart, variant)
+        name = "-".join(filter(None, [prefix, chart.key, *variant.replace("_", "-").split("/")]))
+        written += [save(drawn, folder / f"{name}.{kind}") for kind in ("svg", "png")]
+        if progress is not None:
+            progress("figures", number + 1, len(jobs))
+    return written
+
+
 def save(figure: Figure, path: Path) -> Path:
     """PNG or SVG by suffix, whole or not at all, without time stamps and random names: equal results give equal files."""
     from matplotlib import rc_context
@@ -86,7 +103,7 @@ def _height(panel: Panel) -> float:
 
 
 def _axis(place: Axes, panel: Panel, which: Literal["x", "y"]) -> None:
-    axis, (low, high) = (panel.x, panel.x_domain()) if which == "x" else (panel.y, panel.y_domain())
+    axis, (low, high) = panel.x if which == "x" else panel.y, panel.domain(which)
     values = ticks(low, high, tick_count(axis), axis.log)
     drawn = place.xaxis if which == "x" else place.yaxis
     place.set(**{f"{which}scale": "log" if axis.log else "linear", f"{which}lim": (low, high)})

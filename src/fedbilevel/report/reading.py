@@ -9,7 +9,7 @@ wrong in at most 5 % of tables in which nothing differs.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
@@ -22,11 +22,10 @@ from fedbilevel.fairness.findings import of_model
 from fedbilevel.fairness.intervals import Interval, across_splits
 from fedbilevel.fairness.metrics import Counts
 from fedbilevel.report.charts import USUAL, Style, styles
+from fedbilevel.report.scales import Span
 from fedbilevel.runs import Run
 
 METRIC, LEVEL = "equal_opportunity", 0.95
-
-
 GAPS = {
     "equal_opportunity": ("equal-opportunity gap", "EqOpp"),
     "equalized_odds": ("equalized-odds gap", "EqOdds"),
@@ -48,8 +47,6 @@ WORDS = {
     "fedbioacc": "FedBiOAcc",
 }
 """Names of ours as a reader knows them; everything else is shown as it is."""
-
-
 HEADS = {
     "bench": {"dataset": "Task", "split": "Lower level", "method": "Algorithm"},
     "rates": {"dataset": "Local steps", "split": "Algorithm", "method": "Variant"},
@@ -166,14 +163,6 @@ class Reading:
         return [metric for metric in self.shown_at("main") if metric.column != "test_accuracy" or not scored]
 
     @cached_property
-    def more(self) -> list[Metric]:
-        return self.shown_at("more")
-
-    @cached_property
-    def costs(self) -> list[Metric]:
-        return self.shown_at("cost")
-
-    @cached_property
     def fixed_split(self) -> bool:
         """Whether all seeds of a case saw the same division of the rows."""
         if "split_seed" not in self.rows.columns or not len(self.rows):
@@ -270,7 +259,7 @@ def reading_of(run: Run, facets: tuple[str, ...] = ("dataset", "split")) -> Read
     # By first appearance, all distributions of a dataset together.
     first, rest = (list(dict.fromkeys(part)) for part in ([key[0] for key in keys], [key[1:] for key in keys]))
     keys.sort(key=lambda key: (first.index(key[0]), rest.index(key[1:])))
-    blocks = tuple(Block(number, key, _title(key)) for number, key in enumerate(keys))
+    blocks = tuple(Block(number, key, title_of(key)) for number, key in enumerate(keys))
     usual = [name for group in USUAL for name in group]
     names = list(dict.fromkeys(rows[series].astype(str)))
     ordered = sorted(names, key=lambda name: usual.index(name) if name in usual else len(usual))
@@ -287,7 +276,8 @@ def selects_all_or_none(groups: pd.DataFrame) -> bool:
     return any(finding.code.startswith("selects") for finding in found)
 
 
-def _title(key: tuple[str, ...]) -> str:
+def title_of(key: Sequence[str]) -> str:
+    """A block's, or part of it, in words."""
     return ", ".join(WORDS.get(part, part) for part in key if part)
 
 
@@ -365,13 +355,10 @@ def estimates(reading: Reading, columns: list[Metric]) -> Estimates:
             if not len(series):
                 continue
             values.setdefault((block.number, metric.column), {})[number] = series
-            interval = spread(reading, series.to_numpy())
-            low, high = interval.low, interval.high
-            given = [f"{metric.column}_low", f"{metric.column}_high"]
-            if len(series) == 1 and set(given) <= set(rows.columns):  # a fit of one seed brings intervals of its own
-                low, high = (float(rows[column].iloc[0]) for column in given)
-            sd = float(series.std(ddof=1)) if len(series) > 1 else np.nan
-            told = Estimate(block, number, metric, len(series), interval.estimate, sd, low, high)
+            mean, low, high, *_ = spread(reading, series)
+            if len(series) == 1:  # a fit of one seed brings intervals of its own
+                _, low, high = Span.of(rows.iloc[0], metric.column)
+            told = Estimate(block, number, metric, len(series), mean, float(series.std()), low, high)
             table[block.number, number, metric.column] = told
     better = {metric.column: metric.better for metric in columns}
     useless = reading.useless

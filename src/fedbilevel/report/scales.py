@@ -6,9 +6,9 @@ A page's script knows none of this: a filter zooms the picture, between the tick
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PADDING = 0.06
 REACH = 1.5
@@ -175,13 +175,9 @@ def shown(value: float, kind: str) -> str:
         return "–"
     if kind == "rate":
         return short(value, 4)
-    if kind == "bytes":
-        return si(value, "B")
-    if kind == "seconds":
-        return si(value, "s")
     if kind == "count":
         return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
-    return f"{value:#.4g}".rstrip(".").replace("-", "−")
+    return si(value, UNITS[kind]) if kind in UNITS else f"{value:#.4g}".rstrip(".").replace("-", "−")
 
 
 def shown_spread(mean: float, sd: float, kind: str) -> str:
@@ -193,3 +189,28 @@ def shown_spread(mean: float, sd: float, kind: str) -> str:
     if kind != "number" or not math.isfinite(mean) or not 1e-4 <= abs(mean) < 1e4:
         return shown(sd, kind)
     return f"{sd:.{max(0, 3 - math.floor(math.log10(abs(mean))))}f}"
+
+
+class Span(NamedTuple):
+    """A number with its interval; NaN where there is none."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    @classmethod
+    def of(cls, row: Any, name: str) -> Span:
+        """A row's column ``name``, and its ends where the row has them."""
+        return cls(*(float(row.get(f"{name}{end}", math.nan)) for end in ("", "_low", "_high")))
+
+    def columns(self, name: str) -> dict[str, float]:
+        """What `of` reads."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
+    @property
+    def beyond_noise(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+    def text(self, kind: str, tell: Callable[[float, str], str] = shown) -> str:
+        ends = f" [{tell(self.low, kind)}, {tell(self.high, kind)}]" if math.isfinite(self.low) else ""
+        return tell(self.value, kind) + ends

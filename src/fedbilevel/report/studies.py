@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedbilevel.report.charts import Chart, Line, Mark, Panel, Sketch, with_bounds
+from fedbilevel.report.charts import Chart, Line, Mark, Panel, Sketch
 from fedbilevel.report.figures import figures
-from fedbilevel.report.reading import WORDS, Reading
-from fedbilevel.report.scales import Axis, shown, signed
+from fedbilevel.report.reading import Reading, title_of
+from fedbilevel.report.scales import Axis, Span, shown, signed
 
 Tables = Mapping[str, pd.DataFrame]
 MEAN_SQUARE = Axis("mean of ‖∇h(x̄)‖² over t ≤ T", log=True)
@@ -31,12 +31,11 @@ def charts(reading: Reading) -> list[Chart]:
     return usual if more is None else [*usual[:1], more, *usual[1:]]
 
 
-def write_figures(command: str, tables: Tables, folder: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+def write_figures(command: str, tables: Tables, folder: Path) -> list[Path]:
     """A study's figures for papers as ``folder/COMMAND-*.png|svg``; ``tables`` by their names without the command's."""
-    from fedbilevel.report.paper import picture, save
+    from fedbilevel.report.paper import draw
 
-    drawn = {chart.key: picture(chart) for chart in (rates if command == "rates" else fairness)(tables)}
-    return [save(figure, folder / f"{command}-{key}.{kind}") for key, figure in drawn.items() for kind in formats]
+    return draw((rates if command == "rates" else fairness)(tables), folder, command)
 
 
 class Curve(NamedTuple):
@@ -165,10 +164,6 @@ def _parts(frame: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
     return {(str(key[0]), str(key[1])): part for key, part in frame.groupby(["case", "distribution"], sort=False)}
 
 
-def _title(key: Sequence[str]) -> str:
-    return ", ".join(WORDS.get(part, part) for part in key)
-
-
 def front(tables: Tables, reading: Reading | None = None) -> Chart | None:
     """Accuracy against gap on test rows: one front per method, a point per setting with its 95 % intervals.
 
@@ -190,24 +185,25 @@ def front(tables: Tables, reading: Reading | None = None) -> Chart | None:
             if len(kept):
                 lines.append(Line(series, "", tuple(kept["test_gap"]), tuple(kept["test_accuracy"])))
             for row in settings.to_dict("records"):
-                (x, x_low, x_high), (y, y_low, y_high) = (
-                    [row.get(f"test_{name}{end}", np.nan) for end in ("", "_low", "_high")]
-                    for name in ("gap", "accuracy")
-                )
-                told = {"accuracy": with_bounds(y, y_low, y_high, "rate"), "gap": with_bounds(x, x_low, x_high, "rate")}
-                names = {"case": _title(key), "method": str(method), "setting": str(row["setting"])}
+                x, y = (Span.of(row, f"test_{name}") for name in ("gap", "accuracy"))
+                told = {"accuracy": y.text("rate"), "gap": x.text("rate")}
+                names = {"case": title_of(key), "method": str(method), "setting": str(row["setting"])}
                 sketch.tell(number, series, names | told)
-                if y < lowest:
-                    left_out.append(f"{method}, {row['setting']}: {y:.3f}, gap {x:.3f}")
+                if y.value < lowest:
+                    left_out.append(f"{method}, {row['setting']}: {y.value:.3f}, gap {x.value:.3f}")
                     continue
                 tip = f"{method}, {row['setting']}: accuracy {told['accuracy']}, gap {told['gap']}"
-                marks.append(Mark(series, x, y, x_low, x_high, y_low, y_high, tip))
+                marks.append(Mark(series, x.value, y.value, *x[1:], *y[1:], tip))
         limits = (lowest, highest) if left_out else (None, None)
         up = Axis("accuracy, test rows", "rate", low=limits[0], high=limits[1])
         note = "\n".join(["not shown:", *left_out] if left_out else ())
-        sketch.panels.append(
-            Panel(number, _title(key), across, up, marks=tuple(marks), lines=tuple(lines), baseline=fair.get(key[0]), note=note)
-        )  # fmt: skip
+        drawn: dict[str, Any] = {
+            "marks": tuple(marks),
+            "lines": tuple(lines),
+            "baseline": fair.get(key[0]),
+            "note": note,
+        }
+        sketch.panels.append(Panel(number, title_of(key), across, up, **drawn))
     note = (
         "One line a method, one point a setting, with 95 % intervals. "
         "Dotted: the gap of a model that is exactly fair on its training rows."
@@ -230,15 +226,15 @@ def _differences(table: pd.DataFrame) -> Chart | None:
         for key, here in _parts(student[student["metric"] == f"test_{metric}"]).items():
             number, marks, groups = len(sketch.panels), [], tuple(here["method"])
             for place, row in enumerate(here.to_dict("records")):
-                x, low, high = (row[name] for name in ("difference", "difference_low", "difference_high"))
-                text = "{} [{}, {}]".format(*(signed(end, "rate") for end in (x, low, high)))
+                change = Span.of(row, "difference")
+                text = change.text("rate", signed)
                 series, tip = sketch.names.index(row["method"]), f"{row['method']}, {metric} minus FedAvg's: {text}"
-                marks.append(Mark(series, x, place, low, high, tip=tip))
-                told = {"case": _title(key), "method": row["method"], "measure": metric, "difference": text}
+                marks.append(Mark(series, change.value, place, *change[1:], tip=tip))
+                told = {"case": title_of(key), "method": row["method"], "measure": metric, "difference": text}
                 sketch.tell(number, series, told)
             axis = Axis(f"{metric} minus FedAvg's", "rate", include=0)
             sketch.panels.append(
-                Panel(number, _title(key), axis, marks=tuple(marks), groups=groups, baseline=0.0, bars=False)
+                Panel(number, title_of(key), axis, marks=tuple(marks), groups=groups, baseline=0.0, bars=False)
             )
     note = "Means over splits of the paired differences to FedAvg, with 95 % intervals (Student)."
     return sketch.chart("differences", "rows", "Differences to FedAvg", note)

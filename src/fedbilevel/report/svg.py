@@ -10,16 +10,14 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from fedbilevel.report.charts import DASHES, Chart, Line, Mark, Panel, with_bounds
-from fedbilevel.report.scales import PADDING, Axis, Scale, ladder, shown, tick_count, tick_labels, ticks
+from fedbilevel.report.charts import DASHES, Chart, Line, Mark, Panel
+from fedbilevel.report.scales import PADDING, Axis, Scale, Span, ladder, shown, tick_count, tick_labels, ticks
 
 WIDTH, HEIGHT = 400, 300
 LEFT, RIGHT, TOP, BOTTOM = 60, 388, 30, 250
 """Frame of a plane; labels stand outside of it."""
 ROW_LEFT, ROW_LABEL, ROW, ROW_GAP, ROW_FOOT = 14, 17, 12, 7, 52
 """Rows: the group's label on a line of its own, so that long names fit on a phone."""
-SLACK = 6
-"""Marks may reach so far over the frame."""
 GLYPHS_PER_LINE = 4
 LETTERS = 50
 """So many fit above a row, on a phone too."""
@@ -45,7 +43,7 @@ def pictures(chart: Chart) -> list[Shape]:
 
 
 def _plane(chart: Chart, panel: Panel, others: list[Panel]) -> Shape:
-    x, y = Scale(*panel.x_domain(), LEFT, RIGHT, panel.x.log), Scale(*panel.y_domain(), BOTTOM, TOP, panel.y.log)
+    x, y = Scale(*panel.domain("x"), LEFT, RIGHT, panel.x.log), Scale(*panel.domain("y"), BOTTOM, TOP, panel.y.log)
     shapes = [_line(chart, panel, line, x, y) for line in panel.lines]
     shapes += [_point(chart, mark, x, y) for mark in panel.marks]
     data: Shape = {"x": _axis(panel, "x", x), "y": _axis(panel, "y", y), "tips": [mark.tip for mark in panel.marks]}
@@ -55,7 +53,7 @@ def _plane(chart: Chart, panel: Panel, others: list[Panel]) -> Shape:
         data["also"] = {
             other.variant: {"label": other.x.label, "x": _axis(other, "x", scale), "at": _at_texts(other),
                             "xs": [[round(scale.at(value), 2) for value in line.x] for line in other.lines]}
-            for other in others for scale in [Scale(*other.x_domain(), LEFT, RIGHT, other.x.log)]
+            for other in others for scale in [Scale(*other.domain("x"), LEFT, RIGHT, other.x.log)]
         }  # fmt: skip
     ends = {"left": LEFT, "bottom": BOTTOM, "height": HEIGHT, "y_ticks": _ticks(panel.y, y)}
     return _drawn(chart, panel, x, shapes, data, **ends)
@@ -69,7 +67,7 @@ def _drawn(chart: Chart, panel: Panel, x: Scale, shapes: list[Shape], data: Shap
 
 
 def _rows(chart: Chart, panel: Panel) -> Shape:
-    x = Scale(*panel.x_domain(), ROW_LEFT, RIGHT, panel.x.log)
+    x = Scale(*panel.domain("x"), ROW_LEFT, RIGHT, panel.x.log)
     y, groups, shapes, tips = float(TOP), [], [], []
     for number, name in enumerate(panel.groups):
         marks = [mark for mark in panel.marks if int(mark.y) == number]
@@ -172,7 +170,7 @@ def _axis(panel: Panel, which: str, scale: Scale) -> dict[str, Any]:
 def _values(chart: Chart, panel: Panel, line: Line) -> list[Any]:
     """What is said of a line, and of each of its points."""
     ends = zip(line.y, line.low or line.y, line.high or line.y, strict=True)
-    texts = [with_bounds(*end, panel.y.format) if line.low else shown(end[0], panel.y.format) for end in ends]
+    texts = [(Span(*end) if line.low else Span(end[0])).text(panel.y.format) for end in ends]
     return [chart.names[line.series] + (f", {line.name}" if line.name else "") + f": {panel.y.label} ", texts]
 
 

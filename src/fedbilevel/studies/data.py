@@ -112,28 +112,20 @@ class Cases:
             return self.make(*place)
 
 
-class Halves(NamedTuple):
-    """A data set in training and test part: rows, group codes of either, and the groups' names."""
-
-    data: Dataset
-    train: np.ndarray
-    test: np.ndarray
-    codes: np.ndarray
-    test_codes: np.ndarray
-    names: list[Any]
-
-
 @lru_cache(maxsize=4)
 def table(source: str, encoding: str = "clean") -> Dataset:
     return SOURCES[source].load(encoding)
 
 
-def halves(source: str, number: int, encoding: str = "clean") -> Halves:
+def halves(
+    source: str, number: int, encoding: str = "clean"
+) -> tuple[Dataset, np.ndarray, np.ndarray, Any, Any, list[Any]]:
+    """A data set in training and test part: rows and group codes of either, and the groups' names."""
     data = table(source, encoding)
     train, test = partition.train_test_split(data.groups, test_share=TEST_SHARE, seed=number)
     codes, names = encode_groups(data.groups.iloc[train])
     test_codes, _ = encode_groups(data.groups.iloc[test], known=names)
-    return Halves(data, train, test, codes, test_codes, names)
+    return data, train, test, codes, test_codes, names
 
 
 def make_case(source: str, distribution: str, number: int, encoding: str = "clean") -> Case:
@@ -172,24 +164,13 @@ def make_case(source: str, distribution: str, number: int, encoding: str = "clea
     # One set of arrays serves both; only where clients are dealt by size, whole sets keep the order they were dealt in.
     whole = leaves(kept.train, capacity) if about.by_size else everything
     all_sizes = sizes(joined)
+    both = ClientData(everything, held_out, sizes(balanced.train), sizes(balanced.validation))
+    paper = Clients(ClientData(everything, None, all_sizes), both)
     return Case(
-        source,
-        distribution,
-        number,
-        Model("logistic", about.widths[encoding]),
-        [str(name) for name in names],
-        Clients(
-            ClientData(everything, None, all_sizes),
-            ClientData(everything, held_out, sizes(balanced.train), sizes(balanced.validation)),
-        ),
-        Clients(ClientData(whole, None, all_sizes), ClientData(whole, whole, all_sizes, all_sizes)),
-        rows(used),
-        rows(aside),
-        Rows(test_features, labels[test], test_codes),
-        encoder,
-        padding,
-        [str(column) for column in data.X.columns],
-    )
+        source, distribution, number, Model("logistic", about.widths[encoding]), list(map(str, names)), paper,
+        Clients(ClientData(whole, None, all_sizes), ClientData(whole, whole, all_sizes, all_sizes)), rows(used), rows(aside),
+        Rows(test_features, labels[test], test_codes), encoder, padding, list(map(str, data.X.columns)),
+    )  # fmt: skip
 
 
 def _encoding(data: Dataset, rows: np.ndarray, encoding: str) -> tuple[Encoder | None, Callable[[Any], np.ndarray]]:

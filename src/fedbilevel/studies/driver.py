@@ -7,15 +7,12 @@ the first failure (or Ctrl-C) ends all threads after the part they are at, and s
 
 from __future__ import annotations
 
-import heapq
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -122,29 +119,23 @@ def listed(option: str, text: str, known: Collection[str]) -> tuple[str, ...]:
 class _Crew:
     """Threads at work.  JAX lets go of the interpreter while it compiles and computes, so threads use the cores.
 
-    The first thread prepares all programs before it takes a part; the others prepare one only when no part is ready.  Both
-    kinds end up computing, so that no core waits for another before the last parts.
+    Whoever is free takes the first part whose program nobody else is preparing, and prepares it where that is not done.
     """
 
     def __init__(self, study: Study, folder: RunFolder, parts: list[Part], left: list[Part], report: Report) -> None:
         self.study, self.folder, self.report = study, folder, report
-        waiting: dict[Any, list[Part]] = {}
-        for part in sorted(left, key=lambda part: part.rank):
-            waiting.setdefault(part.program, []).append(part)
-        self.programs = deque(waiting.values())
-        self.preparing = 0
-        self.ready: list[tuple[Any, int, Part]] = []
-        self.number = count()
+        self.waiting = sorted(left, key=lambda part: part.rank)
+        self.prepared: dict[Any, bool] = {}
+        """By program: True, or False while somebody is at it."""
         self.changed = threading.Condition()
         self.failure: BaseException | None = None
         self.total = sum(len(part.keys) for part in parts)
         self.done = self.total - sum(len(part.keys) for part in left)
         self.began, self.spent, self.cost = time.monotonic(), 0.0, sum(part.cost for part in left)
-        self.telling = threading.Lock()
 
     def work(self, workers: int) -> None:
         self.report(Standing(self.done, self.total, None, "preparing"))
-        threads = [threading.Thread(target=self._serve, args=(number == 0,), daemon=True) for number in range(workers)]
+        threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(workers)]
         for thread in threads:
             thread.start()
         try:
@@ -164,32 +155,26 @@ class _Crew:
             self.failure = self.failure or failure
             self.changed.notify_all()
 
-    def _serve(self, prepares_first: bool) -> None:
+    def _serve(self) -> None:
         try:
-            while (task := self._next(prepares_first)) is not None:
-                if isinstance(task, Part):
-                    self._compute(task)
-                    continue
-                self.study.prepare(task[0])
-                with self.changed:
-                    self.preparing -= 1
-                    for part in task:
-                        heapq.heappush(self.ready, (part.rank, next(self.number), part))
-                    self.changed.notify_all()
+            while (part := self._next()) is not None:
+                if not self.prepared[part.program]:
+                    self.study.prepare(part)
+                    with self.changed:
+                        self.prepared[part.program] = True
+                        self.changed.notify_all()
+                self._compute(part)
         except BaseException as failure:
             self._stop(failure)
 
-    def _next(self, prepares_first: bool) -> Part | list[Part] | None:
-        """A part to compute, or parts whose program is to be prepared; None at the end."""
+    def _next(self) -> Part | None:
+        """The part to compute next; None at the end."""
         with self.changed:
-            while self.failure is None:
-                if self.programs and (prepares_first or not self.ready):
-                    self.preparing += 1
-                    return self.programs.popleft()
-                if self.ready:
-                    return heapq.heappop(self.ready)[2]
-                if not self.preparing:
-                    return None
+            while self.waiting and self.failure is None:
+                for place, part in enumerate(self.waiting):
+                    if self.prepared.get(part.program, True):
+                        self.prepared.setdefault(part.program, False)
+                        return self.waiting.pop(place)
                 self.changed.wait()
             return None
 
@@ -197,13 +182,12 @@ class _Crew:
         for key, results in self.study.compute(part).items():
             if not self.folder.done(key):
                 self.folder.save(key, **results)
-        with self.telling:
+        with self.changed:
             first = not self.spent
             self.done += len(part.keys)
             self.spent += part.cost
-            rest = self.cost - self.spent
-            left = None if first else (time.monotonic() - self.began) * rest / self.spent
-            self.report(Standing(self.done, self.total, left, part.title))
+            left = (time.monotonic() - self.began) * (self.cost - self.spent) / self.spent
+            self.report(Standing(self.done, self.total, None if first else left, part.title))
 
 
 def _cores() -> int:

@@ -30,6 +30,7 @@ from fedbilevel.fairness.methods import BILEVEL, SINGLE_STEP, Recipe
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.fairness.trainer import Trainer
 from fedbilevel.problem import whole_number
+from fedbilevel.report.scales import Span
 from fedbilevel.runs import Run, RunFolder
 from fedbilevel.studies import data
 from fedbilevel.studies.data import DISTRIBUTIONS, PARTS, SOURCES, Case, Cases
@@ -147,13 +148,15 @@ class Design(Study):
     def merged(self, folder: RunFolder) -> tuple[list[str], dict[str, pd.DataFrame]]:
         order = sorted(folder.keys)
         parts = folder.parts()
-        rows = self._sorted(pd.concat([parts[key][ROWS] for key in order]))
-        tables = {name: table for name, table in summarise(rows).items() if len(table)}
-        return order, {
-            "rows": standard(rows),
-            ROWS: rows,
-            **{f"fairness-{name}": table for name, table in tables.items()},
-        }
+        # In the order of the design, however the parts came about.
+        labels = (entry.label for entry in self.lineup(CASES[0]))
+        places = {name: place for place, name in enumerate((*CASES, *DISTRIBUTIONS, *labels))}
+        rows = pd.concat([parts[key][ROWS] for key in order]).sort_values(
+            ["case", "distribution", "split", "method"], kind="stable", ignore_index=True,
+            key=lambda column: column.map(lambda value: places.get(value, value)),
+        )  # fmt: skip
+        tables = {f"fairness-{name}": table for name, table in summarise(rows).items() if len(table)}
+        return order, {"rows": standard(rows), ROWS: rows, **tables}
 
     def write(self, run: Run) -> None:
         from fedbilevel.report.studies import write_figures
@@ -192,17 +195,6 @@ class Design(Study):
             Entry("FedBiOAcc, cells", replace(cells, method="fedbioacc")),
         ]
         return [entry for entry in every if self.methods is None or entry.label in self.methods]
-
-    def _sorted(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """In the order of the design, however the parts came about."""
-        labels = [entry.label for entry in self.lineup(CASES[0])]
-        places = {name: place for names in (CASES, DISTRIBUTIONS, labels) for place, name in enumerate(names)}
-        return rows.sort_values(
-            ["case", "distribution", "split", "method"],
-            kind="stable",
-            ignore_index=True,
-            key=lambda column: column if column.name == "split" else column.map(places),
-        )
 
 
 FULL = Design()
@@ -319,18 +311,20 @@ def compare(rows: pd.DataFrame) -> pd.DataFrame:
     reference = rows[rows["method"] == BASELINE]
     for method, group in rows.groupby("method", sort=False):
         both = group if method == BASELINE else pd.concat([reference[reference["split"].isin(group["split"])], group])
-        if group["split"].nunique() < 2:  # no interval from one split
-            parts += [
-                pd.DataFrame(
-                    {"method": method, "metric": METRICS, "splits": 1, "mean": group[list(METRICS)].iloc[0].to_numpy()}
-                ).assign(difference=np.nan, interval=interval)
-                for interval in ("student", "corrected")
-            ]
-            continue
+        there = [metric for metric in METRICS if both[metric].notna().all()]
         for interval, test_share in (("student", None), ("corrected", data.TEST_SHARE)):
-            there = [metric for metric in METRICS if both[metric].notna().all()]
-            found = comparison_table(both, baseline=BASELINE, metrics=there, interval=interval, test_share=test_share)
-            parts.append(found.loc[[method]].reset_index().assign(interval=interval))
+            if group["split"].nunique() < 2:  # no interval from one split
+                alone = {
+                    "method": method,
+                    "metric": METRICS,
+                    "splits": 1,
+                    "mean": group[list(METRICS)].iloc[0].to_numpy(),
+                }
+                found = pd.DataFrame(alone).assign(difference=np.nan)
+            else:
+                how: dict[str, Any] = {"interval": interval, "test_share": test_share}
+                found = comparison_table(both, baseline=BASELINE, metrics=there, **how).loc[[method]].reset_index()
+            parts.append(found.assign(interval=interval))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -367,17 +361,15 @@ def fight(chosen: pd.DataFrame, ours: str = "FedBiOAcc, cells") -> pd.DataFrame:
             continue
         theirs = group.set_index("split")
         own = mine.loc[theirs.index]
-        gap = paired_difference(own["test_gap"], theirs["test_gap"])
-        accuracy = paired_difference(own["test_accuracy"], theirs["test_accuracy"])
-        row: dict[str, Any] = {"ours": ours, "against": method, "splits": gap.size}
-        for name, interval in (("gap", gap), ("accuracy", accuracy)):
-            row |= {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
-        if own["test_lead"].notna().all() and theirs["test_lead"].notna().all():
-            lead = paired_difference(own["test_lead"], theirs["test_lead"])
-            row |= {"lead": lead.estimate, "lead_low": lead.low, "lead_high": lead.high}
+        row: dict[str, Any] = {"ours": ours, "against": method, "splits": len(group)}
+        for name in ("gap", "accuracy", "lead"):
+            pair = [table[f"test_{name}"] for table in (own, theirs)]
+            if all(values.notna().all() for values in pair):
+                row |= Span(*paired_difference(*pair)[:3]).columns(name)
+        if "lead" in row:
             row |= {"our_lead": float(own["test_lead"].mean()), "their_lead": float(theirs["test_lead"].mean())}
         row["relative_gap"] = float(own["test_gap"].mean() / theirs["test_gap"].mean() - 1)
-        row["dominates"] = bool(gap.high < 0 and accuracy.high >= 0)
+        row["dominates"] = bool(row["gap_high"] < 0 and row["accuracy_high"] >= 0)
         out.append(row)
     return pd.DataFrame(out)
 
@@ -388,11 +380,8 @@ def front(rows: pd.DataFrame) -> pd.DataFrame:
     for (method, setting), group in rows.groupby(["method", "setting"], sort=False):
         row: dict[str, Any] = {"method": method, "setting": setting, "splits": len(group)}
         for metric in ("test_accuracy", "test_gap"):
-            if len(group) > 1:
-                found = across_splits(group[metric])
-                row |= {metric: found.estimate, f"{metric}_low": found.low, f"{metric}_high": found.high}
-            else:
-                row |= {metric: float(group[metric].iloc[0])}
+            several = len(group) > 1
+            row |= Span(*(across_splits(group[metric])[:3] if several else group[metric])).columns(metric)
         out.append(row)
     return pd.DataFrame(out)
 
@@ -432,7 +421,7 @@ def floors(rows: pd.DataFrame, splits: int = 20) -> pd.DataFrame:
     for case in dict.fromkeys(rows["case"]):
         if case not in SOURCES:
             continue
-        positives, fair, fair_in_training = [], [], []
+        positives, gaps = [], []
         for number in range(splits):
             table, train, test, codes, test_codes, names = data.halves(case, number)
             labels = table.y.to_numpy()
@@ -440,15 +429,9 @@ def floors(rows: pd.DataFrame, splits: int = 20) -> pd.DataFrame:
             outside = np.bincount(test_codes[labels[test] == 1], minlength=len(names))
             used = np.round((1 - data.SET_ASIDE) * inside).astype(int)
             positives.append(outside)
-            fair.append(expected_gap(outside, RATES[case]))
-            fair_in_training.append(expected_gap(outside, RATES[case], used))
-        counts = np.array(positives)
-        line = {"case": case, "groups": counts.shape[1]}
-        line |= {"smallest": float(counts.min(axis=1).mean()), "largest": float(counts.max(axis=1).mean())}
-        line |= {
-            "rate": RATES[case],
-            "fair": float(np.mean(fair)),
-            "fair_in_training": float(np.mean(fair_in_training)),
-        }
-        lines.append(line)
+            gaps.append([expected_gap(outside, RATES[case], learned_on) for learned_on in (None, used)])
+        counts, (fair, fair_in_training) = np.array(positives), map(np.mean, zip(*gaps, strict=True))
+        ends = {"smallest": counts.min(axis=1).mean(), "largest": counts.max(axis=1).mean()}
+        floor = {"rate": RATES[case], "fair": fair, "fair_in_training": fair_in_training}
+        lines.append({"case": case, "groups": counts.shape[1], **ends, **floor})
     return pd.DataFrame(lines)

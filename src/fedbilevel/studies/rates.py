@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ from fedbilevel.plan import Algorithm
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.runs import Run, RunFolder
 from fedbilevel.studies.driver import Part, Report, Study, conduct
-from fedbilevel.tasks.quadratic import OuterSample, QuadraticClients, random_quadratic
+from fedbilevel.tasks.quadratic import QuadraticClients, random_quadratic
 from fedbilevel.theory.steps import Conditions, Previous
 
 BATCH = 2
@@ -70,6 +71,7 @@ HESSIAN_NOISE = 0.3
 SERIES = (30, 0.5)
 """Terms and step of the Neumann series where Hessians are noisy.  Inverting a noisy Hessian would be biased; the truncated
 series is off by .75^31, about 1e-4."""
+MEASURED = {"hypergradient_squared_norm": "mean_square", "seed": "run"}
 AVERAGES = {"all t": "mean_square", "second half": "late_mean_square"}
 FEDBIO = "eta = delta/sqrt(T)"
 VARIANTS: tuple[Previous, ...] = ("paper", "local")
@@ -116,22 +118,17 @@ class Design(Study):
 
     def parts(self) -> list[Part]:
         """Every part is a function and what it is called with; the longest horizons go first."""
-        found = [_part("FedBiO against T", fedbio_slopes, horizon, rank=(1, -horizon)) for horizon in self.horizons]
-        found += [
-            _part("FedBiOAcc against T", fedbioacc_slopes, *variant, rank=(0, not variant[-1]))
-            for variant in self.variants
+        sent = product(("fedbio", "fedbioacc"), self.local_steps)
+        return [
+            *(_part("FedBiO against T", fedbio_slopes, horizon, rank=(1, -horizon)) for horizon in self.horizons),
+            *(_part("FedBiOAcc against T", fedbioacc_slopes, *of, rank=(0, not of[-1])) for of in self.variants),
+            *(_part("bounds", fedbio_bounds, horizon, rank=(1, -horizon)) for horizon in self.bound_horizons),
+            *(_part("bounds", fedbioacc_bounds, previous, rank=(1, 0)) for previous in VARIANTS),
+            *(_part("error against bytes", communication, *pair) for pair in sent),
+            _part("estimator against clients", estimator_errors),
+            *(_part("runs against clients", speedup, name) for name in ("unbiased", "truncated")),
+            _part("coverage of the intervals", coverage_in_a_model),
         ]
-        found += [_part("bounds", fedbio_bounds, horizon, rank=(1, -horizon)) for horizon in self.bound_horizons]
-        found += [_part("bounds", fedbioacc_bounds, previous, rank=(1, 0)) for previous in VARIANTS]
-        found += [
-            _part("error against bytes", communication, name, local)
-            for name in ("fedbio", "fedbioacc")
-            for local in self.local_steps
-        ]
-        found.append(_part("estimator against clients", estimator_errors))
-        found += [_part("runs against clients", speedup, name) for name in ("unbiased", "truncated")]
-        found.append(_part("coverage of the intervals", coverage_in_a_model))
-        return found
 
     def compute(self, part: Part) -> dict[str, dict[str, Any]]:
         tables = part.what(self)
@@ -141,15 +138,12 @@ class Design(Study):
     def merged(self, folder: RunFolder) -> tuple[list[str], dict[str, pd.DataFrame]]:
         order, _ = super().merged(folder)
         parts = folder.parts()
-        found = {
-            name: pd.concat([parts[key][name] for key in order if name in parts[key]], ignore_index=True)
+        points, covered = (
+            pd.concat([parts[key][name] for key in order if name in parts[key]], ignore_index=True)
             for name in ("rates-points", "rates-coverage")
-        }
-        redrawn = coverage_of_redrawn_runs(found["rates-points"], self)
-        return order, {
-            "rates-slopes": fit_slopes(found["rates-points"]),
-            "rates-coverage": pd.concat([found["rates-coverage"], redrawn], ignore_index=True),
-        }
+        )
+        coverage = pd.concat([covered, coverage_of_redrawn_runs(points, self)], ignore_index=True)
+        return order, {"rates-slopes": fit_slopes(points), "rates-coverage": coverage}
 
     def write(self, run: Run) -> None:
         from fedbilevel.report.studies import write_figures
@@ -178,14 +172,9 @@ FULL = Design(
     client_steps=1000,
 )  # fmt: skip
 LONG = replace(
-    FULL,
-    horizons=(*FULL.horizons, 60000),
-    bound_horizons=FULL.horizons,
-    instances=10,
-    seeds=3,
-    replications=10000,
+    FULL, horizons=(*FULL.horizons, 60000), bound_horizons=FULL.horizons, instances=10, seeds=3, replications=10000,
     client_steps=2000,
-)
+)  # fmt: skip
 QUICK = Design(
     horizons=(50, 150, 500), bound_horizons=(50, 150), instances=2, seeds=2, replications=100, theory_seeds=2,
     communication_steps=400, local_steps=(1, 5), replicas=256, client_counts=(1, 4), client_steps=200,
@@ -276,9 +265,10 @@ def _squares(
 def _points(algorithm: str, variant: str, horizons: Iterable[int], squares: NDArray[Any]) -> Tables:
     rows = []
     for horizon in horizons:
-        for (problem, run), whole in np.ndenumerate((averages := _averages(squares, horizon))[0]):
+        whole, late = _averages(squares, horizon)
+        for problem, run in np.ndindex(whole.shape):
             row = {"algorithm": algorithm, "variant": variant, "horizon": horizon, "problem": problem, "run": run}
-            rows.append({**row, "mean_square": whole, "late_mean_square": averages[1][problem, run]})
+            rows.append({**row, "mean_square": whole[problem, run], "late_mean_square": late[problem, run]})
     return {"points": pd.DataFrame(rows)}
 
 
@@ -381,16 +371,14 @@ def communication(name: str, local_steps: int, design: Design) -> Tables:
     """Error against bytes for a number of local steps a round, the number of steps being the same."""
     clients = random_quadratic(design.seed, clients=CLIENTS, gradient_noise=1.0)
     problem, rounds = clients.problem(), design.communication_steps // local_steps
-    if name == "fedbio":
-        algorithm = fb.fedbio(problem, fb.exact(), inner_step=GAMMA, outer_step=0.1, local_steps=local_steps)
-    else:
-        algorithm = fb.fedbioacc(
-            problem, fb.exact(), batch_size=BATCH, local_steps=local_steps, previous="local", **PRESETS["tuned"]
-        )
-    seeds = [design.seed + number for number in range(1 if name == "fedbio" else min(design.seeds, 3))]
+    plain: dict[str, Any] = {"inner_step": GAMMA, "outer_step": 0.1}
+    tuned: dict[str, Any] = {"batch_size": BATCH, "previous": "local", **PRESETS["tuned"]}
+    make, options, runs = (fb.fedbio, plain, 1) if name == "fedbio" else (fb.fedbioacc, tuned, min(design.seeds, 3))
+    algorithm = make(problem, fb.exact(), local_steps=local_steps, **options)
+    seeds = [design.seed + number for number in range(runs)]
     every = max(1, rounds // 200)
     swept = fb.sweep(algorithm, clients.data(), rounds, seeds, record_every=every, workers=1, diagnostics="exact")
-    table = swept.history.rename(columns={"hypergradient_squared_norm": "mean_square", "seed": "run"})
+    table = swept.history.rename(columns=MEASURED)
     table["bytes"] = table["bytes_up"] + table["bytes_down"]
     table = table[["run", "step", "bytes", "mean_square"]]
     return {"communication": table.assign(algorithm=name, local_steps=local_steps)}
@@ -399,9 +387,8 @@ def communication(name: str, local_steps: int, design: Design) -> Tables:
 def _equal_clients(seed: int, clients: int, hessian_noise: float) -> QuadraticClients:
     """Clients with the same losses: what is left between them is minibatch noise alone."""
     alone = random_quadratic(seed, clients=1, gradient_noise=1.0, hessian_noise=hessian_noise)
-    train = type(alone.train)(*(np.repeat(leaf, clients, axis=0) for leaf in alone.train))
-    val = OuterSample(*(np.repeat(leaf, clients, axis=0) for leaf in alone.val))
-    return QuadraticClients(train, val, alone.outer, alone.inner)
+    rows = jax.tree.map(lambda leaf: np.repeat(leaf, clients, axis=0), (alone.train, alone.val))
+    return QuadraticClients(*rows, alone.outer, alone.inner)
 
 
 def estimator_errors(design: Design, terms: int = 2, step: float = 0.5) -> Tables:
@@ -414,12 +401,10 @@ def estimator_errors(design: Design, terms: int = 2, step: float = 0.5) -> Table
     spread = float(estimates.var(axis=0, ddof=1).sum())
     # The mean over all replicas still carries spread / replicas of variance: take it off the squared bias.
     bias = float(((estimates.mean(axis=0) - truth) ** 2).sum()) - spread / design.replicas
-    rows, count = [], 1
-    while count <= design.replicas // 32:
-        groups = estimates.reshape(-1, count, estimates.shape[1]).mean(axis=1)
-        rows.append({"clients": count, "variance": float(groups.var(axis=0, ddof=1).sum()), "bias_square": bias})
-        count *= 2
-    return {"estimator": pd.DataFrame(rows)}
+    counts = 2 ** np.arange((design.replicas // 32).bit_length())
+    groups = [estimates.reshape(-1, count, estimates.shape[1]).mean(axis=1) for count in counts]
+    variances = [float(group.var(axis=0, ddof=1).sum()) for group in groups]
+    return {"estimator": pd.DataFrame({"clients": counts, "variance": variances, "bias_square": bias})}
 
 
 def speedup(name: str, design: Design) -> Tables:
@@ -439,8 +424,7 @@ def speedup(name: str, design: Design) -> Tables:
         history = fb.sweep(algorithm, clients.data(), rounds, seeds, weights=weights, **options).history
         late = history[history["round"] > rounds // 2]
         table = late.groupby("seed")[["hypergradient_squared_norm", "inner_error"]].mean().reset_index()
-        table = table.rename(columns={"hypergradient_squared_norm": "mean_square", "seed": "run"})
-        tables.append(table.assign(estimator=name, clients=count))
+        tables.append(table.rename(columns=MEASURED).assign(estimator=name, clients=count))
     return {"speedup": pd.concat(tables)}
 
 

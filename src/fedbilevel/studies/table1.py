@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from fedbilevel.fairness.metrics import CONVENTIONS, CRITERIA, Counts, auc
 from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.fairness.saving import FittedModel, named_weights
-from fedbilevel.fairness.trainer import Fitted, Stop, Trainer
+from fedbilevel.fairness.trainer import Fitted, Stop, Trainer, client_rows
 from fedbilevel.problem import whole_number
 from fedbilevel.runs import Run, RunFolder, read
 from fedbilevel.studies import data, fairness
@@ -179,17 +179,13 @@ class Design(Study):
 
     def trials(self) -> Iterator[Trial]:
         """All runs, in the order of the table."""
-        for dataset in self.datasets:
-            for distribution in self.distributions:
-                for method in self.methods:
-                    for rate in self.rates:
-                        place = (dataset, distribution, method, rate)
-                        if self.splits == "one" and method == "fcfl":
-                            # Whole local sets from a fixed start: on one split every seed gives the same run.
-                            yield Trial(*place, 0, tuple(range(self.seeds)))
-                            continue
-                        for seed in range(self.seeds):
-                            yield Trial(*place, 0 if self.splits == "one" else seed, (seed,))
+        for place in product(self.datasets, self.distributions, self.methods, self.rates):
+            if self.splits == "one" and place[2] == "fcfl":
+                # Whole local sets from a fixed start: on one split every seed gives the same run.
+                yield Trial(*place, 0, tuple(range(self.seeds)))
+                continue
+            for seed in range(self.seeds):
+                yield Trial(*place, 0 if self.splits == "one" else seed, (seed,))
 
     def parts(self) -> list[Part]:
         return [*(trial.part() for trial in self.trials()), *self.contrasts()]
@@ -281,9 +277,8 @@ class Design(Study):
         )
         best = ranked.drop_duplicates(by).set_index(by)["rate"]
         chosen = every["rate"].to_numpy() == best.loc[list(every[by].itertuples(index=False, name=None))].to_numpy()
-        return [key for key, kept in zip(order, chosen, strict=True) if kept], {
-            **tables,
-            "grid": every.assign(chosen=chosen),
+        return [key for key, kept in zip(order, chosen, strict=True) if kept], tables | {
+            "grid": every.assign(chosen=chosen)
         }
 
 
@@ -295,12 +290,10 @@ def named(text: str, short: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 def from_configuration(kept: dict[str, Any]) -> Design:
     """The design of a run folder."""
+    names = [field.name for field in fields(Design) if field.name not in ("grid", "_cases", "_trainers")]
     try:
-        return Design(
-            tuple(kept["datasets"]), tuple(kept["distributions"]), tuple(kept["methods"]), kept["seeds"], kept["steps"],
-            kept["splits"], len(kept["rates"]) > 1, kept["encoding"], kept["metric"], kept["convention"],
-            kept.get("contrast", 0), kept.get("positive_label", "favourable"),
-        )  # fmt: skip
+        known = {"contrast": 0, "positive_label": "favourable", **kept}  # older folders do not say these two
+        return Design(**{name: known[name] for name in names}, grid=len(kept["rates"]) > 1)
     except KeyError as error:
         raise ValueError(f"run.toml does not say {error}: this is not a folder of `fedbilevel table1`.") from error
 
@@ -340,39 +333,31 @@ def verify(path: str | Path, seed: int | None = None) -> Verified:
 
 
 def measured(
-    case: Case,
-    recipe: Recipe,
-    fitted: Fitted,
-    marks: dict[str, Any],
-    setting: dict[str, Any],
-    gap: Gap,
+    case: Case, recipe: Recipe, fitted: Fitted, marks: dict[str, Any], setting: dict[str, Any], gap: Gap
 ) -> dict[str, Any]:
     """Rows, groups, weights and history of one run, as a run folder takes them, and ``model``, which writes its file.
 
     ``marks``: which run it is; ``setting``: further columns of its row.
     """
     ends = [list(stops)[-1] for _, stops in groupby(fitted.stops, key=lambda stop: stop.stage)]
-    counts = {} if fitted.diverged else {part: case.counts(part, fitted.params) for part in PARTS}
     weights = None if fitted.weights is None else named_weights(fitted.weights, case.names, np.array(["0", "1"]))
-    row: dict[str, Any] = {
-        **marks,
-        **setting,
-        **_quality(case, fitted, counts, gap),
-        "rounds": sum(stop.round for stop in ends),
-        "steps": sum(stop.step for stop in ends),
-        **_costs(ends[-1]),
-        "seconds": round(fitted.seconds, 6),
-        "weights": "" if weights is None else json.dumps([round(float(weight), 6) for weight in weights]),
-        "diverged": fitted.diverged,
-    }
-    groups = [
-        counts[part].table(case.names).drop(columns="negatives").reset_index().assign(part=part)
-        for part in ("train", "test")
-        if part in counts
-    ]
+    row, groups = {**marks, **setting}, pd.DataFrame()
+    if not fitted.diverged:
+        counted = {part: case.counts(part, fitted.params) for part in PARTS}
+        for part, counts in counted.items():
+            row[f"{part}_accuracy"] = float(counts.overall("accuracy"))
+            row |= {f"{part}_gap": gap(counts), f"{part}_gap_majority": gap(counts, "majority_vs_rest")}
+        row["test_balanced_accuracy"] = float(counted["test"].balanced_accuracy())
+        row["test_auc"] = auc(case.test.labels, case.test.features @ fitted.params)
+        tables = {part: counted[part].table(case.names).drop(columns="negatives") for part in ("train", "test")}
+        parts = [table.reset_index().assign(part=part, **marks) for part, table in tables.items()]
+        groups = pd.concat(parts, ignore_index=True)
+    row |= {"rounds": sum(stop.round for stop in ends), "steps": sum(stop.step for stop in ends), **_costs(ends[-1])}
+    told = "" if weights is None else json.dumps([round(float(weight), 6) for weight in weights])
+    row |= {"seconds": round(fitted.seconds, 6), "weights": told, "diverged": fitted.diverged}
     return {
         "rows": pd.DataFrame([row]),
-        "groups": pd.concat(groups, ignore_index=True).assign(**marks) if groups else pd.DataFrame(),
+        "groups": groups,
         "weights": pd.DataFrame() if weights is None else weights.reset_index().assign(**marks),
         "history": _history(case, fitted, gap).assign(**marks),
         "model": partial(_save_model, case, recipe, fitted, setting["rate"], marks["seed"]),
@@ -382,18 +367,6 @@ def measured(
 def _costs(stop: Stop) -> dict[str, int]:
     calls = dict(zip(("gradient_calls", "hvp_calls", "cross_calls"), stop.calls, strict=True))
     return {"bytes_up": stop.bytes_up, "bytes_down": stop.bytes_down, **calls}
-
-
-def _quality(case: Case, fitted: Fitted, counted: dict[str, Counts], gap: Gap) -> dict[str, float]:
-    quality = {}
-    for part, counts in counted.items():
-        quality[f"{part}_accuracy"] = float(counts.overall("accuracy"))
-        quality[f"{part}_gap"] = gap(counts)
-        quality[f"{part}_gap_majority"] = gap(counts, "majority_vs_rest")
-    if "test" in counted:
-        quality["test_balanced_accuracy"] = float(counted["test"].balanced_accuracy())
-        quality["test_auc"] = auc(case.test.labels, case.test.features @ fitted.params)
-    return quality
 
 
 def _history(case: Case, fitted: Fitted, gap: Gap) -> pd.DataFrame:
@@ -425,12 +398,9 @@ def _validation_loss(case: Case, stop: Stop) -> float:
     """Mean over the clients of their inner model's loss on their validation rows; ridge and fairness term apart."""
     if stop.inner is None:
         return float("nan")
-    data = case.paper.bilevel
-    means = []
-    for client, size in enumerate(data.val_sizes):
-        rows = Rows(*(np.asarray(data.val[name])[client, :size] for name in Rows._fields))
-        means.append(float(_mean_losses(rows, stop.inner[client][:, None])[0]))
-    return float(np.mean(means))
+    held = [Rows(**client_rows(case.paper.bilevel, "val", client)) for client in range(CLIENTS)]
+    losses = [_mean_losses(rows, inner[:, None])[0] for rows, inner in zip(held, stop.inner, strict=True)]
+    return float(np.mean(losses))
 
 
 def _save_model(case: Case, recipe: Recipe, fitted: Fitted, rate: float, seed: int, path: Path) -> None:

@@ -164,31 +164,23 @@ def logistic_constants(
         )
     rows = []
     for features, groups, held in zip(train_features, train_groups, val_features, strict=True):
-        count, norms = features.shape[0], np.linalg.norm(features, axis=1)
-        curvature = _mean_square(features, count)
-        members = [groups == group for group in np.unique(groups)]
-        pulls = np.array([norms[chosen].sum() / count for chosen in members])
-        bends = np.array([_mean_square(features[chosen], count) / 4 for chosen in members])
-        cross = weights.lipschitz * float(np.linalg.norm(pulls))
-        rows.append(
-            {
-                "inner": weights.bound * curvature / 4,
-                "outer": _mean_square(held, held.shape[0]) / 4,
-                "M": float(np.linalg.norm(held, axis=1).max() if batch_size else np.linalg.norm(held, axis=1).mean()),
-                "C_gxy": cross,
-                # |second derivative of the logistic function| <= 1/(6 sqrt(3))
-                "L_gyy": float(
-                    np.hypot(
-                        weights.bound * norms.max() * curvature / (6 * np.sqrt(3)), weights.lipschitz * curvature / 4
-                    )
-                ),
-                "L_gxy": float(
-                    np.hypot(weights.lipschitz * np.linalg.norm(bends), weights.curvature * np.linalg.norm(pulls))
-                ),
-                "reach": weights.bound * float(norms.mean()) / (2 * ridge),
-                "noise": weights.bound * float(np.sqrt((norms**2).mean())),
-            }
-        )
+        count, norms, lengths = features.shape[0], np.linalg.norm(features, axis=1), np.linalg.norm(held, axis=1)
+        curvature, members = _mean_square(features, count), [groups == group for group in np.unique(groups)]
+        pull = np.linalg.norm([norms[chosen].sum() / count for chosen in members])
+        bend = np.linalg.norm([_mean_square(features[chosen], count) / 4 for chosen in members])
+        # |second derivative of the logistic function| <= 1/(6 sqrt(3))
+        third = weights.bound * norms.max() * curvature / (6 * np.sqrt(3))
+        row = {
+            "inner": weights.bound * curvature / 4,
+            "outer": _mean_square(held, held.shape[0]) / 4,
+            "M": lengths.max() if batch_size else lengths.mean(),
+            "C_gxy": weights.lipschitz * pull,
+            "L_gyy": np.hypot(third, weights.lipschitz * curvature / 4),
+            "L_gxy": np.hypot(weights.lipschitz * bend, weights.curvature * pull),
+            "reach": weights.bound * norms.mean() / (2 * ridge),
+            "noise": weights.bound * np.sqrt((norms**2).mean()),
+        }
+        rows.append({name: float(value) for name, value in row.items()})
     table = {name: sorted((row[name] for row in rows), reverse=True) for name in rows[0]}
     several = len(rows) > 1
 

@@ -263,32 +263,19 @@ def fedbio_lemmas(
     jumps = np.cumsum(along.proposed[:, along.horizons - 1], axis=1)
     before, first = np.pad(jumps, ((0, 0), (1, 0))), inner_error[:, 0]
 
-    def inner_drift(steps: FedBiOSteps, seed: int, number: int) -> float:
-        return bounds.inner_drift(constants, steps, float(first[seed]), float(before[seed, number]))
-
-    def client_drift(steps: FedBiOSteps, seed: int, number: int) -> float:
-        return bounds.client_drift(constants, steps, float(first[seed]))
-
+    drift = along.for_horizons(
+        lambda steps, seed, n: bounds.inner_drift(constants, steps, float(first[seed]), float(before[seed, n]))
+    )
+    apart = along.for_horizons(lambda steps, seed, _: bounds.client_drift(constants, steps, float(first[seed])))
+    bias = bounds.hypergradient_bias(constants, consensus, inner_error)
+    sums = map(along.since_averaging, (inner_error, consensus))
+    lower = bounds.descent(constants, steps, along.objective, along.gradient_square, consensus, inner_error)
     lemmas: dict[str, Sides] = {
-        "hypergradient bias": (
-            times,
-            _norm(along.gradient - path.outer_momentum.mean(axis=2)),
-            bounds.hypergradient_bias(constants, consensus, inner_error),
-        ),
-        "consensus error": (
-            times + 1,
-            along.proposed,
-            bounds.consensus_error(
-                constants, steps, along.since_averaging(inner_error), along.since_averaging(consensus)
-            ),
-        ),
-        "inner drift": (along.horizons, along.at_horizons(inner_error), along.for_horizons(inner_drift)),
-        "client drift": (along.horizons, along.at_horizons(along.proposed), along.for_horizons(client_drift)),
-        "descent": (
-            times,
-            along.next_objective,
-            bounds.descent(constants, steps, along.objective, along.gradient_square, consensus, inner_error),
-        ),
+        "hypergradient bias": (times, _norm(along.gradient - path.outer_momentum.mean(axis=2)), bias),
+        "consensus error": (times + 1, along.proposed, bounds.consensus_error(constants, steps, *sums)),
+        "inner drift": (along.horizons, along.at_horizons(inner_error), drift),
+        "client drift": (along.horizons, along.at_horizons(along.proposed), apart),
+        "descent": (times, along.next_objective, lower),
     }
     if minimum is not None:
         lemmas["theorem 1"] = along.theorem(bounds.fedbio_bound, constants, minimum)

@@ -218,34 +218,20 @@ def _balance_checks(constants: Constants, steps: FedBiOAccSteps) -> list[Check]:
     )
     jump = _RATIO * steps.local_steps if steps.previous == "local" else 0.0
     again = 1 + 4 * steps.local_steps**2 * steps.c_outer**2 * largest**4 + jump
-    return [
-        check(
-            "outer momentum error A: 2 eta <= lambda_A (c_nu - growth of 1/alpha)",
-            2 * eta,
-            weights.outer_momentum * (steps.c_outer - growth),
-        ),
-        check(
-            "inner momentum error C: 25 gamma/(6 mu) <= lambda_C (c_omega - growth of 1/alpha)",
-            25 * gamma / (6 * mu),
-            weights.inner_momentum * (steps.c_inner - growth),
-        ),
-        check(
-            "inner error B: 2 eta L_h^2 + its share of the dispersion <= mu gamma/4",
-            2 * eta * L_h**2 + 4 * dispersal * (steps.c_outer * largest * L_h) ** 2,
-            mu * gamma / 4,
-        ),
-        check(
-            "mean momentum E: what moving x costs <= what it gains, eta/2 (1 - eta alpha L_h)",
-            eta**2 * (moving + 25 * constants.rho**2 / (6 * mu * gamma)),
-            eta / 2 * (1 - eta * largest * L_h),
-        ),
-        check("inner momentum F: what moving y costs <= 3/4", moving, 0.75),
-        check(
-            "dispersion D: feedback of the dispersion on itself <= 1/2",
-            steps.dispersal * L_h**2 * eta**2 * largest**2 * again,
-            0.5,
-        ),
-    ]
+    checks = {
+        "outer momentum error A: 2 eta <= lambda_A (c_nu - growth of 1/alpha)":
+            (2 * eta, weights.outer_momentum * (steps.c_outer - growth)),
+        "inner momentum error C: 25 gamma/(6 mu) <= lambda_C (c_omega - growth of 1/alpha)":
+            (25 * gamma / (6 * mu), weights.inner_momentum * (steps.c_inner - growth)),
+        "inner error B: 2 eta L_h^2 + its share of the dispersion <= mu gamma/4":
+            (2 * eta * L_h**2 + 4 * dispersal * (steps.c_outer * largest * L_h) ** 2, mu * gamma / 4),
+        "mean momentum E: what moving x costs <= what it gains, eta/2 (1 - eta alpha L_h)":
+            (eta**2 * (moving + 25 * constants.rho**2 / (6 * mu * gamma)), eta / 2 * (1 - eta * largest * L_h)),
+        "inner momentum F: what moving y costs <= 3/4": (moving, 0.75),
+        "dispersion D: feedback of the dispersion on itself <= 1/2":
+            (steps.dispersal * L_h**2 * eta**2 * largest**2 * again, 0.5),
+    }  # fmt: skip
+    return [check(name, *sides) for name, sides in checks.items()]
 
 
 def _schedule_checks(constants: Constants, steps: FedBiOAccSteps) -> list[Check]:
@@ -266,14 +252,12 @@ def _schedule_checks(constants: Constants, steps: FedBiOAccSteps) -> list[Check]
 
 def _largest(holds: Callable[[float], bool], start: float) -> float:
     """The largest number below start, to one part in 2^40, for which a downward closed condition holds."""
-    good, bad = 0.0, start
-    if holds(start):
-        return start
+    good, bad = (start, start) if holds(start) else (0.0, start)
     for _ in range(200):
-        middle = bad / 2 if good == 0 else (good + bad) / 2
-        good, bad = (middle, bad) if holds(middle) else (good, middle)
         if good > 0 and bad - good <= good * 2.0**-40:
             break
+        middle = (good + bad) / 2
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
     return good
 
 
