@@ -3,7 +3,7 @@
     python benchmarks/federation.py             # measure; write results/federation.json and docs/federation-measured.md
     python benchmarks/federation.py --render    # the page from the stored results
 
-Our settings beside NVFlare's own defaults (sites ask for work every 2 s, arrays are downloaded apart from their message).
+What a site costs that waits for another one, and how much a kit's files grow by a round, are measured too.
 Needs the `federation` extra. Keep the machine quiet meanwhile.
 """
 
@@ -25,12 +25,10 @@ import pandas as pd
 PAGE = harness.HERE.parent / "docs" / "federation-measured.md"
 SITES = ["site-1", "site-2", "site-3"]
 TARGET = 0.25
-VARIANTS: dict[str, dict[str, Any]] = {
-    "ours": {"request_interval": 0.01, "inline": True},
-    "sites ask every 2 s (NVFlare's default), arrays inline": {"request_interval": 2.0, "inline": True},
-    "arrays downloaded (NVFlare's default), sites ask every 0.01 s": {"request_interval": 0.01, "inline": False},
-    "NVFlare's defaults": {"request_interval": 2.0, "inline": False},
-}
+ENDS = ("complete", "failed", "waiting", "stopped")
+OURS = "ours"
+WAITED, WATCHED = 20.0, 20.0
+"""Seconds a site has waited before it is looked at, and is looked at."""
 RECIPE = {"method": "fedbioacc", "local_steps": 5, "batch_size": 128}
 
 
@@ -66,6 +64,43 @@ def round_times(folder: Path, stage: int) -> list[float]:
     return [float(value) for value in np.diff(ends)]
 
 
+def grown(kits: Any) -> int:
+    """Bytes of all logs of a federation."""
+    names = ("*.log", "log*.txt", "log*.json", "error_log.txt", "audit*", "left.csv")
+    files = {file for kit in (kits.server, *kits.sites.values()) for name in names for file in kit.rglob(name)}
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def waiting(kits: Any, opened: Any, folder: Path, sizes: dict[str, Any]) -> dict[str, float]:
+    """What a site's worker takes while the run waits for another one: share of a core, threads, bytes in memory."""
+    from fedbilevel.federation.nvflare.job import write_job
+    from fedbilevel.federation.operator.processes import is_parent, running
+    from fedbilevel.federation.operator.sessions import end_jobs, run_folder
+    from fedbilevel.federation.protocol.record import read_status
+    from fedbilevel.federation.protocol.settings import JobSettings
+
+    recipe = {**RECIPE, "weight_steps": 50_000, "steps": 150}
+    settings = JobSettings("waiting", "fair", tuple(SITES), {"arrays": sizes, "recipe": recipe, "validation": 0.2})
+    began = time.monotonic()
+    opened.submit_job(str(write_job(folder / "jobs", settings)))
+    while (read_status(run_folder(kits, settings.run)) or {}).get("round", 0) < 3:
+        if time.monotonic() - began > 120:
+            raise RuntimeError("the run does not begin")
+        time.sleep(0.2)
+    (cut,) = [process for process in running(kits.sites[SITES[-1]]) if not is_parent(process)]
+    (worker,) = [process for process in running(kits.sites[SITES[0]]) if not is_parent(process)]
+    cut.suspend()
+    try:
+        time.sleep(WAITED)
+        began, spent = time.monotonic(), sum(worker.cpu_times()[:2])
+        time.sleep(WATCHED)
+        share = (sum(worker.cpu_times()[:2]) - spent) / (time.monotonic() - began)
+        return {"share": share, "threads": worker.num_threads(), "memory": worker.memory_info().rss}
+    finally:
+        cut.resume()
+        end_jobs(opened, settings.run)
+
+
 def collect(repeats: int, say: Any) -> dict[str, Any]:
     from fedbilevel.federation.nvflare.job import write_job
     from fedbilevel.federation.operator import processes
@@ -75,7 +110,7 @@ def collect(repeats: int, say: Any) -> dict[str, Any]:
     from fedbilevel.federation.protocol.record import read_status
     from fedbilevel.federation.protocol.settings import JobSettings
 
-    measured: dict[str, Any] = {"rounds": {name: [] for name in VARIANTS}, "fixed": {}}
+    measured: dict[str, Any] = {"rounds": {OURS: []}, "fixed": {}}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         sizes = adult_sites(folder)
@@ -96,40 +131,33 @@ def collect(repeats: int, say: Any) -> dict[str, Any]:
         measured["fixed"]["start"] = time.perf_counter() - began
         with session(kits) as opened:
             for number in range(repeats):
-                for variant, tuning in VARIANTS.items():
-                    slow = tuning["request_interval"] > 1
-                    if slow and number > 0:
-                        continue  # two seconds a round need no second look
-                    recipe = {**RECIPE, "weight_steps": 40 if slow else 300, "steps": 5 if slow else 150}
-                    settings = JobSettings(
-                        f"bench-{number}-{len(measured['rounds'][variant])}-{list(VARIANTS).index(variant)}",
-                        "fair",
-                        tuple(SITES),
-                        {"arrays": sizes, "recipe": recipe, "validation": 0.2},
-                    )
-                    began = time.perf_counter()
-                    opened.submit_job(str(write_job(folder / "jobs", settings, **tuning)))
-                    where = run_folder(kits, settings.run)
-                    while (read_status(where) or {}).get("status") not in ("complete", "failed", "waiting", "stopped"):
-                        if time.perf_counter() - began > 240:
-                            raise RuntimeError(f"{variant}: {read_status(where)}")
-                        time.sleep(0.2)
-                    status = read_status(where) or {}
-                    if status["status"] != "complete":
-                        raise RuntimeError(f"{variant}: {status}")
-                    whole = time.perf_counter() - began
-                    rows = pd.read_csv(where / "exchanges.csv")
-                    times = round_times(where, 0)
-                    found = {
-                        "bilevel": times,
-                        "model": round_times(where, 1),
-                        "site": rows.loc[rows["round"] > 0, "site_seconds"].astype(float).median(),
-                        "bytes_up": int(rows.loc[rows["stage"] == 0, "bytes_up"].iloc[0]),
-                        "bytes_down": int(rows.loc[rows["stage"] == 0, "bytes_down"].iloc[0]),
-                        "outside": whole - float(rows["at"].max() - rows["at"].min()),
-                    }
-                    measured["rounds"][variant].append(found)
-                    say(f"{variant}: median {statistics.median(times):.3f} s a round")
+                recipe = {**RECIPE, "weight_steps": 300, "steps": 150}
+                arguments = {"arrays": sizes, "recipe": recipe, "validation": 0.2}
+                settings = JobSettings(f"bench-{number}", "fair", tuple(SITES), arguments)
+                before, began = grown(kits), time.perf_counter()
+                opened.submit_job(str(write_job(folder / "jobs", settings)))
+                where = run_folder(kits, settings.run)
+                while (status := read_status(where) or {}).get("status") not in ENDS:
+                    if time.perf_counter() - began > 240:
+                        raise RuntimeError(str(status))
+                    time.sleep(0.2)
+                if status["status"] != "complete":
+                    raise RuntimeError(str(status))
+                whole = time.perf_counter() - began
+                rows = pd.read_csv(where / "exchanges.csv")
+                times = round_times(where, 0)
+                found = {
+                    "bilevel": times,
+                    "model": round_times(where, 1),
+                    "site": rows.loc[rows["round"] > 0, "site_seconds"].astype(float).median(),
+                    "bytes_up": int(rows.loc[rows["stage"] == 0, "bytes_up"].iloc[0]),
+                    "bytes_down": int(rows.loc[rows["stage"] == 0, "bytes_down"].iloc[0]),
+                    "outside": whole - float(rows["at"].max() - rows["at"].min()),
+                    "log_bytes": (grown(kits) - before) / len(rows.drop_duplicates(["stage", "round", "ordinal"])),
+                }
+                measured["rounds"][OURS].append(found)
+                say(f"median {statistics.median(times):.3f} s a round")
+            measured["waiting"] = waiting(kits, opened, folder, sizes)
     return measured
 
 
@@ -145,7 +173,14 @@ def table(record: dict[str, Any]) -> str:
     model = statistics.median(value for one in ours for value in one["model"])
     site = statistics.median(one["site"] for one in ours)
     outside = statistics.median(one["outside"] for one in ours)
-    fixed, it = measured["fixed"], record["machine"]
+    fixed, it, idle = measured["fixed"], record["machine"], measured.get("waiting")
+    beside = ""
+    if idle is not None:  # results before that was measured have none
+        logs = statistics.median(one["log_bytes"] for one in ours)
+        beside = (
+            f"\n\nA site that waits for another one takes {100 * idle['share']:.1f} % of a core, {idle['threads']} threads and "
+            f"{idle['memory'] / 1e6:.0f} MB. All logs of the server and three sites grow by {logs / 1000:.1f} kB a round."
+        )
     return (
         head
         + "\n".join(lines)
@@ -153,7 +188,8 @@ def table(record: dict[str, Any]) -> str:
         f"{1000 * site:.0f} ms. A round of stage two (FedAvg of the model): {model:.3f} s. Per site and round of FedBiOAcc "
         f"{ours[0]['bytes_up']} bytes go up and {ours[0]['bytes_down']} down. Fixed costs: kits {fixed['provision']:.1f} s, "
         f"server and three sites up {fixed['start']:.1f} s, {outside:.0f} s per job outside its rounds (processes, imports, "
-        f"reading, compiling).\n\n*Measured {it['date']} on {it['cpu']}, {it['cores']} cores shared by all four parties; "
+        f"reading, compiling).{beside}\n\n"
+        f"*Measured {it['date']} on {it['cpu']}, {it['cores']} cores shared by all four parties; "
         f"Python {it['python']}, NVFlare {it['nvflare']}, jax {it['jax']}.*"
     )
 

@@ -90,12 +90,12 @@ def settings_for(name, rounds=4, run="run", min_sites=None, record_every=None, w
     )  # fmt: skip
 
 
-def coordinate(folder, settings, channel):
+def coordinate(folder, settings, channel, functions=(programs.FUNCTION,), least=1):
     """One submission; the answer's arrays of the last stage."""
     record = Record(folder / "runs" / settings.run, settings)
     try:
-        program = make_program(settings.program, settings.arguments, (programs.FUNCTION,))
-        return to_arrays(Coordinator(settings, program, record, channel).run()[-1])
+        program = make_program(settings.program, settings.arguments, functions)
+        return to_arrays(Coordinator(settings, program, record, channel, least).run()[-1])
     finally:
         record.close()
 

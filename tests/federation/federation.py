@@ -22,7 +22,9 @@ from tests.federation import programs
 ROOT = Path(fedbilevel.__file__).parents[2]
 SITES = ("site-1", "site-2", "site-3")
 MEMBER = "member@example.org"
-FUNCTIONS = [programs.FUNCTION, programs.SEVERAL, programs.SPOILT, programs.HELD]
+FUNCTIONS = [programs.FUNCTION, programs.SEVERAL, programs.SPOILT, programs.BROKEN, programs.HELD]
+LARGEST_MEGABYTES = 4
+"""Of a message that the coordinator takes."""
 LONG = 240
 """Seconds after which something is stuck and not slow; nothing waits that long on a machine that works."""
 
@@ -40,7 +42,9 @@ class Federation:
                 f'[data]\narrays = "{folder / site}.npz"\n[policy]\nfunctions = {FUNCTIONS!r}\n'
                 "minimum_rows = 1\nminimum_batch = 1\n[approve]\nauto = true\nrounds = 1000000\nruns = 1000\n",
             )
-        (self.kits.server / "local" / FILE).write_text(f"[policy]\nfunctions = {FUNCTIONS!r}\n")
+        (self.kits.server / "local" / FILE).write_text(
+            f"[policy]\nfunctions = {FUNCTIONS!r}\nminimum_rows = 1\nlargest_megabytes = {LARGEST_MEGABYTES}\n"
+        )
         added = {
             "PYTHONPATH": str(ROOT),
             "JAX_PLATFORMS": "cpu",

@@ -1,6 +1,7 @@
 """Programs the tests name as "module:function", as a researcher would: quadratic clients in float64 or float32."""
 
 import time
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -16,6 +17,7 @@ CLIENTS, SAMPLES, OUTER, INNER = 3, 12, 4, 5
 FUNCTION = "tests.federation.programs:program"
 SEVERAL = "tests.federation.programs:Several"
 SPOILT = "tests.federation.programs:Spoilt"
+BROKEN = "tests.federation.programs:Broken"
 HELD = "tests.federation.programs:held"
 
 
@@ -171,3 +173,27 @@ class Spoilt(Several):
             return algorithm.build(settings)._replace(plan=(phase._replace(work=work),), build=build)
 
         return build(algorithm.settings)
+
+
+class Broken(Several):
+    """Two stages of FedAvg: in the first site-2 sends something that cannot be decoded, in the second 40 MB."""
+
+    def __init__(self, arguments):
+        super().__init__({**arguments, "algorithms": ["fedavg"], "double": True})
+        self.names = ["fedavg", "fedavg"]
+
+    def rows(self, number, source, agreed, answers):
+        if source.arrays_file.stem == "site-2":
+            from nvflare.fuel.f3.cellnet import cell
+
+            cell.encode_payload = partial(spoilt_encoding, cell.encode_payload, number)
+        return super().rows(number, source, agreed, answers)
+
+
+def spoilt_encoding(encode, number, message, *args, **kwargs):
+    """NVFlare's, but for replies to a phase."""
+    reply = isinstance(message.payload, dict) and "arrays" in message.payload
+    size = encode(message, *args, **kwargs)
+    if reply:
+        message.payload = [b"\xc1 is nothing"] if number == 0 else [bytes(1_000_000)] * 40
+    return size

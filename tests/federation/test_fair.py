@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -316,6 +317,46 @@ def test_what_a_site_forbids_is_refused_and_named(tmp_path, policy, sentence):
     settings = settings_for("fedminmax", steps=2)
     with pytest.raises(RunFailed, match=sentence):
         coordinate(tmp_path, settings, Direct(table_sites(tmp_path, settings, **policy)))
+
+
+STATISTICS = "statistics/rows"
+NUMBERS = {
+    "nothing": (0, lambda told: {}, "lacks 'statistics/counts'"),
+    "something else": (0, lambda told: {**told, "x" * 5000: told[STATISTICS]}, "holds a strange 'x{40}'"),
+    "a shape": (0, lambda told: {**told, "statistics/sums": np.zeros(7)}, r"is of shape \[7\] instead of \[1\]"),
+    "no rows": (0, lambda told: {**told, STATISTICS: np.zeros(1)}, "'statistics/rows' .* holds a number that cannot be"),
+    "less than none": (0, lambda told: {**told, "statistics/squares": np.array([-1.0])}, "holds a number that cannot be"),
+    "one row": (1, lambda told: {**told, "rows": np.array([1, 20])}, "tells of fewer rows than the 10 that the coordinator"),
+    "no number": (1, lambda told: {**told, "smoothness": np.array([np.nan])}, "holds a NaN or an infinity"),
+    "no table": (1, lambda told: [1], "is not a table of named arrays"),
+    "a place": (2, lambda told: {**told, "scores/places": told["scores/places"] + 10**6}, "holds a number that cannot be"),
+    "lengths": (2, lambda told: {**told, "scores/places": told["scores/places"][1:]}, "holds lists of different lengths"),
+    "a report": (None, lambda told: {"decisions": told["decisions"]}, "the report lacks 'hidden'"),
+    "a bent report": (None, lambda told: {**told, "decisions": -told["decisions"]}, "holds a number that cannot be"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NUMBERS)
+def test_numbers_that_cannot_be_are_named_at_their_site_and_the_others_go_on(tmp_path, what):
+    number, spoil, sentence = NUMBERS[what]
+    settings = settings_for("fedavg", steps=2, more={"threshold": "auto"})
+    settings = dataclasses.replace(settings, min_sites=2)
+
+    def fault(task, name, request, told):
+        here = (
+            task == ("finish" if number is None else "survey") and name == "site-2" and request.get("survey") == number
+        )
+        return {"numbers": spoil(told["numbers"])} if here else told
+
+    coordinate(tmp_path, settings, Direct(table_sites(tmp_path, settings), fault), least=10)
+    log = (tmp_path / "runs" / settings.run / "log.txt").read_text()
+    first, *others = [line for line in log.splitlines() if "refused" in line]
+    assert re.search(f"the reply of site-2 was refused: .*{sentence}", first)
+    assert len(first) < 300
+    assert all("site-2 was refused: What is said to be agreed on does not fit" in line for line in others), others
+    reports = json.loads((tmp_path / "runs" / settings.run / "report.json").read_text())
+    assert {"site-1", "site-3"} <= set(reports)
+    assert number is not None or "site-2" not in reports
 
 
 def test_a_broken_table_does_not_quote_its_cells(tmp_path):

@@ -1,16 +1,23 @@
 """Faults, one process: lost and spoilt replies, crashes at any moment, lost states.  Real processes: test_federation.py."""
 
+import errno
 import json
 import re
 import shutil
+from copy import copy
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from fedbilevel.federation.protocol import coordinator
+from fedbilevel.federation.protocol.coordinator import Reply
+from fedbilevel.federation.protocol.policy import Policy
 from fedbilevel.federation.protocol.record import Record, read_answers
-from fedbilevel.federation.protocol.settings import RunFailed, TooFewSites
+from fedbilevel.federation.protocol.settings import JobSettings, RunFailed, TooFewSites
 from tests.federation import programs
-from tests.federation.direct import SITES, Direct, Runs, array_sites, written_out
+from tests.federation.direct import SITES, Direct, Runs, array_sites, coordinate, written_out
 
 ROUNDS = 4
 
@@ -81,6 +88,7 @@ def test_a_lost_reply(runs):
     [
         ({"arrays": [np.full(4, np.nan)]}, "holds a NaN or an infinity"),
         ({"arrays": [np.full(4, np.inf)]}, "holds a NaN or an infinity"),
+        ({"arrays": [np.full(4, 1e200)]}, r"holds 1e\+200, which is too large to compute with"),
         ({"arrays": [np.zeros(5)]}, r"float64\[5\] instead of float64\[4\]"),
         ({"arrays": [np.zeros(4, np.float32)]}, r"float32\[4\] instead of float64\[4\]"),
         ({"arrays": [np.zeros(4), np.zeros(4)]}, "2 arrays instead of 1"),
@@ -91,7 +99,7 @@ def test_a_lost_reply(runs):
         # A sentence of the site's own could forge lines of the log, or be as long as it likes.
         ({"refused": "no\n2026-01-01 00:00:00 site-1 left" * 1000}, "It refused without a reason we know.\n"),
     ],
-    ids=["nan", "infinite", "shape", "dtype", "count", "lists", "text", "nothing", "refused", "forged"],
+    ids=["nan", "infinite", "large", "shape", "dtype", "count", "lists", "text", "nothing", "refused", "forged"],
 )
 def test_a_spoilt_reply_is_refused_and_named(runs, spoilt, sentence):
     run = runs(min_sites=2)
@@ -100,6 +108,124 @@ def test_a_spoilt_reply_is_refused_and_named(runs, spoilt, sentence):
     assert (row.round, row.site) == (2, "site-3")
     assert row.outcome.startswith("refused")
     assert re.search(f"the reply of site-3 was refused: .*{sentence}", run.log)
+
+
+def test_a_site_whose_replies_are_bad_is_left_out_for_longer_and_longer_and_taken_back(tmp_path):
+    """Bad in rounds 0, 1 and 2: left out of two rounds.  Bad again: of four.  Good from then on: in every round."""
+    run = Runs(tmp_path, 16, min_sites=2)
+
+    def fault(task, name, request, told):
+        bad = task == "work" and name == "site-2" and request["label"][1] < 8
+        return {"arrays": [np.full(4, np.nan)]} if bad else told
+
+    run.submit(fault)
+    rows = run.table("exchanges").query("site == 'site-2'")
+    assert list(rows["round"]) == [0, 1, 2, 5, *range(10, 16)]
+    assert list(rows["outcome"].str.startswith("answered")) == [False] * 4 + [True] * 6
+    assert "site-2 is left out of the next 2 rounds: 3 bad replies in a row" in run.log
+    assert "site-2 is left out of the next 4 rounds: 4 bad replies in a row" in run.log
+
+
+def test_who_is_left_out_is_asked_where_the_others_are_too_few(tmp_path):
+    run = Runs(tmp_path, 6, min_sites=2)
+
+    def fault(task, name, request, told):
+        bad = task == "work" and (name == "site-2" if request["label"][1] < 3 else name == "site-3")
+        return {"arrays": [np.full(4, np.nan)]} if bad else told
+
+    run.submit(fault)
+    rows = run.table("exchanges").query("round == 3")
+    assert list(rows["site"]) == ["site-1", "site-3", "site-2"]
+    assert list(rows["outcome"].str.startswith("answered")) == [True, False, True]
+
+
+def test_a_reply_that_the_channel_could_not_read_is_one_of_its_site(runs):
+    class Garbled(Direct):
+        def ask(self, task, requests, awaited, seconds):
+            replies = super().ask(task, requests, awaited, seconds)
+            if task == "work":
+                replies["site-2"] = Reply({}, 0.1, "its reply was not read: it cannot be decoded")
+            return replies
+
+    run = runs(min_sites=2)
+    assert agrees(run.submit(channel=Garbled), {(r, 1) for r in range(ROUNDS)})
+    assert "the reply of site-2 was refused: its reply was not read: it cannot be decoded" in run.log
+    shutil.rmtree(run.home)
+    with pytest.raises(RunFailed, match="site-2: its reply was not read"):
+        runs().submit(channel=Garbled)
+
+
+def test_who_sent_the_largest_number_is_named_when_a_run_diverges(runs, monkeypatch):
+    made = coordinator.Compiled
+
+    def diverging(*about):
+        compiled = copy(made(*about))
+        absorb = compiled.absorb
+        compiled.absorb = lambda *given, **item: (*absorb(*given, **item)[:2], False)
+        return compiled
+
+    monkeypatch.setattr(coordinator, "Compiled", diverging)
+    with pytest.raises(RunFailed, match=r"Try smaller steps\. The largest number came from site-3: 1e\+06"):
+        runs().submit(lose(0, "site-3", lambda told: {"arrays": [np.full(4, -1e6)]}))
+
+
+@pytest.mark.parametrize("lost", ["prepare", "both"])
+def test_a_pause_between_two_stages_costs_a_site_the_rounds_it_misses(tmp_path, lost):
+    """``both``: the request to prepare itself for the second stage is lost, and that of its first round as well."""
+    arguments = {"algorithms": ["fedavg", "fedbio"], "rounds": ROUNDS, "options": {"batch_size": 4, "local_steps": 2},
+                 "double": True}  # fmt: skip
+    settings = JobSettings("run", programs.SEVERAL, SITES, arguments, seed=5, double=True, min_sites=2, reply_timeout=1)
+    missed = {("prepare", 0), ("work", 0)} if lost == "both" else {("prepare", 0)}
+
+    def fault(task, name, request, told):
+        stage, number = (request["stage"], 0) if task == "prepare" else request.get("label", (0, 0))[:2]
+        return None if name == "site-2" and stage == 1 and (task, number) in missed else told
+
+    sites = array_sites(tmp_path, settings, functions=(programs.SEVERAL,))
+    coordinate(tmp_path, settings, Direct(sites, fault), functions=(programs.SEVERAL,))
+    rows = pd.read_csv(tmp_path / "runs/run/exchanges.csv").query("site == 'site-2' and stage == 1")
+    assert list(rows["round"]) == list(range(ROUNDS))
+    assert list(rows["outcome"] == "answered") == [lost == "prepare", True, True, True]
+
+
+def test_lines_of_the_log_cannot_be_forged(runs):
+    record = Record(runs().home, runs().settings)
+    record.say("a reply\n2026-01-01 00:00:00 site-1 left" + "x" * 100_000)
+    record.close()
+    lines = (record.folder / "log.txt").read_text().splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith("    2026-01-01")
+    assert len(lines[1]) < 10_000
+
+
+def test_a_full_disk_says_so(runs, monkeypatch):
+    """The job ends with the cause, for which room was kept."""
+    controller = pytest.importorskip("fedbilevel.federation.nvflare.controller", reason="needs the federation extra")
+    run = runs()
+
+    def save(record, progress):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def status(record, *told, **more):
+        assert not (run.home / "reserve").exists(), "no room for last words"
+        written(record, *told, **more)
+
+    written = Record.status
+    monkeypatch.setattr(Record, "save", save)
+    monkeypatch.setattr(Record, "status", status)
+    monkeypatch.setattr(
+        controller, "read_job", lambda *_: (run.settings, Policy(functions=(programs.FUNCTION,)), run.home.parent)
+    )
+    made, panics = controller.PlanController("settings"), []
+    made.system_panic = lambda sentence, context: panics.append(sentence)
+    context = SimpleNamespace(get_workspace=lambda: None, get_job_id=lambda: "job", get_prop=lambda name: None)
+    made.control_flow(SimpleNamespace(triggered=False), context)
+    (sentence,) = panics
+    assert re.fullmatch(
+        r"The coordinator cannot write to .*run \(No space left on device\): free space, and submit .*", sentence
+    )
+    assert (run.status["status"], run.status["sentence"]) == ("failed", sentence)
+    assert sentence in run.log
 
 
 def test_with_too_few_good_replies_the_run_stops_with_a_sentence(runs):

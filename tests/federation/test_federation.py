@@ -82,6 +82,61 @@ def test_spoilt_replies(side_by_side):
     assert "the reply of site-3 was refused: array 0 of its reply is float64[4] instead of float64[5]" in run.log
 
 
+def test_replies_that_cannot_be_read(federation):
+    """Neither ends the job; both are named, and the run is that of the others."""
+    run = federation.supervise(settings_for("broken", programs.BROKEN, SPOILT_ROUNDS, min_sites=2, reply_timeout=20.0))
+    assert run.finish()["status"] == "complete"
+    made, data = programs.algorithm("fedavg", **OPTIONS), programs.client_data()
+    wanted = written_out(made, data, SPOILT_ROUNDS, 9, {(r, 1) for r in range(SPOILT_ROUNDS)})
+    for (found,) in read_answers(run.folder):
+        np.testing.assert_allclose(found, wanted, rtol=1e-10)
+    for what in ("it cannot be decoded", "it is larger than the coordinator takes (its largest_megabytes)"):
+        assert f"the reply of site-2 was refused: its reply was not read: {what}" in run.log
+    assert run.said.count("submitted with site-1, site-2, site-3") == 1
+    assert "site-2 is left out of the next 2 rounds: 3 bad replies in a row" in run.log
+
+
+def test_a_worker_that_is_killed_again_and_again(federation):
+    """Two of three suffice: the job goes on, and the site is called back less and less often."""
+    settings = settings_for(
+        "fallen", programs.FUNCTION, 700, arguments={"algorithm": "fedavg"}, min_sites=2, reply_timeout=20.0
+    )
+    run = federation.supervise(settings)
+    for times in (1, 2, 3):
+        run.until(lambda times=times: len([line for line in run.said if line.startswith("submitted")]) == times)
+        run.until(lambda: federation.workers("site-3") and "site-3" in run.status.get("sites", ()))
+        for worker in federation.workers("site-3"):
+            worker.kill()
+        stood = run.status.get("round", 0)
+        run.until(lambda stood=stood: run.status.get("round", 0) > stood + 2)
+    run.until(lambda: "site-3 has left the run 3 times; it is called again in 10 s" in run.said)
+    assert "the job ended before the run did" not in run.said
+    assert federation.order(run=settings.run, stop=settings.run).outcome() == "done"
+    assert run.outcome().startswith("Stopped")
+
+
+def test_a_site_that_waits_costs_little(federation):
+    """All sites are needed and one is cut off: the others wait, and ask now and then."""
+    settings = settings_for("waiting", programs.FUNCTION, 10**5, arguments={"algorithm": "fedavg"}, reply_timeout=120.0)
+    run = federation.supervise(settings)
+    run.reach(3)
+    cut = federation.workers("site-3")
+    for process in cut:
+        process.suspend()
+    time.sleep(20)  # until they have waited for a while
+    (worker,) = federation.workers("site-1")
+    began, spent = time.monotonic(), sum(worker.cpu_times()[:2])
+    time.sleep(20)
+    share = (sum(worker.cpu_times()[:2]) - spent) / (time.monotonic() - began)
+    threads = worker.num_threads()
+    for process in cut:
+        process.resume()
+    federation.order(run=settings.run, stop=settings.run).outcome()
+    print(f"a site that waits: {100 * share:.1f} % of a core, {threads} threads")
+    assert share < 0.02
+    assert threads < 60
+
+
 def test_kills_and_cuts_change_nothing(federation):
     """kill -9 of a site, of a site's worker, of the coordinator's worker, of the server; a site cut off for some seconds."""
     rounds = 70

@@ -1,7 +1,11 @@
 """Staying with a run, against a server that is made up: what `Supervisor` does at every turn."""
 
 import contextlib
+import errno
 import json
+import time
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,10 +28,19 @@ class Server:
     def __init__(self, folder, *turns):
         self.folder, self.turns = folder, list(turns)
         self.submitted, self.aborted, self.reached = [], [], True
+        self.tokens, self.deployed, self.lost = [], [], 0
 
-    def submit_job(self, path):
-        self.submitted.append(path)
-        return f"job-{len(self.submitted)}"
+    def submit_job(self, path, submit_token):
+        """A token that was seen before is the job it was; ``lost`` answers do not arrive."""
+        meta = json.loads((Path(path) / "meta.json").read_text())
+        if submit_token not in self.tokens:
+            self.tokens.append(submit_token)
+            self.deployed.append(meta["deploy_map"]["app"][1:])
+            self.submitted.append(path)
+        if self.lost:
+            self.lost -= 1
+            raise ConnectionError("no reply in time")
+        return f"job-{self.tokens.index(submit_token) + 1}"
 
     def abort_job(self, job):
         self.aborted.append(job)
@@ -56,7 +69,7 @@ def told(tmp_path, monkeypatch):
     monkeypatch.setattr(sessions, "POLL", 0.0)
     lines = []
 
-    def play(server, settings=SETTINGS, ended=0, **options):
+    def play(server, settings=SETTINGS, ended=(), **options):
         @contextlib.contextmanager
         def session(kits):
             if not server.reached:
@@ -73,12 +86,12 @@ def told(tmp_path, monkeypatch):
     return folder, play, lines
 
 
-def seen(jobs=(), sites=None, status=None):
+def seen(jobs=(), sites=None, status=None, **more):
     """A turn: what the server says, after the coordinator has written ``status``."""
 
     def turn(server):
         if status is not None:
-            server.tell(*status)
+            server.tell(*status, **more)
         return Seen(tuple(jobs), everybody() if sites is None else sites)
 
     return turn
@@ -113,7 +126,7 @@ STORIES = {
     ),
     "a job whose worker vanished is submitted again at once": (
         [seen(), seen(["job-1"], None, RUNNING), seen([]), seen([], None, COMPLETE)],
-        [ALL, "the job ended before the run did", ALL], [],
+        [ALL, "the job ended before the run did", ALL], ["job-1"],
     ),
     "those who are missing are named and waited for": (
         [seen([], {"site-1": (), "site-2": ()}), seen([], {"site-1": (), "site-2": ()}), seen(), seen([], None, COMPLETE)],
@@ -132,6 +145,128 @@ def test_a_run_is_stayed_with(told, story):
     assert not storage.is_locked(folder / WATCH)
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """The supervisor's clock, which a story moves."""
+    made = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(sessions.time, "monotonic", lambda: made.now)
+    return made
+
+
+def after(clock, seconds, turn):
+    def later(server):
+        clock.now += seconds
+        return turn(server)
+
+    return later
+
+
+def test_a_site_that_leaves_again_and_again_is_left_out_for_longer_and_taken_back(told, clock):
+    folder, play, _ = told
+    gone = lambda job: {"site-1": (job,), "site-2": (job,), "site-3": ()}  # noqa: E731
+    round_of = lambda number: {"stage": "model", "round": number}  # noqa: E731
+    server = Server(
+        folder,
+        seen(), WORKING, seen(["job-1"], gone("job-1"), RUNNING, **round_of(1)),  # called back at once
+        seen(), seen(["job-2"], everybody("job-2"), RUNNING, **round_of(2)),
+        seen(["job-2"], gone("job-2"), RUNNING, **round_of(3)),  # and left to itself for a while
+        after(clock, 4, seen(["job-2"], gone("job-2"), RUNNING, **round_of(4))),
+        after(clock, 2, seen(["job-2"], gone("job-2"), RUNNING, **round_of(5))),
+        seen(), seen(["job-3"], everybody("job-3"), RUNNING, **round_of(6)),
+        seen(["job-3"], gone("job-3"), RUNNING, **round_of(7)),
+        seen([], everybody()),  # the job ends meanwhile: another one, without that site
+        seen(["job-4"], gone("job-4"), RUNNING, **round_of(8)),
+        after(clock, 11, seen(["job-4"], gone("job-4"), RUNNING, **round_of(9))),
+        seen(), seen(["job-5"], everybody("job-5"), RUNNING, **round_of(10)),
+        after(clock, 61, seen(["job-5"], everybody("job-5"), RUNNING, **round_of(10))),  # it has behaved
+        seen(["job-5"], gone("job-5"), RUNNING, **round_of(11)),  # so this is the first time
+        seen(), seen(["job-6"], everybody("job-6"), COMPLETE),
+    )  # fmt: skip
+    back, two = "site-3 can take part again", "submitted with site-1, site-2"
+    assert play(server) == [
+        ALL, back, ALL, "site-3 has left the run 2 times; it is called again in 5 s", back, ALL,
+        "site-3 has left the run 3 times; it is called again in 10 s", "the job ended before the run did", two,
+        back, ALL, back, ALL,
+    ]  # fmt: skip
+    assert server.deployed[3] == ["site-1", "site-2"]
+    assert all(sites == [*SITES] for number, sites in enumerate(server.deployed) if number != 3)
+
+
+def test_jobs_that_do_nothing_are_not_submitted_without_end(told, clock):
+    """A needed site leaves every job: pauses grow, the site is named, patience ends, though every job is a new one."""
+    folder, play, lines = told
+    times = []
+
+    def turn(server):
+        clock.now += 1.0
+        job = f"job-{len(server.submitted)}"
+        if len(times) < len(server.submitted):
+            times.append(clock.now)
+            return seen([job], everybody(job), RUNNING)(server)
+        return (
+            seen([], everybody(), ("waiting",), missing=["site-3"])(server)
+            if server.submitted
+            else Seen((), everybody())
+        )
+
+    with pytest.raises(
+        RunFailed, match=r"has not moved for 200 s: .*; site-3 has left it \d times\. It can be submitted again"
+    ):
+        play(Server(folder, *[turn] * 1000), JobSettings("run", "fair", SITES), patience=200.0)
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert gaps == sorted(gaps)
+    assert len(times) <= 8
+    assert "site-3 has left the run 4 times; it is called again in 20 s" in lines
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_submission_whose_answer_is_lost_stays_one_job(told, killed):
+    """``killed``: nobody asks again but another `submit`."""
+    folder, play, _ = told
+    server = Server(folder, seen())
+    server.lost = 1
+    if killed:
+        with pytest.raises(RunFailed, match="cannot be reached"):
+            play(server, patience=-1.0)
+    server.turns += [seen(["job-1"], everybody()), seen(["job-1"], everybody("job-1"), ("complete", "job-1"))]
+    assert play(server)[-1] == ALL
+    assert len(server.submitted) == 1
+    assert not (folder / sessions.SUBMISSION).exists()
+
+
+def test_a_job_that_starts_late_is_waited_for_and_one_that_never_does_is_ended(told, clock, monkeypatch):
+    folder, play, _ = told
+    states = iter(["SUBMITTED"] * 2 + ["RUNNING"] * 3)
+    monkeypatch.setattr(Server, "get_job_status", lambda server, job: next(states))
+    late = [after(clock, 15, seen()) for _ in range(5)]  # 30 s in the queue, then 30 s without a worker
+    server = Server(folder, seen(), *late, seen(["job-2"], everybody("job-2"), COMPLETE))
+    assert play(server) == [ALL, "the job ended before the run did", ALL]
+    assert server.aborted == ["job-1"]
+
+
+def test_a_full_disk_is_no_server_that_is_gone(told, monkeypatch):
+    folder, play, lines = told
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "job")
+
+    monkeypatch.setattr(sessions, "write_job", full)
+    with pytest.raises(RunFailed, match="No space left on device: 'job': free space; the same command goes on"):
+        play(Server(folder, seen()))
+    assert lines == []
+
+
+def test_a_site_that_is_there_twice_is_named(told):
+    folder, play, _ = told
+    (folder.parents[1] / "twins.json").write_text(
+        json.dumps({"site-2": time.time(), "site-1": 0, "other": time.time()})
+    )
+    said = play(Server(folder, seen(), seen(["job-1"], everybody("job-1"), COMPLETE)))
+    assert said == [
+        "site-2 is there twice: a copy of its kit is in use, and only one of the two is heard. Stop the other.", ALL,
+    ]  # fmt: skip
+
+
 def test_a_job_that_is_at_work_is_taken_up(told):
     folder, play, _ = told
     server = Server(folder, seen(["old"], everybody("old")), seen(["old"], everybody("old"), ("complete", "old")))
@@ -146,7 +281,7 @@ def test_a_job_with_other_settings_is_ended_first(told):
     server = Server(folder, seen(["old"], everybody("old")), seen(["job-1"], None, COMPLETE))
     server.tell("running", "old")
     (folder / "settings.json").write_text(JobSettings("run", "fair", SITES).to_json())
-    assert play(server, ended=1) == ["an earlier job of the run was ended", ALL]
+    assert play(server, ended=["old"]) == ["an earlier job of the run was ended", ALL]
 
 
 def test_with_the_time_to_gather_over_enough_sites_will_do(told):
@@ -231,8 +366,7 @@ def test_jobs_of_a_run_are_ended_and_no_others():
          ("e", "run", "FINISHED:COMPLETED")],
         running=["a"],
     )  # fmt: skip
-    assert end_jobs(opened, "run") == 2
-    assert opened.aborted == ["a", "b"], "c is of a server that was killed"
+    assert end_jobs(opened, "run") == opened.aborted == ["a", "b"], "c is of a server that was killed"
 
 
 def test_a_site_that_is_cut_off_does_not_hide_the_others():
@@ -240,6 +374,15 @@ def test_a_site_that_is_cut_off_does_not_hide_the_others():
     opened = Operator(silent=["site-2"])
     assert look(opened).sites == {"site-1": ("a",), "site-3": ("a",)}
     assert opened.seconds == sessions.MESSAGE_SECONDS
+
+
+def test_an_error_does_not_count_as_a_site_without_work():
+    opened = Operator()
+    opened.get_client_job_status = lambda names=SITES: [
+        {"client_name": "site-1", "status": "error"}, {"client_name": "site-2", "status": "no_jobs"},
+        {"client_name": "site-3", "status": "no_reply"},
+    ]  # fmt: skip
+    assert look(opened).sites == {"site-2": ()}
 
 
 def test_stopping_a_run(tmp_path, monkeypatch):

@@ -504,13 +504,20 @@ def _of_kits(kits: list[Path]) -> Rows:
 
 
 def _of_federation(kits: Kits) -> Rows:
-    from fedbilevel.federation.operator.sessions import look, run_folder, session
+    from fedbilevel.federation.operator.sessions import look, run_folder, session, twins
     from fedbilevel.federation.protocol.record import read_status
 
     with hushed(), session(kits) as opened:
         seen = look(opened)
-    names = list(dict.fromkeys([*kits.sites, *seen.sites]))
-    sites = [{"site": name, "connected": name in seen.sites, "jobs": len(seen.sites.get(name, ()))} for name in names]
+    names, twice = list(dict.fromkeys([*kits.sites, *seen.sites])), twins(kits)
+    sites = [
+        {
+            "site": name,
+            "connected": "twice" if name in twice else name in seen.sites,
+            "jobs": len(seen.sites.get(name, ())),
+        }
+        for name in names
+    ]
     runs = []
     home = run_folder(kits, "any").parent
     for folder in sorted(home.iterdir()) if home.exists() else ():
@@ -532,5 +539,6 @@ def _tables(told: Rows) -> Iterator[str | tuple[str, Any]]:
             continue
         frame = pd.DataFrame(rows).astype(object).where(lambda cells: cells.notna(), "")
         if "connected" in frame:
-            frame["connected"] = ["yes" if value else "no" for value in frame["connected"]]
+            words = {True: "yes", False: "no", "twice": "twice: a copy of its kit is in use"}
+            frame["connected"] = [words[value] for value in frame["connected"]]
         yield title.capitalize(), frame

@@ -79,6 +79,14 @@ class Source(Protocol):
     def arrays(self) -> Numbers: ...
 
 
+class Expected(NamedTuple):
+    """An array that a site tells: its shape ((-1,): a list as long as the others), and between what its numbers lie."""
+
+    shape: tuple[int, ...]
+    low: float | tuple[float, ...] = 0.0
+    high: float = 1e12
+
+
 class Stage(NamedTuple):
     """One training.  ``weights``: "uniform" or "samples" (the sites then tell how many rows they train on).
 
@@ -107,6 +115,9 @@ class Program(Protocol):
 
     def survey(self, number: int, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> Numbers:
         """On a site: its share; ``answers`` are there for closing surveys."""
+
+    def expected(self, number: int | None) -> dict[str, Expected]:
+        """On the coordinator: what a site's share of survey ``number`` holds, or (None) its report."""
 
     def agree(self, number: int, told: Sequence[Numbers], agreed: Numbers) -> Numbers:
         """On the coordinator: what follows from all shares; added to ``agreed``."""

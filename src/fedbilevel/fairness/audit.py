@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbilevel.calculus import Tree
-from fedbilevel.engines.stages import Numbers, Refused, Source, Stage
+from fedbilevel.engines.stages import Expected, Numbers, Refused, Source, Stage
 from fedbilevel.fairness.disclosure import MINIMUM, Visible
 from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.scores import Scores
@@ -110,6 +110,12 @@ def report_of(counts: Counts, visible: Visible, labels: Any, groups: Any, probab
     return numbers
 
 
+def report_expected(groups: int, classes: int, scored: bool) -> dict[str, Expected]:
+    """What `report_of` tells of so many groups and classes."""
+    told = {"decisions": Expected((groups + 1, classes, classes)), "hidden": Expected((groups,), high=2)}
+    return {**told, **(Scores.expected(groups + 1) if scored else {})}
+
+
 @dataclass(frozen=True, eq=False)
 class AuditProgram:
     """No survey and no training; one report.  ``minimum``: smaller counts are not told, and a site may ask for more."""
@@ -129,6 +135,10 @@ class AuditProgram:
 
     def survey(self, number: int, source: Source, agreed: Numbers, answers: Sequence[Tree] = ()) -> Numbers:
         return {}
+
+    def expected(self, number: int | None) -> dict[str, Expected]:
+        groups, scored = len(self.schema.groups), self.schema.features[0].kind == "number"
+        return {"absent": Expected((1,)), **report_expected(groups, 2, scored)}
 
     def agree(self, number: int, told: Sequence[Numbers], agreed: Numbers) -> Numbers:
         return {}

@@ -228,7 +228,7 @@ def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray) 
         step, local_steps, batch_size = loop
         return fedfb(scores, start, counts, step, recipe.alpha, local_steps, batch_size, ridge), "samples"
     if recipe.method == "fairfed":
-        return fairfed(scores, start, *loop, recipe.beta, classes=model.classes, **shared), "samples"
+        return fairfed(scores, start, *loop, recipe.beta, classes=max(model.classes, 2), **shared), "samples"
     return fedavg(RowWeightedLoss(scores, ridge, losses), start, *loop), recipe.client_weights
 
 

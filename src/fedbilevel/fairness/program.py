@@ -21,15 +21,15 @@ import numpy as np
 
 from fedbilevel.calculus import Tree
 from fedbilevel.datasets import partition
-from fedbilevel.engines.stages import Numbers, Refused, Source, Stage
-from fedbilevel.fairness.audit import report_of
+from fedbilevel.engines.stages import Expected, Numbers, Refused, Source, Stage
+from fedbilevel.fairness.audit import report_expected, report_of
 from fedbilevel.fairness.baseline import LEAVES
 from fedbilevel.fairness.disclosure import MINIMUM, Visible
 from fedbilevel.fairness.formulation import METRICS, OF_NUMBERS, Formulation, fair_problem
 from fedbilevel.fairness.methods import BILEVEL, COMPARES_GROUPS, Recipe, bilevel_algorithm, single_level
 from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.models import Model, numbers, probabilities
-from fedbilevel.fairness.moments import Moments
+from fedbilevel.fairness.moments import SUMS, Moments
 from fedbilevel.fairness.scores import Scores
 from fedbilevel.fairness.thresholds import ASIDE, Threshold
 from fedbilevel.problem import whole_number
@@ -188,6 +188,27 @@ class FairProgram:
         scores = Scores.of(rows["labels"], probability, np.zeros(len(probability), np.int64), 1, max(least, 2))
         few = ((scores.rows > 0) & (scores.rows < least)).any()
         return Scores(scores.cells * (not few), scores.sums * (not few))
+
+    def expected(self, number: int | None) -> dict[str, Expected]:
+        groups, classes = self.groups, self.model.classes
+        if number is None and self.model.regression:
+            return {"moments": Expected((groups + 1, len(SUMS)), -1e30, 1e30), "hidden": Expected((groups,), high=2)}
+        if number is None:
+            return report_expected(groups, classes, classes == 2)
+        if number == 2:
+            return Scores.expected(1)
+        if number == 0:
+            columns = () if self.schema is None else (len(self.schema.centers),)
+            bounds = {"counts": (0.0, 1e12), "sums": (-1e30, 1e30), "squares": (0.0, 1e30)}
+            sums = {f"statistics/{name}": Expected(columns, *bounds[name]) for name in bounds}
+            return {"statistics/rows": Expected((1,), 1), **sums} if columns else {}
+        told = {"rows": Expected((2,), (1, 0))}
+        if self.curvature is None:
+            told["smoothness"] = Expected((1,))
+        if self.recipe.method in COUNTED:
+            by_class = self.recipe.method == "fedfb" and classes > 2
+            told["groups"] = Expected((classes, groups) if by_class else (groups,))
+        return told if self.class_weight is None else {**told, "labels": Expected((classes,))}
 
     def agree(self, number: int, told: Sequence[Numbers], agreed: Numbers) -> Numbers:
         if number == 0:

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedbilevel.engines.stages import Expected
 from fedbilevel.fairness.metrics import Counts, Floats, Integers, normal_quantile, ratio, wilson
 
 ALL = "(all)"
@@ -82,6 +83,15 @@ class Scores:
         """As a site sends them: the bins that hold rows, one after the other, and their counts; the sums."""
         places = np.flatnonzero(self.cells)
         return {"scores/places": places, "scores/counts": self.cells.ravel()[places], "scores/sums": self.sums}
+
+    @staticmethod
+    def expected(names: int) -> dict[str, Expected]:
+        """What `packed` tells of so many groups."""
+        last = names * 2 * (len(EDGES) + 1) - 1
+        return {
+            "scores/places": Expected((-1,), high=last), "scores/counts": Expected((-1,)),
+            "scores/sums": Expected((names, 2, len(POWERS))),
+        }  # fmt: skip
 
     @classmethod
     def unpacked(cls, told: Mapping[str, Any]) -> Scores:

@@ -145,6 +145,7 @@ class Outcome:
     def sites(self) -> pd.DataFrame:
         """One row a site: what it answered, how much was sent, how long it took."""
         exchanges = self.table("exchanges")
+        held = len(exchanges[["stage", "round", "ordinal"]].drop_duplicates())
         rows = []
         for site in self.settings.sites:
             here = exchanges[exchanges["site"] == site]
@@ -155,7 +156,7 @@ class Outcome:
                     "site": site,
                     "rows": counts,
                     "answered": int(answered.sum()),
-                    "missed": int((~answered).sum()),
+                    "missed": held - int(answered.sum()),
                     "bytes_up": int(here["bytes_up"].sum()),
                     "bytes_down": int(here["bytes_down"].sum()),
                     "median_seconds": float(here.loc[answered, "seconds"].median()),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
@@ -13,6 +12,7 @@ from nvflare.apis.signal import Signal
 
 from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.nvflare.job import STATE, check_job, read_job
+from fedbilevel.federation.protocol.payload import BadReply, packed, unpacked
 from fedbilevel.federation.protocol.site import Site
 
 
@@ -43,5 +43,8 @@ class SiteExecutor(Executor):  # type: ignore[misc]
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         if self.site is None:
             return Shareable({"refused": self.refusal})
-        request: dict[str, Any] = {key: value for key, value in shareable.items() if key != ReservedHeaderKey.HEADERS}
-        return Shareable(self.site.answer(task_name, request))
+        try:
+            request = unpacked({key: value for key, value in shareable.items() if key != ReservedHeaderKey.HEADERS})
+        except (BadReply, RecursionError):
+            return Shareable({"refused": "request"})
+        return Shareable(packed(self.site.answer(task_name, request)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ CONTROLLER = "fedbilevel.federation.nvflare.controller.PlanController"
 EXECUTOR = "fedbilevel.federation.nvflare.executor.SiteExecutor"
 """All that a job may name."""
 REQUEST_INTERVAL = 0.01
-"""Seconds after which a site without work asks again; NVFlare's default is 2."""
+"""Seconds after which a site asks for work again where an answer is near; NVFlare's default is 2."""
 APP = "app"
 SERVER, CLIENT = "config/config_fed_server.json", "config/config_fed_client.json"
 SIGNED = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
@@ -32,21 +32,19 @@ LARGEST = 1 << 22
 """Bytes of a job's file."""
 RUNS, STATE = "fedbilevel-runs", "fedbilevel-state"
 """Where a kit keeps the coordinator's runs, or a site's private states, when its policy names no folder."""
+TWINS = "twins.json"
+"""In the server's kit: when a site was last there twice, by name."""
 
 
-def write_job(
-    folder: Path, settings: JobSettings, request_interval: float = REQUEST_INTERVAL, inline: bool = True
-) -> Path:
-    """Write ``folder``/<run>; returns that path, to be submitted.
-
-    ``inline``: arrays travel inside the messages; NVFlare's default is a download of their own.
-    """
+def write_job(folder: Path, settings: JobSettings, without: Collection[str] = ()) -> Path:
+    """Write ``folder``/<run>; returns that path, to be submitted.  Sites in ``without`` are not sent the job."""
     target = folder / settings.run
     (target / APP / "config").mkdir(parents=True, exist_ok=True)
     # Sites are named, so that one that is not asked starts nothing; one that is absent is left out.
-    deployed = {"min_clients": settings.needed, "deploy_map": {APP: ["server", *settings.sites]}}
+    sites = [site for site in settings.sites if site not in without]
+    deployed = {"min_clients": settings.needed, "deploy_map": {APP: ["server", *sites]}}
     storage.write_json(target / "meta.json", {"name": settings.run, "resource_spec": {}, **deployed})
-    for name, text in _files(_packed(settings), request_interval, inline).items():
+    for name, text in _files(_packed(settings)).items():
         storage.write(target / APP / name, text)
     return target
 
@@ -55,13 +53,11 @@ def check_job(app: Path) -> JobSettings:
     """The settings of a job whose files, in ``app``, are those that `write_job` writes for them; refused where they are not."""
     try:
         there = {str(file.relative_to(app)): file.read_text() for file in _entries(app)}
-        server, client = (json.loads(there[name]) for name in (SERVER, CLIENT))
-        packed = client["executors"][0]["executor"]["args"]["settings"]
+        packed = json.loads(there[CLIENT])["executors"][0]["executor"]["args"]["settings"]
         settings = _unpacked(packed)
-        interval, inline = server["server"]["task_request_interval"], "np_download_chunk_size" in client
-        if not (isinstance(interval, float) and 0 < interval < 60) or _packed(settings) != packed:
-            raise ValueError("the settings or the interval are not as they are written")
-        wanted = _files(packed, interval, inline)
+        if _packed(settings) != packed:
+            raise ValueError("the settings are not as they are written")
+        wanted = _files(packed)
         if there != wanted:
             strange = sorted(name for name in there.keys() | wanted.keys() if there.get(name) != wanted.get(name))
             raise ValueError(f"{', '.join(strange)[:200]} differ")
@@ -80,6 +76,14 @@ def read_job(packed: str, workspace: Any, default: str) -> tuple[JobSettings, Po
     return settings, policy, policy.folder or Path(workspace.get_root_dir()) / default
 
 
+def read_twins(kit: Path) -> dict[str, float]:
+    """When sites were last there twice, by the clock of the server's machine."""
+    try:
+        return dict(json.loads((kit / TWINS).read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
 def _packed(settings: JobSettings) -> str:
     return base64.b64encode(settings.to_json().encode()).decode()
 
@@ -88,13 +92,11 @@ def _unpacked(packed: str) -> JobSettings:
     return JobSettings.from_json(base64.b64decode(packed, validate=True).decode())
 
 
-def _files(packed: str, request_interval: float, inline: bool) -> dict[str, str]:
+def _files(packed: str) -> dict[str, str]:
     both: dict[str, Any] = {"format_version": 2, "components": [], "task_data_filters": [], "task_result_filters": []}
-    if inline:
-        both["np_download_chunk_size"] = 0
     arguments = {"settings": packed}
     workflow = {"id": "plan", "path": CONTROLLER, "args": arguments}
-    server = {"server": {"task_request_interval": request_interval}, "workflows": [workflow]}
+    server = {"server": {"task_request_interval": REQUEST_INTERVAL}, "workflows": [workflow]}
     client = {"executors": [{"tasks": list(TASKS), "executor": {"path": EXECUTOR, "args": arguments}}]}
     return {SERVER: storage.json_text({**both, **server}), CLIENT: storage.json_text({**both, **client})}
 

@@ -23,6 +23,7 @@ from nvflare.private.fed.client.admin_commands import AdminCommands
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 from fedbilevel.engines.stages import REASONS, Refused
+from fedbilevel.federation.nvflare import mended as mended
 from fedbilevel.federation.nvflare.job import check_job
 
 # HOCON includes files and addresses.

@@ -56,6 +56,15 @@ AUTHORITY, KITS, REQUESTS = "authority", "kits", "requests"
 EVERYTHING = "authority"
 """What to renew for a new authority, and with it every certificate."""
 STORAGE = "storage"
+STEWARD = "fedbilevel.federation.nvflare.steward.Steward"
+LOG_BYTES, LOGS = 10_000_000, 3
+"""How large a log of a kit grows, and how many older ones are kept."""
+QUIET = (
+    "nvflare.private.fed.client.client_runner", "nvflare.private.fed.client.communicator",
+    "nvflare.private.fed.server.server_runner", "nvflare.private.fed.server.server_commands",
+    "nvflare.apis.impl.wf_comm_server",
+)  # fmt: skip
+"""Loggers of NVFlare with several lines a round."""
 CLASSES = (CONTROLLER, EXECUTOR)
 BEFORE = ("fedbilevel.engines.nvflare.controller.PlanController", "fedbilevel.engines.nvflare.executor.SiteExecutor")
 """What the two classes were called in version 0.1.0, whose kits list these names."""
@@ -399,9 +408,21 @@ def restrict(kit: Path) -> None:
     resources["components"] = [each for each in resources["components"] if each["id"] != "log_receiver"]
     storage.write_json(file, SITE_RESOURCES if kind == "site" else resources)
     settle(kit)
+    storage.write_json(local / "log_config.json", _log_config(local / "log_config.json.default"))
     storage.write_json(local / "authorization.json", {"format_version": "1.0", "permissions": rights(kind)})
     if kind == "site" and not (local / POLICY).exists():
         storage.write(local / POLICY, (files(__package__) / "site.toml").read_text())
+
+
+def _log_config(made: Path) -> dict[str, Any]:
+    """NVFlare's own, with bounded files and without lines for every round: the console goes to a file that only grows."""
+    config = _json(made)
+    for handler in config["handlers"].values():
+        if "maxBytes" in handler:
+            handler |= {"maxBytes": LOG_BYTES, "backupCount": LOGS}
+    for name in QUIET:
+        config["loggers"][name] = {"level": "WARNING"}
+    return config
 
 
 def write_manifest(kit: Path) -> None:
@@ -434,7 +455,8 @@ def close(kit: Path) -> None:
 
 
 def settle(kit: Path) -> None:
-    """Point a server's storage into its kit, wherever the kit is now: NVFlare wants absolute paths.
+    """Point a server's storage into its kit, wherever the kit is now: NVFlare wants absolute paths; and have it make sure of
+    what `steward` says.
 
     A kit of version 0.1.0 also gets the new names of the classes it allows, and a site's the check of jobs.
     """
@@ -444,6 +466,9 @@ def settle(kit: Path) -> None:
     text = file.read_text()
     resources = json.loads(text)
     home = kit.resolve() / STORAGE
+    if "snapshot_persistor" in resources:
+        steward = {"id": "steward", "path": STEWARD, "args": {"kit": str(kit.resolve())}}
+        resources["components"] = [each for each in resources["components"] if each["id"] != "steward"] + [steward]
     persistor = resources.get("snapshot_persistor", {}).get("args", {}).get("storage", {}).get("args", {})
     if persistor:
         persistor["root_dir"] = str(home / "snapshots")

@@ -20,12 +20,15 @@ from pathlib import Path
 import psutil
 
 from fedbilevel.federation.operator.kits import FILES, Kits, loosened, open_kit, settle
+from fedbilevel.federation.protocol.policy import read_policy
 
 MODULES = {
     "server": "nvflare.private.fed.app.server.server_train",
     "site": "nvflare.private.fed.app.client.client_train",
 }
 OUTPUT = "console.log"
+FRAMING = 1_000_000
+"""Bytes of a message besides its arrays."""
 CONNECTED = {"server": "Server started", "site": "Successfully registered client"}
 """What NVFlare writes when a process is up."""
 
@@ -63,6 +66,9 @@ def start(kit: Path, environment: dict[str, str] | None = None, as_it_is: bool =
             f"{kit} is not as kits are made: {' '.join(strange)} Mend it; if all of this is your own doing, add --as-it-is."
         )
     kept = {name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}
+    # What is larger is refused before it is taken in, whatever it says it is.
+    largest = int(read_policy(kit / "local").largest_megabytes * 1e6) + FRAMING
+    kept["NVFLARE_STREAMING_MAX_BLOB_SIZE"] = str(largest)
     command = [sys.executable, "-u", "-m", MODULES[opened.kind], "-m", str(kit), "-s", FILES[opened.kind]]
     with (kit / OUTPUT).open("ab") as output:
         return subprocess.Popen(

@@ -14,25 +14,39 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from fedbilevel.calculus import Tree
-from fedbilevel.engines.stages import REASONS
+from fedbilevel.engines.stages import REASONS, Expected
 from fedbilevel.federation.protocol.compiled import Compiled, items_of
-from fedbilevel.federation.protocol.payload import Arrays, BadReply, named_arrays, size_of, stacked, to_arrays, to_tree
+from fedbilevel.federation.protocol.payload import Arrays, BadReply, share_of, size_of, stacked, to_arrays, to_tree
 from fedbilevel.federation.protocol.program import Program, Stage, answer_trees
 from fedbilevel.federation.protocol.record import Progress, Record
 from fedbilevel.federation.protocol.settings import JobSettings, RunFailed, TooFewSites
 from fedbilevel.federation.protocol.vault import NOTES, Label
 from fedbilevel.plan import Plan, Repeat, ServerStep
 
+ROWS = {"rows", "statistics/rows"}
+"""What sites call their numbers of rows."""
+MOST = 10**12
+BEARABLE = 3
+"""How many replies of a site may be bad one after the other before it is left out for a while..."""
+LONGEST = 64
+"""...of so many rounds at most."""
+
 
 class Reply(NamedTuple):
+    """``fault``: what the channel says of a reply that could not be read."""
+
     content: dict[str, Any]
     seconds: float
+    fault: str = ""
 
-
-def reason(reply: Reply) -> str:
-    """Why a site refuses, in our own words: whatever else it may have sent is not passed on."""
-    told = reply.content["refused"]
-    return REASONS[told] if isinstance(told, str) and told in REASONS else "It refused without a reason we know."
+    def check(self) -> None:
+        """`BadReply`, in our own words, where it could not be read or is a refusal: what a site writes is not passed on."""
+        if self.fault:
+            raise BadReply(self.fault)
+        if "refused" in self.content:
+            told = self.content["refused"]
+            known = isinstance(told, str) and told in REASONS
+            raise BadReply(REASONS[told] if known else "It refused without a reason we know.")
 
 
 class Channel(Protocol):
@@ -57,6 +71,15 @@ class Attendance:
     def __init__(self, settings: JobSettings, channel: Channel, record: Record, progress: Progress) -> None:
         self.settings, self.channel, self.record, self.progress = settings, channel, record, progress
         self.refusals: dict[str, str] = {}
+        self.faults: dict[str, int] = {}
+        """How many replies of a site were bad one after the other..."""
+        self.resting: dict[str, int] = {}
+        """...and for how many further rounds it is left out."""
+
+    def rested(self) -> set[str]:
+        """Those to be left out of a new round."""
+        resting, self.resting = {*self.resting}, {site: left - 1 for site, left in self.resting.items() if left > 1}
+        return resting
 
     def ask(self, task: str, requests: dict[str, dict[str, Any]], seconds: float) -> dict[str, Reply]:
         """Those who have not answered of late are asked too, and waited for once they come for their request."""
@@ -72,24 +95,36 @@ class Attendance:
         answered: dict[str, Reply] = {}
         for site in here:
             reply = replies.get(site)
-            if reply is not None and "refused" not in reply.content:
-                answered[site] = reply
-                self._back(site)
+            if reply is None:
+                if self._missed(site):
+                    self.record.say(f"{site} did not answer ({task}) within {self.settings.start_timeout:g} s")
                 continue
-            missed = self._missed(site)
-            if reply is not None:
-                self.refuse(site, reason(reply))
-            elif missed:
-                self.record.say(f"{site} did not answer ({task}) within {self.settings.start_timeout:g} s")
+            try:
+                reply.check()
+            except BadReply as error:
+                self._missed(site)
+                self.refuse(site, str(error))
+                continue
+            answered[site] = reply
+            self._back(site)
         return answered
 
-    def ask_numbers(self, task: str, request: dict[str, Any], what: str) -> dict[str, dict[str, np.ndarray]]:
-        """The same, for the numbers in the answers."""
+    def ask_numbers(
+        self, task: str, request: dict[str, Any], what: str, expected: dict[str, Expected], least: int
+    ) -> dict[str, dict[str, np.ndarray]]:
+        """The same, for the ``expected`` numbers in the answers; a site that tells of fewer than ``least`` rows is refused.
+
+        Reports may be empty.
+        """
         numbers = {}
         for site, reply in self.ask_all(task, request).items():
+            told = reply.content.get("numbers")
             try:
-                numbers[site] = named_arrays(reply.content.get("numbers"), what)
+                numbers[site] = share_of(told, {} if task == "finish" and told == {} else expected, what)
+                for name in ROWS & numbers[site].keys():
+                    check_rows(numbers[site][name], least)
             except BadReply as error:
+                numbers.pop(site, None)
                 self.refuse(site, str(error))
         return numbers
 
@@ -100,12 +135,16 @@ class Attendance:
                 self.record.say(f"{site} did not answer within {self.settings.reply_timeout:g} s; going on without it")
             return "no answer"
         try:
-            if "refused" in reply.content:
-                raise BadReply(reason(reply))
+            reply.check()
             accepted[site] = to_tree(reply.content.get("arrays"), like, "its reply")
         except BadReply as error:
             self.refuse(site, str(error))
+            bad = self.faults[site] = self.faults.get(site, 0) + 1
+            if bad >= BEARABLE and self.settings.needed < len(self.settings.sites):
+                rounds = self.resting[site] = min(2 ** (bad - BEARABLE + 1), LONGEST)
+                self.record.say(f"{site} is left out of the next {rounds} rounds: {bad} bad replies in a row")
             return f"refused: {error}"
+        self.faults.pop(site, None)
         if self._back(site):
             self.record.say(f"{site} is back")
         note = reply.content.get("note")
@@ -141,14 +180,18 @@ class Attendance:
         sentence = f"Only {len(sites)} of the {needed} sites the run needs {what}; missing: {', '.join(missing)}."
         if len(sites) + len(refusals) >= needed:
             raise RunFailed(f"{sentence} " + " ".join(f"{site}: {why}" for site, why in refusals.items()))
-        raise TooFewSites(sentence)
+        raise TooFewSites(sentence, missing)
 
 
 class Coordinator:
     """One run.  ``run()`` goes on from wherever the record says it was, to the end."""
 
-    def __init__(self, settings: JobSettings, program: Program, record: Record, channel: Channel) -> None:
+    def __init__(
+        self, settings: JobSettings, program: Program, record: Record, channel: Channel, least: int = 1
+    ) -> None:
+        """``least``: sites that tell of fewer rows are refused, since steps and batches suit the smallest site."""
         self.settings, self.program, self.record, self.channel = settings, program, record, channel
+        self.least = least
         self.rows: dict[str, int] = {}
 
     def run(self) -> list[Tree]:
@@ -182,7 +225,8 @@ class Coordinator:
         while self.progress.surveys < upto:
             number = self.progress.surveys
             request = {"survey": number, "agreed": self.progress.agreed, "answers": self.progress.answers}
-            told = self.attendance.ask_numbers("survey", request, "the survey")
+            expected = self.program.expected(number)
+            told = self.attendance.ask_numbers("survey", request, "the survey", expected, self.least)
             self.attendance.enough([*told], f"answered survey {number + 1}")
             self.progress.agreed |= self.program.agree(number, [*told.values()], self.progress.agreed)
             self.progress.surveys += 1
@@ -217,22 +261,40 @@ class Coordinator:
         self.record.say(f"stage {stage.name} is done: {stage.rounds} rounds")
 
     def _prepare(self) -> None:
-        request = {"stage": self.progress.stage, "agreed": self.progress.agreed, "answers": self.progress.answers}
+        """A site that does not answer in time is prepared with the first request that it takes (`_requests`)."""
+        self.preparing = {
+            "stage": self.progress.stage, "agreed": self.progress.agreed, "answers": self.progress.answers,
+        }  # fmt: skip
         self.ready: set[str] = set()
-        for site, reply in self.attendance.ask_all("prepare", request).items():
-            rows = reply.content.get("rows")
-            if isinstance(rows, int) and rows > 0:
+        answered = self.attendance.ask_all("prepare", self.preparing)
+        self.declined = {*self.attendance.refusals}
+        for site, reply in answered.items():
+            self._admit(site, reply)
+        self.attendance.enough([site for site in self.settings.sites if site in self.ready], "are ready")
+
+    def _admit(self, site: str, reply: Reply) -> bool:
+        """Whether a site that has prepared itself may take part in the stage."""
+        rows = reply.content.get("rows")
+        try:
+            if isinstance(rows, int) and 0 < rows < MOST:
+                check_rows(np.array(rows), self.least)
                 self.rows[site] = rows
             elif self.stage.weights == "samples":
-                self.attendance.refuse(site, "did not tell how many rows it has, which the averages are weighted by")
-                continue
-            self.ready.add(site)
-        self.attendance.enough([site for site in self.settings.sites if site in self.ready], "are ready")
+                raise BadReply("did not tell how many rows it has, which the averages are weighted by")
+        except BadReply as error:
+            self.attendance.refuse(site, str(error))
+            self.declined.add(site)
+            return False
+        self.ready.add(site)
+        return True
 
     def _round(self) -> None:
         """All phases of one round; the sites that answer the first one are its cohort."""
         progress = self.progress
         self.cohort: set[str] | None = None
+        there = {*self.channel.sites()} - self.declined
+        self.spared = self.attendance.rested() & there
+        self.asked = there - self.spared
         self.floor = dict(progress.since)
         rows: list[dict[str, Any]] = []
         self._run(self.stage.algorithm.plan, 0, 0, rows)
@@ -248,8 +310,8 @@ class Coordinator:
         self._save()
 
     def _cohort(self) -> set[str]:
-        """Those who have answered every phase of the round so far; before the first one all who are ready."""
-        return self.ready if self.cohort is None else self.cohort
+        """Those who have answered every phase of the round so far; before the first one all who are asked."""
+        return self.asked if self.cohort is None else self.cohort
 
     def _run(self, items: Plan, ordinal: int, first: int, rows: list[dict[str, Any]]) -> int:
         """``first``: the number of the first item among all of the plan."""
@@ -272,25 +334,32 @@ class Coordinator:
         progress, settings = self.progress, self.settings
         label = Label(progress.stage, progress.round, ordinal, progress.attempt)
         arrays = to_arrays(self.compiled.send(self.server, item=item))
-        requests = self._requests(label, item, arrays)
-        replies = self.attendance.ask("work", requests, settings.reply_timeout)
         like = self.compiled.reply_like(item)
         answers: dict[str, Tree] = {}
-        for site, request in requests.items():
-            reply = replies.get(site)
-            outcome = self.attendance.accept(site, reply, like, answers)
-            down = size_of(arrays) + size_of(request["parcel"] or [])
-            up = size_of(to_arrays(answers[site])) if site in answers else 0
-            progress.bytes_down, progress.bytes_up = progress.bytes_down + down, progress.bytes_up + up
-            rows.append(
-                {
-                    "stage": label.stage, "round": label.round, "ordinal": ordinal, "phase": self.compiled.phase(item).name,
-                    "site": site, "outcome": outcome, "bytes_down": down, "bytes_up": up,
-                    "seconds": "" if reply is None else f"{reply.seconds:.6f}",
-                    "site_seconds": "" if reply is None else _number(reply.content.get("seconds")),
-                    "at": f"{time.perf_counter() - self.began:.6f}",
-                }
-            )  # fmt: skip
+        while True:
+            requests = self._requests(label, item, arrays)
+            replies = self.attendance.ask("work", requests, settings.reply_timeout)
+            for site, request in requests.items():
+                reply = replies.get(site)
+                outcome = self.attendance.accept(site, reply, like, answers)
+                if site in answers and site not in self.ready and not self._admit(site, replies[site]):
+                    del answers[site]
+                    outcome = "refused: its number of rows"
+                down = size_of(arrays) + size_of(request["parcel"] or [])
+                up = size_of(to_arrays(answers[site])) if site in answers else 0
+                progress.bytes_down, progress.bytes_up = progress.bytes_down + down, progress.bytes_up + up
+                rows.append(
+                    {
+                        "stage": label.stage, "round": label.round, "ordinal": ordinal, "phase": self.compiled.phase(item).name,
+                        "site": site, "outcome": outcome, "bytes_down": down, "bytes_up": up,
+                        "seconds": "" if reply is None else f"{reply.seconds:.6f}",
+                        "site_seconds": "" if reply is None else _number(reply.content.get("seconds")),
+                        "at": f"{time.perf_counter() - self.began:.6f}",
+                    }
+                )  # fmt: skip
+            if len(answers) >= settings.needed or self.cohort is not None or not self.spared:
+                break
+            self.asked, self.spared = self.spared, set()  # without those that were to be left out it is too few
         self.attendance.enough([*answers], f"answered in round {label.round + 1} of {self.stage.name}")
         lost = self._cohort() - answers.keys()
         if self.cohort is not None and lost:
@@ -302,9 +371,12 @@ class Coordinator:
             self.server, replied, weights, label.round, ordinal, item=item
         )
         if not finite:
+            largest = {site: max((float(np.abs(array).max()) for array in to_arrays(tree) if array.size), default=0.0)
+                       for site, tree in answers.items()}  # fmt: skip
+            most = max(largest, key=lambda site: largest[site])
             raise RunFailed(
                 f"The run diverged in round {label.round + 1} of {self.stage.name}: the coordinator's update gave a NaN or an "
-                f"infinity. Try smaller steps."
+                f"infinity. Try smaller steps. The largest number came from {most}: {largest[most]:.3g}."
             )
         for site in answers:
             progress.since[site] = list(label)
@@ -327,6 +399,7 @@ class Coordinator:
                 "arrays": arrays,
                 "parcel": progress.packed.get(site),
                 "parcel_item": progress.parcels.get(site),
+                **({} if site in self.ready else {"prepare": self.preparing}),
             }
             for site in self.settings.sites
             if site in self._cohort()
@@ -370,7 +443,7 @@ class Coordinator:
     def _finish(self) -> list[Tree]:
         progress = self.progress
         request = {"agreed": progress.agreed, "answers": progress.answers}
-        reports = self.attendance.ask_numbers("finish", request, "the report")
+        reports = self.attendance.ask_numbers("finish", request, "the report", self.program.expected(None), self.least)
         if not progress.answers:  # nothing was trained: the reports are what the run is for
             self.attendance.enough([*reports], "reported")
         self.record.complete(progress.answers, reports)
@@ -387,5 +460,11 @@ class Coordinator:
         return float(self.rows[site]) if self.stage.weights == "samples" else 1.0
 
 
+def check_rows(told: np.ndarray, least: int) -> None:
+    """Numbers of rows must be ``least`` at least; where there need not be any, 0."""
+    if not ((told == 0) | ((told >= least) & (told < MOST))).all():
+        raise BadReply(f"tells of fewer rows than the {least} that the coordinator works with (its minimum_rows)")
+
+
 def _number(value: Any) -> str:
-    return f"{value:.6f}" if isinstance(value, float) else ""
+    return f"{value:.6f}" if isinstance(value, float) and 0 <= value < 1e7 else ""

@@ -2,19 +2,26 @@
 
 Both ends know the tree's structure, because both build the algorithm from the same settings; so only arrays travel, and
 everything that arrives is held against the shapes and types that ``jax.eval_shape`` says must arrive.
+
+On the way an array is its type, its shape and its bytes (`packed`).  NumPy's own format has a header that Python's parser
+reads, and in CPython before 3.11.8 and 3.12.2 that parser fails at times when two threads use it at once (gh-106905).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from fedbilevel.calculus import Tree
+from fedbilevel.engines.stages import Expected
 
 Arrays = list[np.ndarray]
+ARRAY = "\0array"
+"""The only key of what stands for an array on its way."""
 
 
 class BadReply(ValueError):
@@ -23,6 +30,33 @@ class BadReply(ValueError):
 
 def to_arrays(tree: Tree) -> Arrays:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def packed(value: Any) -> Any:
+    """``value`` as it travels: every array in it as its type, shape and bytes."""
+    if isinstance(value, np.ndarray):
+        return {ARRAY: [value.dtype.str, list(value.shape), value.tobytes()]}
+    if isinstance(value, dict):
+        return {name: packed(entry) for name, entry in value.items()}
+    return [packed(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def unpacked(value: Any) -> Any:
+    """What `packed` was given; `BadReply` where an array is not one of numbers, or not as long as it says."""
+    if isinstance(value, list | tuple):
+        return [unpacked(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) != {ARRAY}:
+        return {name: unpacked(entry) for name, entry in value.items()}
+    try:
+        name, shape, contents = value[ARRAY]
+        kind = np.dtype(name) if isinstance(name, str) and len(name) < 8 else np.dtype(object)
+        if kind.kind in "fciub" and len(contents) == kind.itemsize * math.prod(shape):
+            return np.frombuffer(contents, kind).reshape(shape).copy()
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise BadReply("an array in it is damaged")
 
 
 def to_tree(arrays: Any, like: Tree, what: str, finite: bool = True) -> Tree:
@@ -37,8 +71,12 @@ def to_tree(arrays: Any, like: Tree, what: str, finite: bool = True) -> Tree:
             raise BadReply(
                 f"array {number} of {what} is {array.dtype}{list(array.shape)} instead of {leaf.dtype}{list(leaf.shape)}"
             )
-        if finite and array.dtype.kind in "fc" and not np.isfinite(array).all():
-            raise BadReply(f"array {number} of {what} holds a NaN or an infinity")
+        if finite and array.dtype.kind in "fc" and array.size:
+            largest = float(np.abs(array).max())
+            if not math.isfinite(largest):
+                raise BadReply(f"array {number} of {what} holds a NaN or an infinity")
+            if largest > math.sqrt(np.finfo(array.dtype).max):
+                raise BadReply(f"array {number} of {what} holds {largest:.3g}, which is too large to compute with")
     return jax.tree.unflatten(structure, list(arrays))
 
 
@@ -48,10 +86,30 @@ def named_arrays(values: Any, what: str) -> dict[str, np.ndarray]:
         raise BadReply(f"{what} is not a table of named arrays")
     for name, array in values.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
-            raise BadReply(f"{name!r} in {what} is not an array of numbers")
+            raise BadReply(f"{name[:40]!r} in {what} is not an array of numbers")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise BadReply(f"{name!r} in {what} holds a NaN or an infinity")
+            raise BadReply(f"{name[:40]!r} in {what} holds a NaN or an infinity")
     return dict(values)
+
+
+def share_of(values: Any, expected: Mapping[str, Expected], what: str) -> dict[str, np.ndarray]:
+    """The numbers of a survey or a report: those that are ``expected``, of their shapes, within their bounds."""
+    numbers = named_arrays(values, what)
+    lacking, strange = sorted(expected.keys() - numbers.keys()), sorted(numbers.keys() - expected.keys())
+    if lacking or strange:
+        raise BadReply(f"{what} lacks {lacking[0]!r}" if lacking else f"{what} holds a strange {strange[0][:40]!r}")
+    lengths = set()
+    for name, (shape, low, high) in expected.items():
+        array = numbers[name]
+        open_ended = shape == (-1,) and array.ndim == 1
+        if not open_ended and array.shape != shape:
+            raise BadReply(f"{name!r} in {what} is of shape {list(array.shape)} instead of {list(shape)}")
+        lengths |= {array.size} if open_ended else set()
+        if not ((np.asarray(low) <= array) & (array <= high)).all():
+            raise BadReply(f"{name!r} in {what} holds a number that cannot be")
+    if len(lengths) > 1:
+        raise BadReply(f"{what} holds lists of different lengths")
+    return numbers
 
 
 def size_of(arrays: Sequence[np.ndarray]) -> int:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from fedbilevel.calculus import Tree
-from fedbilevel.engines.stages import Numbers, Program, Refused, Source, Stage
+from fedbilevel.engines.stages import Expected, Numbers, Program, Refused, Source, Stage
 from fedbilevel.federation.protocol.payload import BadReply, to_tree
 from fedbilevel.plan import Algorithm
 
@@ -65,6 +65,9 @@ class ArrayProgram:
         self._stage = Stage(algorithm.name, algorithm, rounds, example, weights)
 
     def survey(self, number: int, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> Numbers:
+        return {}
+
+    def expected(self, number: int | None) -> dict[str, Expected]:
         return {}
 
     def agree(self, number: int, told: Sequence[Numbers], agreed: Numbers) -> Numbers:

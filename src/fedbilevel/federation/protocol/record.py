@@ -8,6 +8,7 @@ log.txt           sentences with time stamps
 status.json       what `status` shows: running, waiting, failed or complete, and why
 answer.npz        the outer variables of all stages, when the run is complete
 report.json       what the sites told about the result
+reserve           room for the last words of a job whose disk is full
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -34,6 +36,10 @@ TABLES = {
     ),
     "history": ("stage", "round", "step", "objective", "sites", "bytes_down", "bytes_up", "seconds"),
 }  # fmt: skip
+RESERVE = 1 << 18
+LONGEST = 8000
+"""Characters of an entry of the log."""
+NEWLINE = "\n"
 LOCK_SECONDS = 30.0
 """How long a new job waits for the one before it to let go of the folder."""
 
@@ -129,6 +135,7 @@ class Record:
                 f"seed differ. Choose another name."
             )
         storage.write(file, self.settings.to_json())
+        storage.write(self.folder / "reserve", os.urandom(RESERVE))
         for name in TABLES:
             if not (self.folder / f"{name}.csv").exists():
                 self._replace(name, [])
@@ -167,18 +174,20 @@ class Record:
         storage.write(self.folder / f"{table}.csv", text.getvalue())
 
     def say(self, text: str) -> None:
+        """A line of the log; further lines of ``text`` are set in, so that nothing passes for a line of its own."""
         with (self.folder / "log.txt").open("a") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text[:LONGEST].replace(NEWLINE, NEWLINE + '    ')}\n")
 
     def status(self, status: str, sentence: str = "", **more: Any) -> None:
         """``status``: running, waiting, stopped, failed or complete."""
         told = {"run": self.settings.run, "job": self.job, "status": status, "sentence": sentence, **more}
         storage.write_json(self.folder / "status.json", told)
 
-    def end(self, status: str, sentence: str) -> None:
-        """The job ends before the run does."""
+    def end(self, status: str, sentence: str, **more: Any) -> None:
+        """The job ends before the run does; this is told on a full disk too."""
+        (self.folder / "reserve").unlink(missing_ok=True)
+        self.status(status, sentence, **more)
         self.say(sentence)
-        self.status(status, sentence)
 
     def close(self) -> None:
         """Let another coordinator have the folder."""

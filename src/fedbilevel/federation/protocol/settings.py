@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -98,7 +99,11 @@ class JobSettings:
 
 
 class TooFewSites(RuntimeError):
-    """Fewer sites answered than the run needs: it stands still until they are back, and then goes on."""
+    """Fewer sites answered than the run needs: it stands still until those ``missing`` are back, and then goes on."""
+
+    def __init__(self, sentence: str, missing: Sequence[str] = ()) -> None:
+        super().__init__(sentence)
+        self.missing = list(missing)
 
 
 class RunFailed(RuntimeError):

@@ -95,6 +95,8 @@ class Site:
     def _work(self, request: dict[str, Any]) -> dict[str, Any]:
         """One phase: the only thing the coordinator learns of the rows is its reply."""
         began = time.perf_counter()
+        # A site that was away when the others were prepared comes in with the next round.
+        prepared = self._prepare(request["prepare"]) if "prepare" in request else {}
         label = self._label(request)
         since, floor = Label.read(request["since"]), Label.read(request["floor"])
         item = int(request["item"])
@@ -108,7 +110,8 @@ class Site:
             return to_arrays(reply)
 
         like = jax.tree.leaves(self.compiled.reply_like(item))
-        told: dict[str, Any] = {"arrays": self.door.reply("work", compute, like, request["arrays"], label)}
+        arrays = self.door.reply("work", compute, like, request["arrays"], label)
+        told: dict[str, Any] = {**prepared, "arrays": arrays}
         self.vault.keep(label, after[0], floor, since)
         if self.policy.may_tell("seconds"):
             told["seconds"] = time.perf_counter() - began

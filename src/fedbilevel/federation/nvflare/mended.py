@@ -1,0 +1,108 @@
+"""What NVFlare 2.9 does that a long run with sites of others cannot bear, put right; importing this is enough.
+
+Everything here is looked up by NVFlare at every call, so it does not matter how much of a process is up already.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from nvflare.apis.fl_constant import ServerCommandNames
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.fuel.f3.cellnet import cell
+from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
+from nvflare.fuel.f3.streaming.byte_receiver import RxTask
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.fuel.sec.audit import Auditor
+from nvflare.private.defs import CellMessageHeaderKeys
+
+# A message that was received is remembered for a minute, so that it is not taken twice.  NVFlare starts a thread for each,
+# which sleeps for that minute: a site that asks for work ten times a second had six hundred of them.
+
+_forgetting: list[tuple[float, int, RxTask]] = []
+_numbers = itertools.count()
+_lock = threading.Lock()
+
+
+def _forget_later(task: RxTask, ttl: float | None = None) -> None:
+    with task.stop_lock:
+        if task.cleanup_timer:
+            return
+        task.cleanup_timer = SimpleNamespace(cancel=lambda: None)
+    now = time.monotonic()
+    with _lock:
+        heapq.heappush(_forgetting, (now + (task.completed_task_ttl if ttl is None else ttl), next(_numbers), task))
+        over = []
+        while _forgetting and _forgetting[0][0] <= now:
+            over.append(heapq.heappop(_forgetting)[2])
+    for old in over:
+        old._remove_task()
+
+
+RxTask._schedule_remove_task = _forget_later
+
+# A reply that cannot be decoded ends the coordinator's process, and one that is too large is dropped without a word.  Here
+# whoever set `unreadable` is told the site's token and what is wrong, and the job goes on.
+
+unreadable: list[Callable[[str, str], None]] = []
+_decode, _fail = cell.decode_payload, BlobHandler._fail
+
+
+def _told(headers: dict[str, Any] | None, what: str) -> bool:
+    """Whether it was a site's reply to a task."""
+    if not unreadable or (headers or {}).get(StreamHeaderKey.TOPIC) != ServerCommandNames.SUBMIT_UPDATE:
+        return False
+    unreadable[0](str((headers or {}).get(CellMessageHeaderKeys.TOKEN)), what)
+    return True
+
+
+def _decode_or_tell(message: Any, *args: Any, **kwargs: Any) -> None:
+    try:
+        _decode(message, *args, **kwargs)
+    except Exception:
+        if not _told(message.headers, "it cannot be decoded"):
+            raise
+        message.payload = Shareable()
+        message.payload.set_peer_context(FLContext())
+
+
+def _fail_and_tell(stream: Any, future: Any, error: Exception) -> None:
+    _told(stream.headers, "it is larger than the coordinator takes (its largest_megabytes)")
+    _fail(stream, future, error)
+
+
+cell.decode_payload = _decode_or_tell
+BlobHandler._fail = staticmethod(_fail_and_tell)
+
+# Logs that only grow: two lines of a site in every exchange, and the audit trail, with lines for every exchange and every look.
+
+AUDIT_BYTES = 10_000_000
+"""How large the trail grows; the one before is kept as well."""
+
+
+def _bounded(add: Callable[..., str]) -> Callable[..., str]:
+    def added(auditor: Auditor, *args: Any, **kwargs: Any) -> str:
+        with auditor._lock:
+            if auditor.audit_file is not None and auditor.audit_file.tell() > AUDIT_BYTES:
+                file = Path(auditor.audit_file.name)
+                auditor.audit_file.close()
+                file.replace(file.with_name(f"{file.name}.1"))
+                auditor.audit_file = file.open("a")
+        return add(auditor, *args, **kwargs)
+
+    return added
+
+
+Auditor.add_event, Auditor.add_job_event = _bounded(Auditor.add_event), _bounded(Auditor.add_job_event)
+logging.getLogger("nvflare.private.fed.client.fed_client.FederatedClient").addFilter(
+    lambda record: not record.getMessage().startswith(("pull_task completed", "Starting to push"))
+)

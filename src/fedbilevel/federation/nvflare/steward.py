@@ -1,0 +1,56 @@
+"""What the server's own process makes sure of; named in ``local/resources.json`` of its kit, so imported before sites log in.
+
+A site whose worker dies reports that, and NVFlare ends the job for all.  Here the coordinator is told that the site has left,
+and decides by itself whether the others are enough.  A site that is there twice, because its kit was copied, takes the place of
+the original; here it is written down.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey
+from nvflare.private.fed.server.client_manager import ClientManager
+from nvflare.private.fed.server.fed_server import FederatedServer
+
+from fedbilevel import storage
+from fedbilevel.federation.nvflare import mended as mended
+from fedbilevel.federation.nvflare.job import TWINS, read_twins
+
+_failed, _heard = FederatedServer.process_job_failure, ClientManager.heartbeat
+
+
+class Steward(FLComponent):  # type: ignore[misc]
+    """``kit``: the server's."""
+
+    kit: Path | None = None
+
+    def __init__(self, kit: str) -> None:
+        super().__init__()
+        Steward.kit = Path(kit)
+
+
+def _left(server: Any, request: Any) -> Any:
+    about = request.payload
+    client = server.client_manager.clients.get(request.get_header(CellMessageHeaderKeys.TOKEN))
+    if not isinstance(about, dict) or client is None or not about.get(JobFailureMsgKey.CODE):
+        return _failed(server, request)
+    request.payload = {**about, JobFailureMsgKey.CODE: 0}
+    reply = _failed(server, request)
+    server.engine.notify_dead_job(about.get(JobFailureMsgKey.JOB_ID), client.name, "its worker has ended")
+    return reply
+
+
+def _noticed(manager: Any, token: str, client_name: str, client_fqcn: str, fl_ctx: FLContext) -> Any:
+    answer = _heard(manager, token, client_name, client_fqcn, fl_ctx)
+    if Steward.kit is not None and fl_ctx.get_prop(FLContextKey.COMMUNICATION_ERROR) is not None:
+        storage.write_json(Steward.kit / TWINS, {**read_twins(Steward.kit), client_name: time.time()})
+    return answer
+
+
+FederatedServer.process_job_failure, ClientManager.heartbeat = _left, _noticed

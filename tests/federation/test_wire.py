@@ -1,0 +1,203 @@
+"""How messages travel: arrays as bytes, replies that cannot be read, sites that wait, threads that do not pile up."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("nvflare", reason="needs the federation extra: pip install 'fedbilevel[federation]'")
+
+from nvflare.apis.fl_constant import ServerCommandNames
+from nvflare.apis.shareable import Shareable
+from nvflare.fuel.f3.cellnet import cell
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
+from nvflare.fuel.f3.streaming.byte_receiver import RxTask
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.fuel.sec.audit import Auditor
+from nvflare.fuel.utils import fobs
+from nvflare.private.defs import CellMessageHeaderKeys
+from nvflare.private.fed.server.fed_server import FederatedServer
+from nvflare.private.fed.utils.fed_utils import fobs_initialize
+
+from fedbilevel.federation.nvflare import controller, mended, steward
+from fedbilevel.federation.nvflare.job import read_twins
+from fedbilevel.federation.protocol.payload import ARRAY, BadReply, packed, unpacked
+
+ARRAYS = [
+    np.array(3.5), np.zeros((0, 4)), np.array([np.nan, -np.inf, 1e-300]), np.arange(6, dtype=np.int32).reshape(2, 3)[:, ::-1],
+    np.array([True, False]), np.array([1 + 2j]), np.arange(3, dtype=">f4"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{list(array.shape)}")
+def test_an_array_travels_as_its_bytes(array, monkeypatch):
+    """Python's parser, which two threads must not use at once in CPython 3.11.7, is not asked."""
+    fobs_initialize()
+    monkeypatch.setattr(np, "load", None)
+    sent = fobs.dumps(Shareable(packed({"a": [array], "b": {"n": 7, "none": None, "text": "x"}})))
+    found = unpacked(dict(fobs.loads(sent)))
+    assert found["b"] == {"n": 7, "none": None, "text": "x"}
+    (back,) = found["a"]
+    assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
+    assert back.flags.writeable
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [["|O", [1], b"12345678"], ["<f8", [2], b"12345678"], ["<f8", [-1], b"12345678"], ["<f8", "x", b""], ["V8", [1], b"12"],
+     ["f8," * 1000, [1], b""], [7, [1], b"12345678"], ["<f8", [1]], "text", ["<f8", [2**62, 4], b""], ["<f8", [1], "12345678"]],
+    ids=str,
+)  # fmt: skip
+def test_a_forged_array_is_refused(forged):
+    with pytest.raises(BadReply, match="an array in it is damaged"):
+        unpacked({"arrays": [{ARRAY: forged}]})
+
+
+def test_messages_that_were_received_do_not_cost_a_thread_each():
+    before = threading.active_count()
+    made = [RxTask(number, "site-1", None, reliable=True) for number in range(300)]
+    for task in made:
+        RxTask.rx_task_map[("site-1", task.sid)] = task
+        task.completed_task_ttl = 0.0
+        task._schedule_remove_task()
+    assert threading.active_count() == before
+    time.sleep(0.01)
+    RxTask(300, "site-1", None, reliable=True)._schedule_remove_task()
+    assert not [key for key in RxTask.rx_task_map if key[0] == "site-1"], "they are forgotten all the same"
+
+
+@pytest.mark.parametrize(("waited", "seconds"), [(0.0, 0.01), (0.3, 0.01), (2.0, 0.04), (12.5, 0.25), (1e6, 0.25)])
+def test_who_waits_long_asks_seldom(waited, seconds):
+    assert controller.patience_of_sites(waited, 0.01) == pytest.approx(seconds)
+
+
+@pytest.fixture
+def channel():
+    """A channel whose tasks go nowhere; (channel, the runner whose sites ask)."""
+    runner = SimpleNamespace(config=SimpleNamespace(task_request_interval=0.01))
+    manager = SimpleNamespace(clients={f"token-{n}": SimpleNamespace(name=f"site-{n}") for n in (1, 2, 3)})
+    context = SimpleNamespace(get_engine=lambda: SimpleNamespace(client_manager=manager), get_prop=lambda name: runner)
+    sent = []
+    made = controller.TaskChannel(
+        SimpleNamespace(broadcast=lambda task, *_, **__: sent.append(task)), context, SimpleNamespace(triggered=False)
+    )
+    return made, runner, sent
+
+
+def asked(made, meanwhile, seconds=5.0):
+    """What comes of a request to three sites while ``meanwhile`` happens."""
+    thread = threading.Timer(0.05, meanwhile)
+    thread.start()
+    try:
+        sites = ("site-1", "site-2", "site-3")
+        return made.ask("work", {site: {"arrays": [np.zeros(2)]} for site in sites}, {*sites}, seconds)
+    finally:
+        thread.join()
+
+
+def reply(made, number, content):
+    task = SimpleNamespace(client=SimpleNamespace(name=f"site-{number}"), result=Shareable(content))
+    made.exchange.received(task, None)
+
+
+def test_a_site_whose_worker_ended_is_not_waited_for(channel):
+    made, *_ = channel
+
+    def meanwhile():
+        made.lost("site-2")
+        reply(made, 1, packed({"arrays": [np.ones(2)]}))
+        reply(made, 3, {"arrays": [{ARRAY: ["<f8", [9], b""]}]})
+
+    began = time.monotonic()
+    found = asked(made, meanwhile)
+    assert set(found) == {"site-1", "site-3"}
+    np.testing.assert_array_equal(found["site-1"].content["arrays"][0], np.ones(2))
+    assert found["site-3"].fault == "its reply was not read: an array in it is damaged"
+    assert time.monotonic() - began < 2
+    assert set(asked(made, lambda: [reply(made, n, {}) for n in (1, 3)])) == {"site-1", "site-3"}
+
+
+def submitted(token):
+    return {StreamHeaderKey.TOPIC: ServerCommandNames.SUBMIT_UPDATE, CellMessageHeaderKeys.TOKEN: token}
+
+
+def test_a_reply_that_cannot_be_decoded_or_is_too_large_is_named_and_the_process_lives(channel, monkeypatch):
+    made, _, sent = channel
+    monkeypatch.setattr(mended, "unreadable", [made.unreadable])
+    failed = []
+
+    def meanwhile():
+        garbled = Message({**submitted("token-1"), StreamHeaderKey.PAYLOAD_ENCODING: "fobs"}, b"\xc1 garbage")
+        cell.decode_payload(garbled, StreamHeaderKey.PAYLOAD_ENCODING)
+        assert isinstance(garbled.payload, Shareable)
+        stream = SimpleNamespace(headers=submitted("token-2"))
+        BlobHandler._fail(stream, SimpleNamespace(set_exception=failed.append), ValueError("too large"))
+        reply(made, 3, {})
+
+    found = asked(made, meanwhile)
+    assert found["site-1"].fault == "its reply was not read: it cannot be decoded"
+    assert found["site-2"].fault.startswith("its reply was not read: it is larger than the coordinator takes")
+    assert found["site-3"].fault == ""
+    assert len(failed) == 1
+    assert all(task.completion_status is not None for task in sent), "or they would be done again"
+    other = Message({StreamHeaderKey.TOPIC: "another", StreamHeaderKey.PAYLOAD_ENCODING: "fobs"}, b"\xc1 garbage")
+    with pytest.raises(Exception, match=r".+"):
+        cell.decode_payload(other, StreamHeaderKey.PAYLOAD_ENCODING)
+
+
+def test_sites_ask_seldom_while_they_wait_and_often_afterwards(channel, monkeypatch):
+    made, runner, _ = channel
+    monkeypatch.setattr(controller, "IDLE_SHARE", 1.0)
+    paces = []
+
+    def meanwhile():
+        time.sleep(0.5)
+        paces.append(runner.config.task_request_interval)
+        for number in (1, 2, 3):
+            reply(made, number, {})
+
+    asked(made, meanwhile)
+    assert paces == [0.25]
+    assert runner.config.task_request_interval == controller.REQUEST_INTERVAL
+
+
+def test_a_worker_that_dies_leaves_the_run_and_does_not_end_it(monkeypatch):
+    told = []
+    monkeypatch.setattr(steward, "_failed", lambda server, request: told.append(request.payload["code"]))
+    server = SimpleNamespace(
+        client_manager=SimpleNamespace(clients={"token": SimpleNamespace(name="site-2")}),
+        engine=SimpleNamespace(notify_dead_job=lambda *about: told.append(about)),
+    )
+    report = lambda code, token: Message({CellMessageHeaderKeys.TOKEN: token}, {"job_id": "job", "code": code})  # noqa: E731
+    FederatedServer.process_job_failure(server, report(101, "token"))
+    assert told == [0, ("job", "site-2", "its worker has ended")]
+    FederatedServer.process_job_failure(server, report(0, "token"))
+    FederatedServer.process_job_failure(server, report(101, "stranger"))
+    assert told[2:] == [0, 101], "what ends well, and strangers, are NVFlare's"
+
+
+def test_a_kit_that_is_in_use_twice_is_written_down(tmp_path, monkeypatch):
+    steward.Steward(str(tmp_path))
+    monkeypatch.setattr(steward.Steward, "kit", tmp_path)
+    properties = {}
+    context = SimpleNamespace(get_prop=properties.get)
+    monkeypatch.setattr(steward, "_heard", lambda *_: True)
+    steward.ClientManager.heartbeat(None, "token", "site-1", "site-1", context)
+    assert read_twins(tmp_path) == {}
+    properties[steward.FLContextKey.COMMUNICATION_ERROR] = "already registered"
+    assert steward.ClientManager.heartbeat(None, "token", "site-1", "site-1", context)
+    assert time.time() - read_twins(tmp_path)["site-1"] < 60
+
+
+def test_the_audit_trail_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(mended, "AUDIT_BYTES", 1000)
+    auditor = Auditor(str(tmp_path / "audit.log"))
+    for _ in range(20):
+        auditor.add_job_event("job", msg="x" * 50)
+        auditor.add_event("ann", "look", msg="x" * 50)
+    auditor.close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["audit.log", "audit.log.1"]
+    assert all(file.stat().st_size < 1300 for file in tmp_path.iterdir())
