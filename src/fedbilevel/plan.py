@@ -125,6 +125,8 @@ class Algorithm(NamedTuple):
     """(outer, inner, one client's data) -> this client's share of the objective, over all its data."""
     check: Callable[[Any], None] = lambda data: None
     """ClientData -> None; raises one clear sentence when the data do not fit."""
+    remark: Callable[[Any], str | None] = lambda server: None
+    """server state at the end of a run -> what to warn of, if anything."""
     name: str = ""
     settings: Any = None
     build: Callable[[Any], Algorithm] = _unsaid

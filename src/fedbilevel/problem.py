@@ -276,6 +276,8 @@ def check_variable(name: str, tree: Tree) -> None:
     leaves = jax.tree.leaves(tree)
     if not leaves:
         raise ValueError(f"init gave an empty tree as the {name} variable.")
+    if not any(leaf.size for leaf in leaves):
+        raise ValueError(f"The {name} variable holds no numbers ({shapes_in(tree)}): there is nothing to learn in it.")
     for leaf in leaves:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise TypeError(

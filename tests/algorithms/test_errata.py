@@ -28,7 +28,7 @@ def minimiser(reference):
 
 def test_every_round_has_exactly_its_local_steps(reference):
     """The printed rule, t + 1 mod I = 0, would stop the first round one step early."""
-    algorithm = fb.fedbio(reference.problem(), fb.exact(), local_steps=3)
+    algorithm = fb.fedbio(reference.problem(), fb.exact(), 0.1, 0.1, local_steps=3)
     steps = fb.trace(algorithm, reference.data(), 2)
     assert steps.outer.shape == (6, 3, 3)
     spread = np.ptp(np.asarray(steps.outer), axis=1).max(axis=1)

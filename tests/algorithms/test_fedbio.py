@@ -120,7 +120,7 @@ def test_a_round_in_which_every_reply_is_lost_changes_nothing():
 
 def test_presets_refresh_the_momentum_or_not():
     """The paper's constants forget less than a hundredth of the first momentum per step, the tuned ones about a quarter."""
-    paper = fb.fedbioacc(quadratic().problem(), fb.exact()).settings
+    paper = fb.fedbioacc(quadratic().problem(), fb.exact(), 1.0, 1.0).settings
     tuned = fb.fedbioacc(quadratic().problem(), fb.exact(), **fb.TUNED).settings
     forgotten = [s.c_outer * (s.delta / (s.u + s.sigma**2) ** (1 / 3)) ** 2 for s in (paper, tuned)]
     assert forgotten[0] == pytest.approx(0.01 / 2 ** (2 / 3))

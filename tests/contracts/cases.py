@@ -20,17 +20,20 @@ ESTIMATORS = {
     "exact": lambda: fb.exact(),
     "conjugate_gradient": lambda: fb.conjugate_gradient(steps=20, tolerance=1e-13),
     "neumann": lambda: fb.neumann(terms=2, step=0.6),
+    "adaptive": lambda: fb.neumann("auto", "auto"),
 }
 TUNED = {"delta": 0.8, "u": 2.0, "sigma": 1.0, "c_inner": 0.9, "c_outer": 1.2}
 ALGORITHMS = ("fedbio", "fedbioacc-paper", "fedbioacc-local")
 GLOBAL = ("fedbio_global", "fedbioacc_global", "simfbo", "shrofbo", "fedmsa", "fednest", "lfednest", "aggitd", "fedmbo")
 """Methods for a global lower level."""
+AUTO = ("fedbio_auto", "fedbioacc_auto", "fedmsa_auto")
+"""Methods whose steps set themselves."""
 PLAIN = ("fedavg", "afl", "qfedavg")
 """Methods without a lower level."""
 FAIR = ("fedreg", "fedminmax", "fcfl", "fedfb", "fairfed")
 """Methods that train a classifier fair to groups; without a lower level either."""
 LOCAL = [f"{algorithm}/{estimator}" for algorithm in ALGORITHMS for estimator in ESTIMATORS]
-NAMES = [*PLAIN, *LOCAL, *GLOBAL, *FAIR]
+NAMES = [*PLAIN, *LOCAL, *AUTO, *GLOBAL, *FAIR]
 METHODS = [name for name in NAMES if "/" not in name or name.endswith("/neumann")]
 """One estimator for contracts in which the estimator plays no part."""
 EQUAL, UNEQUAL = ((6, 4),) * 3, ((6, 4), (6, 4), (4, 3))
@@ -89,6 +92,12 @@ def algorithm(name, batch_size=None, scale=1.0):
     if name in GLOBAL:
         return global_algorithm(name, batch_size, scale)
     options = {"local_steps": STEPS, "batch_size": batch_size}
+    if name == "fedmsa_auto":
+        return fb.fedmsa(reference().problem(None, "global"), **options)
+    if name in AUTO:
+        return getattr(fb, name.removesuffix("_auto"))(
+            reference().problem(), ESTIMATORS["conjugate_gradient"](), **options
+        )
     family, estimator = name.split("/")
     problem, steps = reference().problem(), {"inner_step": 0.4 * scale, "outer_step": 0.3 * scale}
     if family == "fedbio":

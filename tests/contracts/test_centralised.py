@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
+from fedbilevel.algorithms.steps import unknown
 from tests.contracts.cases import (
+    AUTO,
     FAIR_OPTIONS,
     GROUPS,
     METHODS,
@@ -28,10 +30,13 @@ from tests.contracts.cases import (
     totals,
 )
 from tests.fairness import references_baselines as fair
-from tests.references import client_fair, nested, phi
+from tests.references import client_fair, coupled, nested, phi
 from tests.references.compare import close, server_key
 from tests.references.fedavg import fedavg
+from tests.references.fedbio import fedbio as naive_fedbio
+from tests.references.fedbioacc import fedbioacc as naive_fedbioacc
 from tests.references.rows import Rows, whole
+from tests.references.steps import Curved, Distance
 
 model = reference()
 ALL_ROUNDS = {"rounds": ROUNDS, "cohorts": [{0: 1.0}] * ROUNDS}
@@ -146,9 +151,30 @@ def slope_of_bowl(client, w, rows):
     return model.mean(0, 0, "H", None) @ w - model.mean(0, 0, "b", None)
 
 
+def by_themselves(name):
+    """The naive loops with steps that set themselves, with one client."""
+    direction = np.asarray(unknown(jnp.asarray(model.start[1]), jax.random.key(0)).direction)
+    curved, distance = Curved(model, direction, 1), Distance(model.start[0])
+    alone = {"rounds": ROUNDS, "local_steps": STEPS, "weights": [1.0]}
+    if name == "fedmsa_auto":
+        rows = lambda number, ordinal, client, steps=1, **about: [Rows()] * steps  # noqa: E731
+        options = {"steps": (distance, curved), "rho": 0.5, "cohorts": [[0]] * ROUNDS, "project": lambda x: x}
+        return list(coupled.fedmsa(model, rows, **alone, **options))
+    rules = {"inner_step": curved, "outer_step": distance}
+    if name == "fedbioacc_auto":
+        x, (y,) = naive_fedbioacc(
+            model, phi.exact(model), model.start, whole, **alone, constants={**fb.TUNED, **rules}, previous="local"
+        )
+    else:
+        x, (y,) = naive_fedbio(model, phi.exact(model), model.start, whole, **alone, **rules)
+    return [x, y]
+
+
 def centralised(name):
     """[x] or [x, y] after ROUNDS rounds on the first client's rows."""
     estimate, start = phi.neumann(model, 2, 0.6), np.asarray(start_of_bowl(None))
+    if name in AUTO:
+        return by_themselves(name)
     if "/" in name:
         return single_loop(name)
     if name in ("fedbio_global", "fedbioacc_global", "simfbo", "shrofbo", "fedmsa"):

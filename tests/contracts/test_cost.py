@@ -20,21 +20,30 @@ def test_a_sweep_compiles_once_and_recording_does_not_compile_again(compiled):
     assert len(found.results) == 4
 
 
-VECTORS = {"fedavg": 1, "fedbio": 1, "fedbioacc-paper": 2, "fedbioacc-local": 2}
+VECTORS = {
+    "fedavg": (1, 1, 0),
+    "fedbio": (1, 1, 0),
+    "fedbio_auto": (1, 1, 0),
+    "fedbioacc-paper": (2, 2, 4),
+    "fedbioacc-local": (2, 2, 4),
+    "fedbioacc_auto": (1, 2, 4),
+}
+"""Outer-sized vectors up and down, and bytes more on the way down."""
 
 
-@pytest.mark.parametrize("name", ["fedavg", *LOCAL])
+@pytest.mark.parametrize("name", ["fedavg", "fedbio_auto", "fedbioacc_auto", *LOCAL])
 def test_bytes_are_those_of_the_arrays_sent(name):
-    """FedAvg and FedBiO send one outer-sized vector up and down, FedBiOAcc two (and the step number down)."""
+    """FedAvg and FedBiO send one outer-sized vector up and down, whoever sets the steps, FedBiOAcc two and the step number
+    down; one up where the server moves x."""
     chosen = algorithm(name)
     traffic = Simulation(chosen, reference().data(), Options()).traffic
     key = jax.random.key(0)
     server = chosen.init(key)
     outer = bytes_of(chosen.outer(server))
     assert outer == 8 * (4 if name == "fedavg" else 3)
-    vectors = VECTORS[name.split("/")[0]]
-    assert traffic.up == vectors * outer
-    assert traffic.down == vectors * outer + (4 if vectors == 2 else 0)
+    up, down, more = VECTORS[name.split("/")[0]]
+    assert traffic.up == up * outer
+    assert traffic.down == down * outer + more
     assert traffic.down == bytes_of(chosen.plan[0].send(server))
 
 

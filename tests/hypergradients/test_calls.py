@@ -116,7 +116,7 @@ def unrolled(algorithm, data):
 @pytest.mark.parametrize(("make", "batch_size"), [(fb.fedbio, None), (fb.fedbio, 2), (fb.fedbioacc, 2)])
 def test_algorithms_report_their_calls(asked, make, batch_size):
     reference = quadratic(sizes=((6, 4),))
-    algorithm = make(reference.problem(), fb.neumann(2, 0.5), local_steps=3, batch_size=batch_size)
+    algorithm = make(reference.problem(), fb.neumann(2, 0.5), 0.1, 0.1, local_steps=3, batch_size=batch_size)
     unrolled(algorithm, reference.data())
     points = 2 if make is fb.fedbioacc else 1
     assert asked == {"gradients": 6 * points, "hessian_vector": 6 * points, "cross": 3 * points}

@@ -17,7 +17,12 @@ from tests.references.quadratic import quadratic as make_quadratic
 from tests.references.rows import Rows, batches
 
 # Eigenvalues of the Hessians lie in [0.4, 1.2] (quadratic) and [0.2, 1.6] (logistic): 400 terms leave (1 - 0.12)^401 < 1e-22.
-ACCURATE = {"exact": fb.exact(), "cg": fb.conjugate_gradient(100, 1e-14), "neumann": fb.neumann(400, 0.6)}
+ACCURATE = {
+    "exact": fb.exact(),
+    "cg": fb.conjugate_gradient(100, 1e-14),
+    "neumann": fb.neumann(400, 0.6),
+    "adaptive": fb.neumann("auto", "auto", bias=1e-13, most=200),
+}
 accurate = pytest.mark.parametrize("estimator", ACCURATE.values(), ids=ACCURATE.keys())
 # made once, so that what was compiled for one test serves the next
 quadratic, logistic = cache(make_quadratic), cache(make_logistic)
@@ -81,18 +86,25 @@ def test_whole_sets_away_from_the_solution(make, estimator):
 
 
 @problems
-@pytest.mark.parametrize("terms", [None, "cg", 0, 3])
+@pytest.mark.parametrize("terms", [None, "cg", 0, 3, "auto"])
 def test_minibatches(make, terms):
     """Exact, by conjugate gradients, by series.  Rows differ between all factors: reading the wrong minibatch shows."""
     reference = make()
-    x, y = reference.start
-    series = isinstance(terms, int)
-    estimator = fb.neumann(terms, 0.5) if series else ACCURATE[terms or "exact"]
-    oracle = phi.neumann(reference, terms, 0.5) if series else phi.exact(reference)
-    assert estimator.train_batches == (terms + 1 if series else 1)
-    generator = np.random.default_rng(0)
-    rows = Rows(None, generator.integers(6, size=(estimator.train_batches, 5)), generator.integers(4, size=(1, 5)))
-    close(estimate(estimator, reference, x, y, rows), oracle(0, x, y, rows))
+    if terms == "auto":
+        pairs = [
+            (fb.neumann("auto", "auto"), phi.adaptive(reference)),
+            (fb.neumann(3, "auto"), phi.adaptive(reference, 3)),
+            (fb.neumann("auto", 0.5, bias=0.01), phi.adaptive(reference, step=0.5, bias=0.01)),
+        ]
+    elif isinstance(terms, int):
+        pairs = [(fb.neumann(terms, 0.5), phi.neumann(reference, terms, 0.5))]
+        assert pairs[0][0].train_batches == terms + 1
+    else:
+        pairs = [(ACCURATE[terms or "exact"], phi.exact(reference))]
+    for estimator, oracle in pairs:
+        generator = np.random.default_rng(0)
+        rows = Rows(None, generator.integers(6, size=(estimator.train_batches, 5)), generator.integers(4, size=(1, 5)))
+        close(estimate(estimator, reference, *reference.start, rows), oracle(0, *reference.start, rows))
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,11 @@ def simfbo(
 
 
 def fedmsa(model, rows, *, rounds, local_steps, steps, rho, weights, cohorts, project):
+    """``steps`` that are not three numbers: (a rule for x, a rule for y and u), see `tests.references.steps`."""
     z, h, done = first(model, project), None, 0
+    automatic = len(steps) == 2
+    if automatic:
+        rule, curved = steps
     seen = [(None, -1) for _ in weights]
     for number in range(rounds):
         shares = [weights[m] for m in cohorts[number]]
@@ -111,6 +115,8 @@ def fedmsa(model, rows, *, rounds, local_steps, steps, rho, weights, cohorts, pr
         for m in cohorts[number]:
             (read,) = rows(number, 0, m, 1, train=1, val=1)
             now = directions(model, m, z, read)
+            if automatic:
+                curved.look(m, *z[:2], read)
             if h is not None:
                 before = seen[m][0] if seen[m][1] == done else z
                 gap = combined(1, h, -1, directions(model, m, before, read))
@@ -118,13 +124,19 @@ def fedmsa(model, rows, *, rounds, local_steps, steps, rho, weights, cohorts, pr
             estimates.append(now)
             seen[m] = (z, done + 1)
         h, done, ends = mean(estimates, shares), done + 1, []
+        if automatic:
+            largest = np.average([curved.largest[m] for m in cohorts[number]], weights=shares)
+            steps = (0.0, 1 / largest, 1 / largest)
         for m in cohorts[number]:
-            before, own, along = z, stepped(z, steps, h, project), h
+            before, own, along, total = z, stepped(z, steps, h, project), h, h[0]
             for read in rows(number, 1, m, local_steps - 1, train=1, val=1):
                 gap = combined(1, along, -1, directions(model, m, before, read))
                 along = combined(1, directions(model, m, own, read), 1, gap)
-                before, own = own, stepped(own, steps, along, project)
-            ends.append(own)
-        z = mean(ends, shares)
+                before, own, total = own, stepped(own, steps, along, project), total + along[0]
+            ends.append([total, *own[1:]] if automatic else own)
+        old, z = z[0], mean(ends, shares)
+        if automatic:
+            cuts, z[0] = rule.cuts, rule.moved(old, z[0] / local_steps)
+            h, done = (h, done) if rule.cuts == cuts else (None, 0)
         z[0] = project(z[0])
     return z[0], z[1]

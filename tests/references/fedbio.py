@@ -9,22 +9,27 @@ def fedbio(
     """(x, [y of each client]) after ``rounds`` rounds.
 
     ``model.inner_gradient(client, x, y, row numbers)`` and ``phi(client, x, y, Rows)`` are the derivative oracles,
-    ``cohorts[r]`` the weights of those who reply in round r (default: everybody, with ``weights``).
+    ``cohorts[r]`` the weights of those who reply in round r (default: everybody, with ``weights``).  Steps that are not
+    numbers: ``inner_step(client, x, y, gradient, Rows)`` is the next y; ``outer_step.length`` is that of a local step and
+    ``outer_step.moved(x, mean hypergradient)`` the next x.
     """
     x, y = project(start[0]), [start[1] for _ in weights]
+    down = inner_step if callable(inner_step) else lambda client, x, y, omega, rows: y - inner_step * omega
+    walks = not hasattr(outer_step, "moved")
     for number in range(rounds):
         active = dict(enumerate(weights)) if cohorts is None else cohorts[number]
-        replies, shares = [], []
+        replies, shares, eta = [], [], outer_step if walks else outer_step.length
         for client in active:
-            own = x
+            own, total = x, 0.0
             for i in range(local_steps):
                 read = rows(number, client, i)
                 omega = model.inner_gradient(client, own, y[client], read.inner)
                 nu = phi(client, own, y[client], read)
-                y[client] = y[client] - inner_step * omega
-                own = project(own - outer_step * nu)
-            replies.append(own)
+                y[client] = down(client, own, y[client], omega, read)
+                own, total = project(own - eta * nu), total + nu
+            replies.append(own if walks else total / local_steps)
             shares.append(active[client])
         if replies:
-            x = project(np.average(replies, axis=0, weights=shares))
+            mean = np.average(replies, axis=0, weights=shares)
+            x = project(mean if walks else outer_step.moved(x, mean))
     return x, np.stack(y)

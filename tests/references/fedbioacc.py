@@ -7,9 +7,12 @@ import numpy as np
 
 def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previous, weights,
               cohorts=None, project=lambda x: x, three_vectors=False, average_momentum=True):  # fmt: skip
-    """(x, [y of each client]).  ``three_vectors`` averages x_{t+1} itself, as line 17 is printed, not through x_t and nu_t."""
+    """(x, [y of each client]).  ``three_vectors`` averages x_{t+1} itself, as line 17 is printed, not through x_t and nu_t.
+    Steps that are not numbers: see `fedbio`."""
     k = SimpleNamespace(**constants)
     alpha = lambda t: k.delta / np.cbrt(k.u + k.sigma**2 * t)  # noqa: E731
+    walks = not hasattr(k.outer_step, "moved")
+    eta = lambda t: k.outer_step * alpha(t) if walks else k.outer_step.length  # noqa: E731
     kept = lambda c, t: min(1.0, max(0.0, 1 - c * alpha(t) ** 2))  # noqa: E731
     x = before = project(start[0])
     nu = [np.zeros_like(x) for _ in weights]
@@ -21,7 +24,7 @@ def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previo
         for m in active:
             site, own, momentum = sites[m], x, nu[m]
             missed = site.last != done
-            own_before = before if previous == "paper" else x if missed else site.x_before
+            own_before = before if previous == "paper" and walks else x if missed else site.x_before
             omega_before = site.x_before if missed else own_before  # omega is the client's own, nu the server's
             for i in range(local_steps):
                 t, read = done + i + 1, rows(number, m, i)
@@ -34,8 +37,11 @@ def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previo
                     estimate = estimate + kept(k.c_outer, t - 1) * (momentum - earlier)
                 momentum, site.omega, site.y_before = estimate, omega, site.y
                 own_before = omega_before = own
-                site.y = site.y - k.inner_step * alpha(t) * omega
-                own = project(own - k.outer_step * alpha(t) * momentum)
+                if callable(k.inner_step):
+                    site.y = k.inner_step(m, own, site.y, omega, read)
+                else:
+                    site.y = site.y - k.inner_step * alpha(t) * omega
+                own = project(own - eta(t) * momentum)
             site.x_before, site.last = own_before, done + local_steps
             nu[m] = momentum
             sent.append((active[m], own_before, momentum, own))
@@ -44,8 +50,11 @@ def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previo
         done += local_steps
         shares = [reply[0] for reply in sent]
         before, mean_nu, after = (np.average([reply[i] for reply in sent], axis=0, weights=shares) for i in (1, 2, 3))
-        if previous == "paper" and not three_vectors:
-            after = before - k.outer_step * alpha(done) * mean_nu
+        if not walks:
+            cuts, after = k.outer_step.cuts, k.outer_step.moved(x, mean_nu)
+            done = done if k.outer_step.cuts == cuts else 0
+        elif previous == "paper" and not three_vectors:
+            after = before - eta(done) * mean_nu
         x = project(after)
         if average_momentum:
             nu = [mean_nu for _ in weights]

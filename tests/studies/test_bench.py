@@ -54,11 +54,19 @@ def test_every_entry_builds_with_the_steps_it_is_given(name):
     assert steps.inner == pytest.approx(entry.inner * 0.5 / task.curvature)
     assert steps.outer == pytest.approx(entry.outer * 2 * task.outer_step)
     settings = entry.algorithm(task, steps).settings
-    assert (settings.inner_step, settings.outer_step) == steps[:2]
-    assert getattr(settings, "adjoint_step", steps.inner) == steps.inner
+    assert (settings.inner_step, settings.outer_step) == (steps[:2] if entry.tuned else (None, None))
+    assert not entry.tuned or getattr(settings, "adjoint_step", steps.inner) == steps.inner
     other = ENTRIES["fedbio-global" if entry.lower_level == "local" else "fedbio"]
     with pytest.raises(ValueError, match="lower level"):
         other.algorithm(task, steps)
+
+
+def test_steps_that_set_themselves_are_not_tried_out(toys):
+    pairing = Pairing("toy", "local", "fedbio-auto")
+    found = Bench(TINY, None).compared([pairing])[pairing]["rows"]
+    assert found["tried"].tolist() == [1, 1]
+    assert found["setting"].tolist() == ["inner_step=auto, outer_step=auto"] * 2
+    assert not found["diverged"].any()
 
 
 def test_a_walk_is_the_engines_own_run():

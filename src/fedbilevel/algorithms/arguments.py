@@ -22,7 +22,8 @@ import jax
 import numpy as np
 
 from fedbilevel.calculus import Tree
-from fedbilevel.hypergradients import Hypergradient
+from fedbilevel.hypergradients.conjugate_gradient import conjugate_gradient
+from fedbilevel.hypergradients.neumann import neumann
 from fedbilevel.plan import Algorithm, View, only_calls
 from fedbilevel.problem import BilevelProblem, ClientData, not_negative, positive, whole_number
 
@@ -85,11 +86,27 @@ def function_of(arguments: str) -> Kind:
 
 
 def _estimator(name: str, value: Any) -> Any:
+    if isinstance(value, str) and value == "auto":
+        return None
     if not (callable(value) and hasattr(value, "train_batches")):
         raise TypeError(
             f"{name} must be an estimator such as fb.exact(), fb.conjugate_gradient() or fb.neumann(terms=10), "
-            f"not {value!r}."
+            f'or "auto", not {value!r}.'
         )
+    return value
+
+
+def _step(name: str, value: Any) -> Any:
+    if isinstance(value, str) and value == "auto":
+        return None
+    if value is None or isinstance(value, str):
+        raise TypeError(f'{name} must be "auto" or a number, not {value!r}.')
+    return positive(name, value)
+
+
+def _optimizer(name: str, value: Any) -> Any:
+    if value is not None and not all(callable(getattr(value, part, None)) for part in ("init", "update")):
+        raise TypeError(f"{name} must be an optax transformation such as optax.adam(0.01), not {value!r}.")
     return value
 
 
@@ -100,6 +117,8 @@ def _start(name: str, value: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.core.Tracer) else np.asarray(leaf), value)
 
 
+Step = Annotated[Any, Kind(_step, traced=True)]
+"""A positive number, or "auto", which the algorithm itself then sees as None."""
 Positive = Annotated[float, Kind(positive, traced=True)]
 MaybePositive = Annotated[float | None, Kind(_optional(positive), traced=True)]
 NotNegative = Annotated[float, Kind(not_negative, traced=True)]
@@ -115,9 +134,14 @@ OuterBatch = Annotated[Any, Kind(_whole_set_or_count)]
 """Validation rows of a minibatch.  In a call, None follows ``batch_size`` and "whole" is the whole set, which the algorithm
 itself then sees as None."""
 Flag = Annotated[bool, Kind(_flag)]
-Estimator = Annotated[Hypergradient, Kind(_estimator, traced=True)]
+Estimator = Annotated[Any, Kind(_estimator, traced=True)]
+"""A `Hypergradient`, or "auto": conjugate gradients on whole sets, on minibatches a series that ends by itself."""
+Optimizer = Annotated[Any, Kind(_optimizer)]
+"""A ``GradientTransformation`` of optax, or None."""
 Start = Annotated[Callable[[jax.Array], Tree] | Tree, Kind(_start, traced=True)]
 """The first model, or a function of the key that makes it."""
+WHOLE = conjugate_gradient(tolerance=1e-4)
+"""The hypergradient "auto" on whole sets."""
 ANYTHING = Kind(lambda name, value: value)
 
 
@@ -172,11 +196,14 @@ def algorithm(
     return decorate
 
 
-def bilevel(lower_level: str) -> Decorator:
+def bilevel(
+    lower_level: str, constants: Callable[[dict[str, Any]], dict[str, Any]] = lambda arguments: arguments
+) -> Decorator:
     """An `algorithm` with the arguments ``problem``, ``batch_size`` and ``outer_batch_size``.
 
     It solves problems with this lower level and refuses the other: their answers differ.  Unless it says so itself, the
-    inner variable is the one each client keeps as ``inner`` or, with a global lower level, the server.
+    inner variable is the one each client keeps as ``inner`` or, with a global lower level, the server.  ``constants`` fills in
+    arguments that follow from others.
     """
 
     def settle(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -191,7 +218,12 @@ def bilevel(lower_level: str) -> Decorator:
             )
         if outer_batch in (None, "whole"):
             arguments["outer_batch_size"] = arguments["batch_size"] if outer_batch is None else None
-        return arguments
+        if arguments.get("hypergradient", ()) is None:
+            whole = arguments["batch_size"] is None
+            arguments["hypergradient"] = WHOLE if whole else neumann("auto", "auto")
+        if arguments.get("inner_optimizer") is not None and arguments["inner_step"] is not None:
+            raise ValueError("Give inner_step or inner_optimizer, not both: an optimizer has a step of its own.")
+        return constants(arguments)
 
     def view(server: Any, local: Any) -> View:
         return View(inner=(local if lower_level == "local" else server).inner, calls=local.calls)

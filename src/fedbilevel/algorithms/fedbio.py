@@ -10,64 +10,114 @@ On client m, for each of the I local steps of a round:
 then x is averaged over the clients; y never leaves its client.  Up per round and client: one outer-sized vector; down: one.
 
 Differences from the paper: every round has exactly I local steps (the printed rule ``t + 1 mod I = 0`` makes the first one
-shorter); the outer variable is projected onto X after each update where the problem has a projection.
+shorter); the outer variable is projected onto X after each update where the problem has a projection.  Steps set themselves
+unless they are given, or follow an optimizer (`fedbilevel.algorithms.steps`): clients then reply the sum of their nu_t, which
+is as long as x, and where eta is not given x stands still within a round.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
-from fedbilevel.algorithms.arguments import Batch, Count, Estimator, OuterBatch, Positive, bilevel
-from fedbilevel.algorithms.local import Reply, inner_gradients, phase
-from fedbilevel.calculus import Calls, Tree, no_calls, step_along
+from fedbilevel.algorithms import steps
+from fedbilevel.algorithms.arguments import Batch, Count, Estimator, Optimizer, OuterBatch, Step, bilevel
+from fedbilevel.algorithms.local import inner_gradients, phase
+from fedbilevel.calculus import Calls, Tree, add, no_calls, step_along, zeros
 from fedbilevel.plan import Algorithm, LocalStep
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData, Sampler
 
 
+class Server(NamedTuple):
+    """x, and what its steps follow from where they set themselves."""
+
+    outer: Tree
+    kept: Any
+
+
+class Reply(NamedTuple):
+    """Where the client arrived or, where the server moves x, the sum of its hypergradients."""
+
+    outer: Tree
+
+
 class Local(NamedTuple):
-    """What stays on a client: y and how much it computed."""
+    """What stays on a client: y, how much it computed, and what the inner steps follow from where they set themselves."""
 
     inner: Tree
     calls: Calls
+    kept: Any
+
+
+class Walk(NamedTuple):
+    outer: Tree
+    total: Tree
+    local: Local
 
 
 @bilevel("local")
 def fedbio(
     problem: BilevelProblem,
-    hypergradient: Estimator,
-    inner_step: Positive = 0.1,
-    outer_step: Positive = 0.1,
+    hypergradient: Estimator = "auto",
+    inner_step: Step = "auto",
+    outer_step: Step = "auto",
     local_steps: Count = 5,
     batch_size: Batch = None,
     outer_batch_size: OuterBatch = None,
+    inner_optimizer: Optimizer = None,
+    outer_optimizer: Optimizer = None,
 ) -> Algorithm:
-    """FedBiO (Alg. 2).  ``inner_step`` is gamma, ``outer_step`` eta, ``local_steps`` I.
+    """FedBiO (Alg. 2).  ``inner_step`` is gamma, ``outer_step`` eta, ``local_steps`` I; steps set themselves unless given.
 
     ``batch_size=None`` uses whole local sets: deterministic.  ``outer_batch_size`` is the number of validation rows a step
-    draws: None means ``batch_size``, "whole" all of them.
+    draws: None means ``batch_size``, "whole" all of them.  ``hypergradient="auto"``: conjugate gradients on whole sets, on
+    minibatches a series that ends by itself.  ``outer_optimizer`` and ``inner_optimizer`` are optax transformations.
+
+    >>> import fedbilevel as fb
+    >>> from fedbilevel.tasks import random_quadratic
+    >>> quadratic = random_quadratic(0, clients=3)
+    >>> result = fb.simulate(fb.fedbio(quadratic.problem()), quadratic.data(), rounds=200, record_every=None)
+    >>> bool(abs(result.outer - quadratic.minimiser()).max() < 0.01)
+    True
     """
     sampler = Sampler(batch_size, outer_batch_size, hypergradient.train_batches, hypergradient.val_batches)
+    above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
+    below = steps.Inner(problem, hypergradient, inner_step, inner_optimizer)
 
-    def step(state: tuple[Tree, Tree, Calls], batches: Batches) -> tuple[tuple[Tree, Tree, Calls], LocalStep]:
-        outer, inner, calls = state
+    def step(walk: Walk, batches: Batches) -> tuple[Walk, LocalStep]:
+        outer, total, (inner, calls, kept) = walk
         points = ((outer, inner),)
         (inner_momentum,) = inner_gradients(problem, points, batches)
-        (outer_momentum,), used = hypergradient(problem, points, batches)
-        new_inner = step_along(inner, -inner_step, inner_momentum)
-        new_outer = problem.into_set(step_along(outer, -outer_step, outer_momentum))
-        calls = calls.plus(used).plus(Calls(gradients=1))
-        return (new_outer, new_inner, calls), LocalStep(outer, inner, outer_momentum, inner_momentum, new_outer)
+        kept, looked = below.look(points[0], batches, kept)
+        (outer_momentum,), used = below.estimator(kept)(problem, points, batches)
+        new_inner, kept = below.moved(inner, inner_momentum, kept)
+        new_outer = problem.into_set(step_along(outer, -above.local, outer_momentum))
+        local = Local(new_inner, calls.plus(used).plus(looked).plus(Calls(gradients=1)), kept)
+        total = add(total, outer_momentum) if above.sums else total
+        return Walk(new_outer, total, local), LocalStep(outer, inner, outer_momentum, inner_momentum, new_outer)
 
     def loop(message: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local, LocalStep]:
-        (outer, *kept), steps = sampler.walk(step, (message, *local), data, key, local_steps)
-        return Reply(outer), Local(*kept), steps
+        first = Walk(message, zeros(message) if above.sums else None, local)
+        walk, taken = sampler.walk(step, first, data, key, local_steps)
+        return Reply(walk.total if above.sums else walk.outer), walk.local, taken
+
+    def init(key: jax.Array) -> Server:
+        outer, _ = problem.start(key)
+        return Server(outer, above.start(outer))
+
+    def enroll(key: jax.Array) -> Local:
+        _, inner = problem.start(key)
+        return Local(inner, no_calls(hypergradient), below.start(inner, key))
+
+    def absorb(server: Server, mean: Reply) -> Server:
+        return Server(*above.moved(*server, mean.outer))
 
     return Algorithm(
-        init=lambda key: problem.start(key)[0],
-        enroll=lambda key: Local(problem.start(key)[1], no_calls(hypergradient)),
-        plan=(phase("local", lambda server: server, loop, lambda server, mean: problem.into_set(mean.outer)),),
-        outer=lambda server: server,
+        init,
+        enroll,
+        plan=(phase("local", lambda server: server.outer, loop, absorb),),
+        check=lambda data: steps.check_optimizers(problem, inner_optimizer, outer_optimizer),
+        remark=lambda server: above.remark(server.kept),
     )

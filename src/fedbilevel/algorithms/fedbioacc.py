@@ -20,6 +20,11 @@ Differences from the paper: exactly I local steps in every round; two vectors up
 1 - c alpha^2 are kept within [0, 1]; where the problem has a projection, updates are projected.  A client that joins late
 starts its inner momentum from its first plain estimate; one that missed a round compares nu, the server's, with the point it
 receives, and omega, its own, with the point where it was estimated.
+
+Steps set themselves unless they are given, or follow optimizers (`fedbilevel.algorithms.steps`).  gamma or eta then takes the
+place of gamma alpha_t or eta alpha_t, and alpha_t says how much the momenta forget, with the constants of `TUNED` unless others
+are given.  Where eta is not a number the server moves x along the averaged nu, x stands still within a round, and nu alone
+goes up; where the server goes back to the start, nu starts anew.
 """
 
 from __future__ import annotations
@@ -29,21 +34,24 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.arguments import Batch, Count, Estimator, OuterBatch, Positive, bilevel, one_of
+from fedbilevel.algorithms import steps
+from fedbilevel.algorithms.arguments import Batch, Count, Estimator, Optimizer, OuterBatch, Step, bilevel, one_of
 from fedbilevel.algorithms.local import corrected, cube_root_rate, inner_gradients, phase, share_kept
-from fedbilevel.calculus import Calls, Tree, dtype_of, no_calls, select, step_along, zeros
+from fedbilevel.calculus import Calls, Tree, dtype_of, no_calls, scale, select, step_along, zeros
 from fedbilevel.plan import Algorithm, LocalStep, View
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData, Sampler
 
 
 class Server(NamedTuple):
-    """The current outer variable, the averaged previous one, the averaged momentum, and the steps done."""
+    """The current outer variable, the averaged previous one, the averaged momentum, the steps done, and what outer steps
+    follow from where they are not numbers."""
 
     outer: Tree
     previous: Tree
     momentum: Tree
     step: jax.Array
+    kept: Any
 
 
 class Message(NamedTuple):
@@ -55,12 +63,15 @@ class Message(NamedTuple):
 
 
 class Reply(NamedTuple):
+    """``outer``: None where the server moves x."""
+
     outer: Tree
     momentum: Tree
 
 
 class Local(NamedTuple):
-    """What stays on a client: y, the previous point, omega, the step it last finished, its calls."""
+    """What stays on a client: y, the previous point, omega, the step it last finished, its calls, and what inner steps follow
+    from where they are not numbers."""
 
     inner: Tree
     previous_outer: Tree
@@ -68,6 +79,7 @@ class Local(NamedTuple):
     momentum: Tree
     step: jax.Array
     calls: Calls
+    kept: Any
 
 
 class Walk(NamedTuple):
@@ -84,35 +96,49 @@ class Walk(NamedTuple):
     step: jax.Array
     started: jax.Array
     calls: Calls
+    kept: Any
 
 
 TUNED = {"delta": 1.0, "u": 8.0, "sigma": 1.0, "c_inner": 4.0, "c_outer": 4.0, "inner_step": 1.0, "outer_step": 0.3}
 """Constants that refresh the momentum (c alpha_1^2 about 1): ``fb.fedbioacc(problem, ..., **fb.TUNED)``.
-With the paper's own (the defaults) c alpha_1^2 is below 0.01 and most of the first minibatch's error survives."""
+With the paper's own c alpha_1^2 is below 0.01 and most of the first minibatch's error survives."""
+PAPER = {"delta": 0.1, "u": 1.0, "sigma": 1.0, "c_inner": 1.0, "c_outer": 1.0}
 
 
-@bilevel("local")
+def _constants(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those that are not given: the paper's with steps that are numbers, else those of `TUNED`."""
+    numbers = arguments["inner_step"] is not None and arguments["outer_step"] is not None
+    own = {name: (PAPER if numbers else TUNED)[name] for name in PAPER if arguments[name] is None}
+    return {**arguments, **own}
+
+
+@bilevel("local", _constants)
 def fedbioacc(
     problem: BilevelProblem,
-    hypergradient: Estimator,
-    inner_step: Positive = 1.0,
-    outer_step: Positive = 1.0,
+    hypergradient: Estimator = "auto",
+    inner_step: Step = "auto",
+    outer_step: Step = "auto",
     local_steps: Count = 5,
     batch_size: Batch = None,
     outer_batch_size: OuterBatch = None,
-    delta: Positive = 0.1,
-    u: Positive = 1.0,
-    sigma: Positive = 1.0,
-    c_inner: Positive = 1.0,
-    c_outer: Positive = 1.0,
+    delta: Step = "auto",
+    u: Step = "auto",
+    sigma: Step = "auto",
+    c_inner: Step = "auto",
+    c_outer: Step = "auto",
     previous: Annotated[str, one_of("paper", "local")] = "paper",
+    inner_optimizer: Optimizer = None,
+    outer_optimizer: Optimizer = None,
 ) -> Algorithm:
     """FedBiOAcc (Alg. 3).  ``inner_step`` is gamma, ``outer_step`` eta, ``c_inner`` c_omega, ``c_outer`` c_nu.
 
-    The defaults of delta, u and c are the paper's (sigma is not given there); `TUNED` holds constants that work better.
+    Steps set themselves unless given, see `fedbio`.  delta, u and c are the paper's where both steps are given (sigma is not
+    given there); `TUNED` holds constants that work better, and that serve where a step is not given.
     """
     sampler = Sampler(batch_size, outer_batch_size, hypergradient.train_batches, hypergradient.val_batches)
-    paper = previous == "paper"
+    above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
+    below = steps.Inner(problem, hypergradient, inner_step, inner_optimizer)
+    paper = previous == "paper" and not above.sums
 
     def alpha(step: jax.Array, variable: Tree) -> jax.Array:
         """alpha_t, in the dtype of the variable it scales."""
@@ -124,21 +150,25 @@ def fedbioacc(
         return step_along(variable, -(jnp.asarray(factor, rate.dtype) * rate), momentum)
 
     def descend(outer: Tree, momentum: Tree, step: jax.Array) -> Tree:
-        return problem.into_set(along(outer, momentum, outer_step, step))
+        return outer if outer_step is None else problem.into_set(along(outer, momentum, outer_step, step))
 
     def step(walk: Walk, batches: Batches) -> tuple[Walk, LocalStep]:
         points = ((walk.outer, walk.inner), (walk.previous_outer, walk.previous_inner))
+        kept, looked = below.look(points[0], batches, walk.kept)
         time, before = walk.step + 1, alpha(walk.step, walk.outer)
         inner_kept = jnp.where(walk.started, share_kept(c_inner, before), 0)
         outer_kept = jnp.where(walk.step > 0, share_kept(c_outer, before), 0)
         now, then = inner_gradients(problem, (points[0], (walk.own_outer, points[1][1])), batches)
         inner_momentum = corrected(now, then, walk.inner_momentum, inner_kept)
-        (now, then), used = hypergradient(problem, points, batches)
+        (now, then), used = below.estimator(kept)(problem, points, batches)
         outer_momentum = corrected(now, then, walk.outer_momentum, outer_kept)
         outer = descend(walk.outer, outer_momentum, time)
-        inner = along(walk.inner, inner_momentum, inner_step, time)
-        calls = walk.calls.plus(used).plus(Calls(gradients=2))
-        state = Walk(outer, inner, *points[0], walk.outer, outer_momentum, inner_momentum, time, jnp.array(True), calls)
+        if inner_step is None:
+            inner, kept = below.moved(walk.inner, inner_momentum, kept)
+        else:
+            inner = along(walk.inner, inner_momentum, inner_step, time)
+        calls, momenta = walk.calls.plus(used).plus(looked).plus(Calls(gradients=2)), (outer_momentum, inner_momentum)
+        state = Walk(outer, inner, *points[0], walk.outer, *momenta, time, jnp.array(True), calls, kept)
         return state, LocalStep(*points[0], outer_momentum, inner_momentum, outer)
 
     def loop(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local, LocalStep]:
@@ -149,24 +179,30 @@ def fedbioacc(
             points = descend(anchor, momentum, done), local.inner, anchor, local.previous_inner
         else:
             points = anchor, local.inner, select(was_here, own_outer, anchor), local.previous_inner
-        start = Walk(*points, own_outer, momentum, local.momentum, done, local.step > 0, local.calls)
-        walk, steps = sampler.walk(step, start, data, key, local_steps)
-        reply = Reply(walk.previous_outer if paper else walk.outer, walk.outer_momentum)
+        start = Walk(*points, own_outer, momentum, local.momentum, done, local.step > 0, local.calls, local.kept)
+        walk, taken = sampler.walk(step, start, data, key, local_steps)
+        arrived = None if above.sums else walk.previous_outer if paper else walk.outer
+        reply = Reply(arrived, walk.outer_momentum)
         last = walk.previous_outer, walk.previous_inner, walk.inner_momentum
-        return reply, Local(walk.inner, *last, walk.step, walk.calls), steps
+        return reply, Local(walk.inner, *last, walk.step, walk.calls, walk.kept), taken
 
     def absorb(server: Server, mean: Reply) -> Server:
         done = server.step + local_steps
+        if above.sums:
+            outer, kept = above.moved(server.outer, server.kept, scale(local_steps, mean.momentum))
+            back = steps.began_anew(kept)
+            return Server(outer, server.previous, mean.momentum, jnp.where(back, 0, done), kept)
         outer = descend(mean.outer, mean.momentum, done) if paper else problem.into_set(mean.outer)
-        return Server(outer, mean.outer if paper else server.previous, mean.momentum, done)
+        return Server(outer, mean.outer if paper else server.previous, mean.momentum, done, server.kept)
 
     def init(key: jax.Array) -> Server:
         outer, _ = problem.start(key)
-        return Server(outer, outer, zeros(outer), jnp.zeros((), jnp.int32))
+        return Server(outer, outer, zeros(outer), jnp.zeros((), jnp.int32), above.start(outer))
 
     def enroll(key: jax.Array) -> Local:
         outer, inner = problem.start(key)
-        return Local(inner, outer, inner, zeros(inner), jnp.zeros((), jnp.int32), no_calls(hypergradient))
+        first = zeros(inner), jnp.zeros((), jnp.int32), no_calls(hypergradient), below.start(inner, key)
+        return Local(inner, outer, inner, *first)
 
     def send(server: Server) -> Message:
         return Message(server.previous if paper else server.outer, server.momentum, server.step)
@@ -177,4 +213,11 @@ def fedbioacc(
             nu_at, omega_at = server.previous, select(local.step == server.step, server.previous, omega_at)
         return View(local.inner, server.momentum, local.momentum, nu_at, local.previous_inner, local.calls, omega_at)
 
-    return Algorithm(init, enroll, plan=(phase("local", send, loop, absorb),), view=view)
+    return Algorithm(
+        init,
+        enroll,
+        plan=(phase("local", send, loop, absorb),),
+        view=view,
+        check=lambda data: steps.check_optimizers(problem, inner_optimizer, outer_optimizer),
+        remark=lambda server: above.remark(server.kept),
+    )

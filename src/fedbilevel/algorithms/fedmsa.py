@@ -15,6 +15,10 @@ exchange is left out.
 Up per round and client: three directions, then x, y and u; down: x, y, u and the round's number, then three directions (with
 tau = 1: half of that each way).
 
+Steps set themselves unless they are given (`fedbilevel.algorithms.steps`).  y and u move by 1/L with L the mean of the clients'
+curvatures, a number that each sends with its share of h.  Where the outer step is not given x stands still within a round,
+clients send the sum of their h_k for x in place of it, and the server moves x; where it goes back to the start, h starts anew.
+
 Differences from the paper: u starts at 0, not from a Neumann series.  A client that missed a round compares with the point it
 receives, so that its share of h is rho d_i(z) + (1 - rho) h.
 
@@ -26,26 +30,28 @@ Checked: iterates against a naive loop; convergence to the known minimiser of he
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms import coupled
-from fedbilevel.algorithms.arguments import Batch, Count, OuterBatch, Positive, Share, bilevel
+from fedbilevel.algorithms import coupled, steps
+from fedbilevel.algorithms.arguments import Batch, Count, OuterBatch, Share, Step, bilevel
 from fedbilevel.algorithms.coupled import Point
-from fedbilevel.calculus import Calls, add, counted, no_calls, scale, select, subtract, zeros
+from fedbilevel.calculus import Calls, Tree, add, counted, dtype_of, no_calls, scale, select, subtract, zeros
 from fedbilevel.plan import Algorithm, Phase, View
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData
 
 
 class Server(NamedTuple):
-    """z, h, and the number of rounds done."""
+    """z, h, the number of rounds done, the mean curvature, and what outer steps follow from where they are not numbers."""
 
     point: Point
     momenta: Point
     round: jax.Array
+    largest: Any
+    kept: Any
 
 
 class Message(NamedTuple):
@@ -54,73 +60,110 @@ class Message(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A client's share of h."""
+    """A client's share of h, and its curvature where steps follow from it."""
 
     share: Point
+    largest: Any
+
+
+class Directions(NamedTuple):
+    """h, and the mean curvature where steps follow from it."""
+
+    momenta: Point
+    largest: Any
 
 
 class Local(NamedTuple):
-    """What a client keeps: the z it was last sent, the number of the round after that, and how much it computed."""
+    """What a client keeps: the z it was last sent, the number of the round after that, how much it computed, and its
+    curvature where steps follow from it."""
 
     point: Point
     round: jax.Array
     calls: Calls
+    curvature: Any
 
 
 @bilevel("global")
 def fedmsa(
     problem: BilevelProblem,
-    inner_step: Positive = 0.1,
-    outer_step: Positive = 0.1,
-    adjoint_step: Positive = 0.1,
+    inner_step: Step = "auto",
+    outer_step: Step = "auto",
+    adjoint_step: Step = "auto",
     local_steps: Count = 5,
     batch_size: Batch = None,
     outer_batch_size: OuterBatch = None,
     rho: Share = 0.5,
 ) -> Algorithm:
-    """FedMSA.  ``local_steps`` is tau, ``rho`` in (0, 1] what the momenta forget in a round; steps as in `fedbio_global`."""
+    """FedMSA.  ``local_steps`` is tau, ``rho`` in (0, 1] what the momenta forget in a round; steps as in `fedbio_global`, or
+    set by themselves."""
     sampler = coupled.sampler(batch_size, outer_batch_size)
+    above, measures = steps.Outer(problem, outer_step, local_steps), inner_step is None or adjoint_step is None
 
-    def move(point: Point, along: Point) -> Point:
-        return coupled.descend(problem, point, along, (outer_step, inner_step, adjoint_step))
+    def move(point: Point, along: Point, largest: Any) -> Point:
+        own = (1 / largest if step is None else step for step in (inner_step, adjoint_step))
+        return coupled.descend(problem, point, along, (above.local, *own))
+
+    def moved(outer: Tree, server: Server, total: Tree) -> Server:
+        """``server`` with x moved; all of it starts anew where x is back at its start."""
+        outer, kept = above.moved(outer, server.kept, total)
+        anew, server = steps.began_anew(kept), server._replace(point=server.point._replace(outer=outer), kept=kept)
+        momenta = select(anew, zeros(server.momenta), server.momenta)
+        return server._replace(momenta=momenta, round=jnp.where(anew, 0, server.round))
 
     def estimate(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Estimate, Local]:
         before = select(local.round == message.round, local.point, message.point)
-        now, then = coupled.directions(problem, (message.point, before), sampler.once(data, key))
-        kept = jnp.where(message.round > 0, 1 - rho, 0)
+        batches = sampler.once(data, key)
+        now, then = coupled.directions(problem, (message.point, before), batches)
+        kept, curvature = jnp.where(message.round > 0, 1 - rho, 0), local.curvature
         calls = local.calls.plus(coupled.direction_calls(2))
-        return Estimate(subtract(now, scale(kept, then))), Local(message.point, message.round + 1, calls)
+        if measures:
+            curvature, looked = steps.looked(problem, message.point[:2], batches.inner(), curvature)
+            calls = calls.plus(looked)
+        share = Estimate(subtract(now, scale(kept, then)), curvature.largest if measures else None)
+        return share, Local(message.point, message.round + 1, calls, curvature)
 
     def settle(server: Server, mean: Estimate) -> Server:
         # At first h is zero, so that adding a share of it is right there too.
         momenta = add(mean.share, scale(1 - rho, server.momenta))
-        point = move(server.point, momenta) if local_steps == 1 else server.point
-        return Server(point, momenta, server.round + 1)
+        server = server._replace(momenta=momenta, round=server.round + 1, largest=mean.largest)
+        if local_steps > 1:
+            return server
+        point = move(server.point, momenta, mean.largest)
+        return moved(server.point.outer, server._replace(point=point), momenta.outer if above.sums else point.outer)
 
-    def step(held: tuple[Point, Point, Point], batches: Batches) -> tuple[tuple[Point, Point, Point], None]:
-        point, before, along = held
-        now, then = coupled.directions(problem, (point, before), batches)
-        along = add(now, subtract(along, then))
-        return (move(point, along), point, along), None
+    def walk(message: Directions, local: Local, data: LocalData, key: jax.Array) -> tuple[Point, Local]:
+        def step(held: tuple[Point, Point, Point, Tree], batches: Batches) -> tuple[Any, None]:
+            point, before, along, total = held
+            now, then = coupled.directions(problem, (point, before), batches)
+            along = add(now, subtract(along, then))
+            return (move(point, along, message.largest), point, along, add(total, along.outer)), None
 
-    def walk(message: Point, local: Local, data: LocalData, key: jax.Array) -> tuple[Point, Local]:
-        first, rest = (move(local.point, message), local.point, message), local_steps - 1
-        (point, _, _), _ = sampler.walk(step, first, data, key, rest)
-        return point, counted(local, coupled.direction_calls(2 * rest))
+        along, rest = message.momenta, local_steps - 1
+        first = move(local.point, along, message.largest), local.point, along, along.outer
+        (point, _, _, total), _ = sampler.walk(step, first, data, key, rest)
+        reply = point._replace(outer=total) if above.sums else point
+        return reply, counted(local, coupled.direction_calls(2 * rest))
 
     def absorb(server: Server, mean: Point) -> Server:
-        return server._replace(point=coupled.into_set(problem, mean))
+        return moved(server.point.outer, server._replace(point=mean), mean.outer)
 
     def init(key: jax.Array) -> Server:
         point = coupled.first_point(problem, key)
-        return Server(point, zeros(point), jnp.zeros((), jnp.int32))
+        largest = jnp.zeros((), dtype_of(point.inner)) if measures else None
+        return Server(point, zeros(point), jnp.zeros((), jnp.int32), largest, above.start(point.outer))
+
+    def enroll(key: jax.Array) -> Local:
+        point = coupled.first_point(problem, key)
+        curvature = steps.unknown(point.inner, key) if measures else None
+        return Local(point, jnp.zeros((), jnp.int32), no_calls(), curvature)
 
     momenta = Phase("momenta", lambda server: Message(server.point, server.round), estimate, settle)
-    local = Phase("local", lambda server: server.momenta, walk, absorb)
+    local = Phase("local", lambda server: Directions(server.momenta, server.largest), walk, absorb)
     return Algorithm(
         init,
-        enroll=lambda key: Local(coupled.first_point(problem, key), jnp.zeros((), jnp.int32), no_calls()),
+        enroll,
         plan=(momenta,) if local_steps == 1 else (momenta, local),
         outer=lambda server: server.point.outer,
         view=lambda server, local: View(inner=server.point.inner, calls=local.calls),
+        remark=lambda server: above.remark(server.kept),
     )

@@ -167,8 +167,8 @@ def bench(
     algorithms: Annotated[
         str | None,
         typer.Option(
-            help="Of fedbio, fedbioacc, fedbioacc-own, fedbio-global, fedbioacc-global, simfbo, shrofbo, fedmsa, fednest, "
-            "fednest-sum, lfednest, aggitd, fedmbo; all."
+            help="Of fedbio, fedbio-auto, fedbioacc, fedbioacc-own, fedbioacc-auto, fedbio-global, fedbioacc-global, simfbo, "
+            "shrofbo, fedmsa, fedmsa-auto, fednest, fednest-sum, lfednest, aggitd, fedmbo; all."
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Draws of data and minibatches; 10.", min=1)] = None,

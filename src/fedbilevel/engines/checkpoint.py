@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,10 @@ def fingerprint(name: str, settings: Tree, run: dict[str, Any], data: Tree) -> s
 
 
 def _structure(settings: Tree) -> str:
-    """Static fields by name; functions by their qualified name, since an address changes from process to process."""
+    """Static fields by name; functions by their qualified name, since an address changes from process to process.  The
+    functions of an optimizer also by the numbers and functions they hold: all that tells two step sizes apart."""
+    if _is_optimizer(settings):
+        return f"({_held(settings.init)},{_held(settings.update)})"
     if isinstance(settings, jax.tree_util.Partial):
         return _structure(settings.func)
     fields = getattr(settings, "__dataclass_fields__", None)
@@ -49,6 +53,22 @@ def _structure(settings: Tree) -> str:
         return type(settings).__name__ if isinstance(settings, jax.Array | np.ndarray) else repr(settings)
     inside = ",".join(f"{name}={_structure(getattr(settings, name))}" for name in fields)
     return f"{type(settings).__qualname__}({inside})"
+
+
+def _is_optimizer(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "init") and hasattr(value, "update")
+
+
+def _held(value: Any, within: tuple[int, ...] = ()) -> str:
+    """A function with what it holds, all the way down."""
+    if isinstance(value, partial):
+        value = (value.func, *value.args, *value.keywords.items())
+    if isinstance(value, tuple | list):
+        return f"[{','.join(_held(part, within) for part in value)}]"
+    cells = getattr(value, "__closure__", None)
+    if not cells or id(value) in within:
+        return _structure(value)
+    return _structure(value) + _held([cell.cell_contents for cell in cells], (*within, id(value)))
 
 
 class Checkpoint:

@@ -139,8 +139,9 @@ def execute(
             RuntimeWarning,
             stacklevel=3,
         )
-    if (missed := _missed_solves(simulation, settings, moment)) is not None:
-        warnings.warn(missed, RuntimeWarning, stacklevel=3)
+    for sentence in (_missed_solves(simulation, settings, moment), simulation.algorithm.remark(moment.state.server)):
+        if sentence is not None:
+            warnings.warn(sentence, RuntimeWarning, stacklevel=3)
     return simulation.result(settings, seed, moment)
 
 
@@ -220,8 +221,9 @@ def _blame(simulation: Simulation, settings: Any, seed: int, good: Moment, end: 
             "must be strongly convex in its variable, so add a ridge to the inner loss."
         )
     numbers = ", ".join(f"{name}={float(value):g}" for name, value in named_numbers(settings).items())
+    with_numbers = f" with {numbers}" if numbers else ""
     return (
-        f"The run diverged in round {good.done + low + 1}: {client} produced a NaN or infinity with {numbers}. {remedy}"
+        f"The run diverged in round {good.done + low + 1}: {client} produced a NaN or infinity{with_numbers}. {remedy}"
     )
 
 

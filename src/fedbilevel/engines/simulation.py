@@ -355,7 +355,7 @@ def chance(dropout: float) -> float:
 
 
 def named_numbers(settings: Any) -> dict[str, Any]:
-    """The float hyper-parameters by the names `sweep` takes."""
+    """The float hyper-parameters by the names `sweep` takes; those that set themselves are not numbers."""
     leaves = jax.tree_util.tree_flatten_with_path(settings)[0]
     # A scalar given as an array of NumPy's is a model to start from, not a hyper-parameter.
     return {path_name(path): leaf for path, leaf in leaves if np.ndim(leaf) == 0 and not isinstance(leaf, np.ndarray)}
@@ -367,6 +367,8 @@ def path_name(path: tuple[Any, ...]) -> str:
 
 
 def with_numbers(settings: Any, chosen: dict[str, float]) -> Any:
-    """``settings`` with some of its named numbers replaced."""
+    """``settings`` with some of its named numbers replaced, or steps that set themselves by numbers."""
     paths, structure = jax.tree_util.tree_flatten_with_path(settings)
-    return jax.tree.unflatten(structure, [chosen.get(path_name(path), leaf) for path, leaf in paths])
+    given = jax.tree.unflatten(structure, [chosen.get(path_name(path), leaf) for path, leaf in paths])
+    automatic = {name: value for name, value in chosen.items() if getattr(given, name, 0) is None}
+    return replace(given, **automatic) if automatic else given

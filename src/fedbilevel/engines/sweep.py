@@ -106,7 +106,9 @@ def sweep(
         raise ValueError("sweep needs at least one seed.")
     for seed in seed_list:
         whole_number("seed", seed, least=0)
-    known = named_numbers(algorithm.settings)
+    kinds = getattr(type(algorithm.settings), "kinds", {})
+    automatic = [name for name, kind in kinds.items() if kind.traced and getattr(algorithm.settings, name) is None]
+    known = {*named_numbers(algorithm.settings), *automatic}
     for name, choices in values.items():
         if name not in known:
             raise ValueError(f"{algorithm.name} has no float hyper-parameter {name!r}; {hint(name, sorted(known), 20)}")
@@ -114,14 +116,15 @@ def sweep(
             raise TypeError(f"{name} must be a list of values to try, such as [{choices}], not {choices!r}.")
         if not len(choices):
             raise ValueError(f"{name} needs at least one value.")
-        settle = getattr(type(algorithm.settings), "kinds", {}).get(name, Kind(positive)).settle
+        settle = kinds.get(name, Kind(positive)).settle
         for value in choices:
-            settle(name, value)
+            if settle(name, value) is None:
+                raise ValueError(f"{name} can be swept over numbers only, not {value!r}.")
     options = Options(
         weights, participation, sampling, dropout, record_every or rounds, diagnostics, client_chunk, devices
     )
-    simulation = Simulation(algorithm, data, options)
     plans = [dict(zip(values, map(float, choice), strict=True)) for choice in product(*values.values())]
+    simulation = Simulation(algorithm.build(with_numbers(algorithm.settings, plans[0])), data, options)
     jobs = [(with_numbers(algorithm.settings, chosen), chosen, seed) for chosen in plans for seed in seed_list]
     simulation.compile(jobs[0][0])
 

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from fedbilevel import kernels
 from fedbilevel.calculus import Calls, Tree, add, hessian_operator, hessian_vector, scale, step_along, subtract
 from fedbilevel.hypergradients import Points, assemble, outer_gradients
+from fedbilevel.hypergradients.adaptive import AdaptiveNeumann
 from fedbilevel.linear import LinearInner
 from fedbilevel.problem import BilevelProblem, positive, whole_number
 from fedbilevel.sampling import Batches
@@ -81,18 +82,33 @@ class Neumann:
         return tuple(scale(self.step, total) for total in totals)
 
 
-def neumann(terms: int = 10, step: float = 0.5) -> Neumann:
+def neumann(
+    terms: int | str = 10, step: float | str = 0.5, *, bias: float = 0.1, most: int = 20
+) -> Neumann | AdaptiveNeumann:
     """The paper's Neumann-series estimator with Q = ``terms`` Hessian factors.
 
-    On problems declared by `linear_problem` the whole series runs in one fused kernel where that can be built.
+    ``step="auto"``: at most 1/L with the curvature L that the algorithm measures; ``terms="auto"``: as many as a relative
+    ``bias`` needs, at most ``most``.  On problems declared by `linear_problem` a series with numbers runs in one fused kernel
+    where that can be built.
 
     >>> import fedbilevel as fb
     >>> fb.neumann(terms=5, step=0.1)
     Neumann(terms=5, step=0.1)
+    >>> fb.neumann("auto", "auto")
+    AdaptiveNeumann(terms=None, step=None, bias=0.1, most=20)
     """
-    whole_number("terms", terms, least=0)
-    positive("step", step)
-    return Neumann(terms, step)
+    number, length = (None if isinstance(value, str) and value == "auto" else value for value in (terms, step))
+    for name, value in (("terms", number), ("step", length)):
+        if isinstance(value, str):
+            raise ValueError(f'{name} must be a number or "auto", not {value!r}.')
+    whole_number("terms", number, least=0, optional=terms == "auto")
+    if length is not None:
+        positive("step", length)
+    positive("bias", bias)
+    whole_number("most", most)
+    if number is None or length is None:
+        return AdaptiveNeumann(number, length, bias, most)  # type: ignore[arg-type]
+    return Neumann(number, length)  # type: ignore[arg-type]
 
 
 # --- on declared linear problems, by the fused kernels -------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 A *pairing* is one algorithm on one task with one lower level.  In every pairing the same number of step-size pairs is tried on
 a draw of its own and judged by what the ranking asks for: the bytes to a target, common to all pairings of the task and lower
-level.  With the best of them the algorithm then runs on ``seeds`` other draws, and only these are reported.
+level.  With the best of them the algorithm then runs on ``seeds`` other draws, and only these are reported.  An algorithm whose
+steps set themselves has nothing to try and makes one run on that draw.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Entry(NamedTuple):
 
     ``algorithm(task, steps)`` builds it.  ``inner`` and ``outer`` turn the task's step (of one local step) into the
     algorithm's own unit, so that all searches cover the same ground: a step that is shared out over the local steps counts
-    `LOCAL_STEPS` times, one that shrinks like t^(-1/3) four times.
+    `LOCAL_STEPS` times, one that shrinks like t^(-1/3) four times.  Not ``tuned``: its steps set themselves.
     """
 
     title: str
@@ -82,6 +83,7 @@ class Entry(NamedTuple):
     algorithm: Maker
     inner: float = 1.0
     outer: float = 1.0
+    tuned: bool = True
 
     def steps(self, task: Task, factors: tuple[float, float], *fixed: int) -> Steps:
         return Steps(self.inner * factors[0] / task.curvature, self.outer * factors[1] * task.outer_step, *fixed)
@@ -114,6 +116,13 @@ def _with_server_steps(factory: Callable[..., Algorithm], unequal: bool) -> Make
     return make
 
 
+def _automatic(title: str, lower_level: str, factory: Callable[..., Algorithm]) -> Entry:
+    def make(task: Task, steps: Steps) -> Algorithm:
+        return factory(task.problem, local_steps=steps.local, batch_size=BATCH)
+
+    return Entry(title, lower_level, make, tuned=False)
+
+
 _CONSTANTS: dict[str, Any] = {name: value for name, value in fb.TUNED.items() if not name.endswith("_step")}
 _SHARED = (LOCAL_STEPS, LOCAL_STEPS)
 
@@ -124,13 +133,16 @@ def _accelerated(title: str, previous: str) -> Entry:
 
 ENTRIES = {
     "fedbio": Entry("FedBiO", "local", _made(fb.fedbio)),
+    "fedbio-auto": _automatic("FedBiO, auto", "local", fb.fedbio),
     "fedbioacc": _accelerated("FedBiOAcc", "paper"),
     "fedbioacc-own": _accelerated('FedBiOAcc, previous="local"', "local"),
+    "fedbioacc-auto": _automatic("FedBiOAcc, auto", "local", fb.fedbioacc),
     "fedbio-global": Entry("FedBiO, global", "global", _made(fb.fedbio_global)),
     "fedbioacc-global": Entry("FedBiOAcc, global", "global", _made(fb.fedbioacc_global), 4, 4),
     "simfbo": Entry("SimFBO", "global", _with_server_steps(fb.simfbo, unequal=False)),
     "shrofbo": Entry("ShroFBO", "global", _with_server_steps(fb.shrofbo, unequal=True)),
     "fedmsa": Entry("FedMSA", "global", _made(fb.fedmsa)),
+    "fedmsa-auto": _automatic("FedMSA, auto", "global", fb.fedmsa),
     "fednest": Entry("FedNest", "global", _made(fb.fednest), *_SHARED),
     "fednest-sum": Entry("FedNest, summed", "global", _made(fb.fednest, series="sum"), *_SHARED),
     "lfednest": Entry("LFedNest", "global", _made(fb.lfednest), *_SHARED),
@@ -333,7 +345,7 @@ class Bench:
     def trials(self, pairing: Pairing) -> list[Trial]:
         """``budget`` pairs of factors on a draw of their own."""
         task, run, found = self.draw(pairing, TUNING_SEED), None, []
-        for pair in factors(self.design.budget):
+        for pair in factors(self.design.budget if pairing.entry.tuned else 1):
             algorithm = pairing.algorithm_for(task, pair)
             run = run or prepared(algorithm, task)
             found.append(Trial(pair, self.walk(run, algorithm.settings, task, TUNING_SEED), run))
@@ -350,7 +362,10 @@ class Bench:
             labels: dict[str, Any] = {"dataset": pairing.task, "split": pairing.lower_level}
             labels |= {"method": pairing.entry.title, "seed": seed, "split_seed": seed}
             walked = self.walk(best.run.on(task.data), settings, task, seed)
-            setting = f"inner_step={settings.inner_step:.4g}, outer_step={settings.outer_step:.4g}"
+            steps = {name: getattr(settings, name) for name in ("inner_step", "outer_step")}
+            setting = ", ".join(
+                f"{name}={'auto' if step is None else format(step, '.4g')}" for name, step in steps.items()
+            )
             asked = {"setting": setting, "share": pairing.asked.share}
             rows.append({**labels, **asked, **tuning, **self.judged(pairing, task, seed, walked)})
             histories += [{**labels, **_told(row, task)} for row in walked.rows]

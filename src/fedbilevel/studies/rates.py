@@ -394,7 +394,7 @@ def _equal_clients(seed: int, clients: int, hessian_noise: float) -> QuadraticCl
 def estimator_errors(design: Design, terms: int = 2, step: float = 0.5) -> Tables:
     """Variance and squared bias of the mean over M clients of one Neumann estimate each."""
     clients = _equal_clients(design.seed, design.replicas, hessian_noise=0.3)
-    algorithm = fb.fedbio(clients.problem(), fb.neumann(terms, step), local_steps=1, batch_size=BATCH)
+    algorithm = fb.fedbio(clients.problem(), fb.neumann(terms, step), 0.1, 0.1, local_steps=1, batch_size=BATCH)
     estimates = np.asarray(fb.trace(algorithm, clients.data(), rounds=1, seed=design.seed).outer_momentum[0])
     alone = _equal_clients(design.seed, 1, hessian_noise=0.3)
     truth = alone.hypergradient(alone.outer[None], alone.inner[None])[0]

@@ -1,0 +1,275 @@
+"""Steps that set themselves, and steps by optax: how x moves at the server, and y at a client.
+
+*Inner step "auto".*  Each client follows the direction v in which its inner loss curves most, by one Hessian product a step (20
+before the first) on the minibatch at hand, and keeps to itself
+
+    w = (d2g/dy2) v        L = max(||w||, 0.98 L)        v = w / ||w||        y <- y - omega / L
+
+L forgets slowly, so that it follows x and y to where the loss is flatter.  A series with the step "auto" has steps of at most
+1/L.
+
+*Outer step "auto".*  x stands still within a round.  Clients reply the sum of their hypergradients instead of x, which is as
+long, and the server moves x.  With g their mean, n the size of x and x_0 its start,
+
+    x <- x - min(b / sqrt(sum over rounds of ||g||^2), 2 / ||g||) r g        r = the largest distance ||x - x_0|| so far
+
+and r = (sqrt(n) + ||x_0||) / 10 at first.  With b = 1 this is "distance over gradients" (M. Ivgi, O. Hinder, Y. Carmon, "DoG is
+SGD's Best Friend: A Parameter-Free Dynamic Step Size Schedule", ICML 2023).  b grows by exp(cos(g, g before) - 0.3) up to 30 as
+long as that cosine is at least 0.3, so that a first distance that was far too short costs little; from the first time it is
+not, b is 1.  Where a move makes the gradient ten times as long as at the start, or no number at all, r was too long: the server
+goes back to the start with a tenth of it.
+
+Without local steps for x clients do not drift, and where the rule ends is right.  With them, and steps as long as such a rule
+finds, FedBiO stopped at a distance on quadratics with different clients.
+
+*Optimizers.*  An optax transformation moves x at the server, with g as its gradient; x then stands still within a round unless
+``outer_step`` is a number.  Or it moves y at a client, with omega as its gradient; its state stays there.
+
+Sources: notes on the paper above; b, the bound on a move and the way back are ours.
+
+Checked: iterates against naive loops, with dropout and projections; quadratics with inner condition numbers from 1 to 100 and x
+on scales from 1e-3 to 1e3 (tests/algorithms/test_steps.py).  docs/steps.md has measurements beside tuned steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedbilevel.calculus import (
+    Calls,
+    Tree,
+    all_finite,
+    dot,
+    dtype_of,
+    hessian_operator,
+    scale,
+    select,
+    squared_norm,
+    step_along,
+    subtract,
+    zeros,
+)
+from fedbilevel.problem import BilevelProblem, shapes_of
+from fedbilevel.sampling import Batches
+
+LOOKS = 20
+"""Products of a client's first look at its curvature."""
+KEPT = 0.98
+FIRST_DISTANCE = 0.1
+AGREEMENT = 0.3
+MOST = 30.0
+FURTHEST = 2.0
+"""A round moves x by so many times the largest distance so far, at most."""
+STEEPER = 10.0
+"""Moves are taken back where the gradient is so many times as long as at the start."""
+TINY = 1e-30
+
+
+class Curvature(NamedTuple):
+    """The largest curvature a client has seen of late, and where; 0 before the first look."""
+
+    direction: Tree
+    largest: jax.Array
+
+
+def unknown(inner: Tree, key: jax.Array) -> Curvature:
+    """Before the first look: any direction."""
+    leaves, structure = jax.tree.flatten(inner)
+    keys = jax.random.split(jax.random.fold_in(key, LOOKS), len(leaves))
+    drawn = [jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
+    return Curvature(_unit(structure.unflatten(drawn)), jnp.zeros((), dtype_of(inner)))
+
+
+def looked(problem: BilevelProblem, point: tuple[Tree, Tree], batch: Tree, held: Curvature) -> tuple[Curvature, Calls]:
+    """One product further; before the first, `LOOKS` of them, of which the last counts."""
+    product, first = hessian_operator(problem.inner_loss, *point, batch), held.largest == 0
+    count = jnp.where(first, LOOKS, 1)
+
+    def look(_: Any, held: Curvature) -> Curvature:
+        image = product(held.direction)
+        size = _norm(image)
+        found = Curvature(_unit(image), jnp.where(first, size, jnp.maximum(size, KEPT * held.largest)))
+        # A product that is zero, or no number, shows no direction.
+        return select(jnp.isfinite(size) & (size > 0), found, held)  # type: ignore[no-any-return]
+
+    return jax.lax.fori_loop(0, count, look, held), Calls(hessian_vector=count)
+
+
+class Kept(NamedTuple):
+    """What a client keeps for its inner steps: its curvature, an optimizer's state, or neither."""
+
+    curvature: Curvature | None
+    optimizer: Any
+
+
+class Inner(NamedTuple):
+    """How y moves on a client: by a number, by its curvature (None), or by an optimizer."""
+
+    problem: BilevelProblem
+    hypergradient: Any
+    step: Any
+    optimizer: Any = None
+
+    @property
+    def sets_series(self) -> bool:
+        """Whether the estimator is a series that asks for the curvature."""
+        return getattr(self.hypergradient, "step", 0.0) is None
+
+    def start(self, inner: Tree, key: jax.Array) -> Kept:
+        measures = self.sets_series or (self.step is None and self.optimizer is None)
+        state = None if self.optimizer is None else self.optimizer.init(inner)
+        return Kept(unknown(inner, key) if measures else None, state)
+
+    def look(self, point: tuple[Tree, Tree], batches: Batches, kept: Kept) -> tuple[Kept, Calls]:
+        if kept.curvature is None:
+            return kept, Calls()
+        curvature, calls = looked(self.problem, point, batches.inner(), kept.curvature)
+        return kept._replace(curvature=curvature), calls
+
+    def estimator(self, kept: Kept) -> Any:
+        if self.sets_series:
+            assert kept.curvature is not None
+            return replace(self.hypergradient, step=1 / kept.curvature.largest)
+        return self.hypergradient
+
+    def moved(self, inner: Tree, along: Tree, kept: Kept) -> tuple[Tree, Kept]:
+        if self.optimizer is not None:
+            inner, state = _by(self.optimizer, along, kept.optimizer, inner)
+            return inner, kept._replace(optimizer=state)
+        if self.step is not None:
+            return step_along(inner, -self.step, along), kept
+        assert kept.curvature is not None
+        largest = kept.curvature.largest
+        # From a point that was too far, y may come back as no number: then it stays.  Without curvature there is no step.
+        new = step_along(inner, -1 / largest, along)
+        return select(all_finite(new) | (largest == 0), new, inner), kept
+
+
+class Travelled(NamedTuple):
+    """What the server keeps for its step: ``energy`` is the sum of ||g||^2, ``first`` its first term, ``last`` the last g,
+    ``agreed`` whether all so far pointed the same way."""
+
+    start: Tree
+    reach: jax.Array
+    energy: jax.Array
+    first: jax.Array
+    boost: jax.Array
+    agreed: jax.Array
+    last: Tree
+    rounds: jax.Array
+
+
+def at_start(outer: Tree, reach: jax.Array | None = None) -> Travelled:
+    like = dtype_of(outer)
+    count = sum(leaf.size for leaf in jax.tree.leaves(outer))
+    if reach is None:
+        reach = FIRST_DISTANCE * (jnp.sqrt(jnp.asarray(count, like)) + _norm(outer))
+    zero = jnp.zeros((), like)
+    one, true, none = jnp.ones((), like), jnp.asarray(True), jnp.zeros((), jnp.int32)
+    return Travelled(outer, reach, zero, zero, one, true, zeros(outer), none)
+
+
+def travelled(problem: BilevelProblem, outer: Tree, kept: Travelled, gradient: Tree) -> tuple[Tree, Travelled]:
+    """x after a round, by distance over gradients."""
+    start, reach, energy, first, boost, agreed, last, rounds = kept
+    square, begun = squared_norm(gradient), rounds > 0
+    norm, energy, first = jnp.sqrt(square), energy + square, jnp.where(begun, first, square)
+    cosine = jnp.where(begun, dot(gradient, last) / jnp.maximum(norm * _norm(last), TINY), AGREEMENT)
+    agreed &= cosine >= AGREEMENT
+    boost = jnp.where(agreed, jnp.clip(boost * jnp.exp(cosine - AGREEMENT), 1, MOST), 1)
+    step = jnp.minimum(boost / jnp.sqrt(jnp.maximum(energy, TINY)), FURTHEST / jnp.maximum(norm, TINY)) * reach
+    new = problem.into_set(step_along(outer, -step, gradient))
+    reached = jnp.maximum(reach, _norm(subtract(new, start)))
+    went = Travelled(start, reached, energy, first, boost, agreed, gradient, rounds + 1)
+    # A move is judged one round later, at the point it led to.
+    too_far = begun & ~(square <= STEEPER**2 * first)
+    return select(too_far, (start, at_start(start, reach / 10)), (new, went))  # type: ignore[no-any-return]
+
+
+class Outer(NamedTuple):
+    """How x moves, with ``local_steps`` a round: by a number, by distance over gradients (None), or by an optimizer.
+
+    With a number clients walk and x is the mean of where they arrive; otherwise (``sums``) they reply the sum of their
+    directions, and the server moves.
+    """
+
+    problem: BilevelProblem
+    step: Any
+    local_steps: int
+    optimizer: Any = None
+
+    @property
+    def sums(self) -> bool:
+        return self.step is None or self.optimizer is not None
+
+    @property
+    def local(self) -> Any:
+        """The step of clients."""
+        return 0.0 if self.step is None else self.step
+
+    def start(self, outer: Tree) -> Any:
+        """What the server keeps for it."""
+        if self.optimizer is not None:
+            return self.optimizer.init(outer)
+        return at_start(outer) if self.step is None else None
+
+    def moved(self, outer: Tree, kept: Any, mean: Tree) -> tuple[Tree, Any]:
+        """x after a round, from the mean of what clients replied."""
+        if not self.sums:
+            return self.problem.into_set(mean), kept
+        gradient = scale(1 / self.local_steps, mean)
+        if self.optimizer is not None:
+            outer, kept = _by(self.optimizer, gradient, kept, outer)
+            return self.problem.into_set(outer), kept
+        return travelled(self.problem, outer, kept, gradient)
+
+    def remark(self, kept: Any) -> str | None:
+        """What to say at the end of a run."""
+        if not isinstance(kept, Travelled) or kept.rounds < 1 or kept.energy > 0:
+            return None
+        return (
+            "The hypergradient was zero in every round, so x is where it started: the outer loss does not depend on x, neither "
+            "by itself nor through the inner variable, or x starts at a stationary point."
+        )
+
+
+def began_anew(kept: Any) -> Any:
+    """Whether the server has just gone back to the start."""
+    return kept.rounds == 0 if isinstance(kept, Travelled) else False
+
+
+def check_optimizers(problem: BilevelProblem, inner: Any = None, outer: Any = None) -> None:
+    """Refuse an optimizer that cannot be run on gradients alone."""
+    start = jax.eval_shape(problem.start, jax.random.key(0))
+    for name, optimizer, variable in zip(("outer_optimizer", "inner_optimizer"), (outer, inner), start, strict=True):
+        if optimizer is None:
+            continue
+        state = shapes_of(optimizer.init, f"{name}.init", variable)
+        after = shapes_of(partial(_by, optimizer), f"{name}.update", variable, state, variable)
+        if jax.tree.map(_kind, after) != jax.tree.map(_kind, (variable, state)):
+            raise ValueError(f"{name} returns updates or a state of other shapes or types than it was given.")
+
+
+def _by(optimizer: Any, gradient: Tree, state: Any, variable: Tree) -> tuple[Tree, Any]:
+    """The variable and the optimizer's state after one update."""
+    with jax.numpy_dtype_promotion("standard"):  # which optax counts on
+        updates, state = optimizer.update(gradient, state, variable)
+        moved = jax.tree.map(lambda value, update: (value + update).astype(value.dtype), variable, updates)
+    return moved, state
+
+
+def _kind(leaf: Any) -> tuple[Any, Any]:
+    return leaf.shape, leaf.dtype
+
+
+def _norm(tree: Tree) -> jax.Array:
+    return jnp.sqrt(squared_norm(tree))
+
+
+def _unit(tree: Tree) -> Tree:
+    return scale(1 / jnp.maximum(_norm(tree), TINY), tree)

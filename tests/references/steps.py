@@ -1,0 +1,99 @@
+"""Steps that set themselves, and two optimizers, naively: NumPy and plain attributes."""
+
+import numpy as np
+
+from tests.references.phi import adaptive
+
+
+class Curved:
+    """The next y: 1/L from Hessian products, one a step and twenty before the first, from ``direction`` at all clients."""
+
+    def __init__(self, model, direction, clients):
+        self.model, self.direction, self.largest = model, [direction] * clients, [0.0] * clients
+        self.looked = False
+
+    def __call__(self, client, x, y, gradient, rows):
+        if not self.looked:
+            self.look(client, x, y, rows)
+        self.looked = False
+        return y - gradient / self.largest[client]
+
+    def phi(self, client, x, y, rows):
+        """The series that sets itself, with steps of at most 1/L."""
+        self.look(client, x, y, rows)
+        self.looked = True
+        return adaptive(self.model, step=1 / self.largest[client])(client, x, y, rows)
+
+    def look(self, client, x, y, rows):
+        hessian, first = self.model.inner_hessian(client, x, y, rows.inner), self.largest[client] == 0
+        for _ in range(20 if first else 1):
+            image = hessian @ self.direction[client]
+            size = np.linalg.norm(image)
+            self.largest[client] = size if first else max(size, 0.98 * self.largest[client])
+            self.direction[client] = image / size
+
+
+class Distance:
+    """x by distance over gradients; it stands still within a round."""
+
+    length = 0.0
+
+    def __init__(self, start, project=lambda x: x):
+        self.start, self.project, self.cuts = start, project, 0
+        self.begin(0.1 * (np.sqrt(start.size) + np.linalg.norm(start)))
+
+    def begin(self, reach):
+        self.reach, self.squares, self.boost, self.agreed = reach, [], 1.0, True
+
+    def moved(self, x, gradient):
+        size = np.linalg.norm(gradient)
+        if self.squares:
+            if not size <= 10 * np.sqrt(self.squares[0]):
+                self.begin(self.reach / 10)
+                self.cuts += 1
+                return self.start
+            cosine = gradient @ self.last / (size * np.linalg.norm(self.last))
+            self.agreed = self.agreed and cosine >= 0.3
+            self.boost = min(self.boost * np.exp(cosine - 0.3), 30.0) if self.agreed else 1.0
+        self.squares.append(size**2)
+        self.last = gradient
+        x = self.project(x - min(self.boost / np.sqrt(sum(self.squares)), 2 / size) * self.reach * gradient)
+        self.reach = max(self.reach, np.linalg.norm(x - self.start))
+        return x
+
+
+class Sgd:
+    """At the server; clients walk with a step of ``length``."""
+
+    cuts = 0
+
+    def __init__(self, rate, length=0.0):
+        self.rate, self.length = rate, length
+
+    def moved(self, x, gradient):
+        return x - self.rate * gradient
+
+
+class Adam(Sgd):
+    """Kingma and Ba, 2015, with the usual constants."""
+
+    def __init__(self, rate, length=0.0):
+        super().__init__(rate, length)
+        self.time, self.mean, self.square = 0, 0.0, 0.0
+
+    def moved(self, x, gradient):
+        self.time += 1
+        self.mean = 0.9 * self.mean + 0.1 * gradient
+        self.square = 0.999 * self.square + 0.001 * gradient**2
+        mean, square = self.mean / (1 - 0.9**self.time), self.square / (1 - 0.999**self.time)
+        return x - self.rate * mean / (np.sqrt(square) + 1e-8)
+
+
+class EachMoved:
+    """The next y by an optimizer, with a state of its own at every client."""
+
+    def __init__(self, make, clients):
+        self.own = [make() for _ in range(clients)]
+
+    def __call__(self, client, x, y, gradient, rows):
+        return self.own[client].moved(y, gradient)
