@@ -136,6 +136,135 @@ def test_without_groups_and_with_a_site_column(call, sites, tmp_path):
     )
 
 
+def kinds(count, seed):
+    """Predictions of a stage (three classes: probabilities and decisions) and of a cost, by sex and region."""
+    rng = np.random.default_rng(seed)
+    chances = rng.dirichlet([4, 2, 1.5], count).round(3)
+    chances[:, 0] = 1 - chances[:, 1:].sum(axis=1)
+    stage = np.array(["early", "late", "middle"])
+    cost = 900 + 80 * rng.normal(size=count)
+    frame = pd.DataFrame(
+        {
+            "sex": rng.choice(["f", "m"], count),
+            "region": rng.choice(["east", "west"], count),
+            "stage": stage[(rng.random((count, 1)) > chances.cumsum(axis=1)).sum(axis=1)],
+            "said": stage[chances.argmax(axis=1)],
+            "cost": cost.round(2),
+            "guess": (cost + 40 * rng.normal(size=count) + 10).round(2),
+        }
+    )
+    return frame.assign(**{f"p {name}": chances[:, place] for place, name in enumerate(stage)})
+
+
+@pytest.fixture(scope="module")
+def of_kinds(tmp_path_factory):
+    """(files, frames) of two sites."""
+    home = tmp_path_factory.mktemp("kinds")
+    frames = {"north": kinds(400, 1), "south": kinds(300, 2)}
+    files = [home / f"{name}.csv" for name in frames]
+    for file, frame in zip(files, frames.values(), strict=True):
+        frame.to_csv(file, index=False)
+    return files, frames
+
+
+def test_three_classes_are_audited_by_probabilities_and_by_decisions(call, of_kinds, tmp_path):
+    files, frames = of_kinds
+    whole, classes = pd.concat(frames.values()), ["early", "late", "middle"]
+    told = {}
+    for column in ("p", "said"):
+        out = tmp_path / column
+        asked = [
+            "--target",
+            "stage",
+            "--prediction",
+            column,
+            "--sensitive",
+            "sex",
+            "--sensitive",
+            "region",
+            "--out",
+            out,
+        ]
+        said = call("audit", *files, *asked)
+        assert said.code == 0, said.err
+        told[column] = read(out), said.out
+    (run, out), (decided, _) = told["p"], told["said"]
+    assert "p early, p late, p middle are read as probabilities; the largest decides." in out
+    last, own = run.rows.iloc[-1], np.array(classes) == whole["stage"].to_numpy()[:, None]
+    chances = whole[[f"p {name}" for name in classes]].to_numpy()
+    oracles = {
+        "accuracy": (whole["said"] == whole["stage"]).mean(),
+        "balanced_accuracy": np.mean([(whole["said"] == name)[whole["stage"] == name].mean() for name in classes]),
+        "auc": roc_auc_score(whole["stage"], chances, multi_class="ovr", labels=classes),
+        "brier": ((chances - own) ** 2).sum(axis=1).mean() / 2,
+    }
+    for name, value in oracles.items():
+        assert last[f"test_{name}"] == pytest.approx(value), name
+        assert last[f"test_{name}_low"] < value < last[f"test_{name}_high"]
+    same = ["split", "test_accuracy", "test_gap", "test_gap_low", "test_gap_high"]
+    pd.testing.assert_frame_equal(run.rows[same], decided.rows[same])
+    assert decided.rows["test_auc"].isna().all()
+    assert run.others["gaps"]["by"].tolist() == ["sex & region", "sex", "region"]
+    women = run.groups[(run.groups["split"] == "all sites") & (run.groups["group"] == "f")].set_index("label")
+    here = (whole["sex"] == "f").to_numpy()
+    for place, name in enumerate(classes):
+        rate = (whole["said"] == name)[here & own[:, place]].mean()
+        assert women.loc[name, "true_positive_rate"] == pytest.approx(rate)
+    html = (tmp_path / "p" / "page.html").read_text()
+    assert "Predicted and observed" in html
+    assert "one of 3 classes" in card_of(run)
+
+
+def test_predicted_numbers_are_audited_in_their_units(call, of_kinds, tmp_path):
+    files, frames = of_kinds
+    said = call(
+        "audit", *files, "--target", "cost", "--prediction", "guess", "--sensitive", "sex", "--out", tmp_path / "run"
+    )
+    assert said.code == 0, said.err
+    run, whole = read(tmp_path / "run"), pd.concat(frames.values())
+    error = whole["guess"] - whole["cost"]
+    means = error.groupby(whole["sex"]).mean()
+    last = run.rows.iloc[-1]
+    oracles = {
+        "rmse": np.sqrt((error**2).mean()), "mae": error.abs().mean(), "mean_error": error.mean(),
+        "mean_target": whole["cost"].mean(), "mean_prediction": whole["guess"].mean(),
+        "r2": 1 - (error**2).mean() / whole["cost"].var(ddof=0), "gap": np.ptp(means),
+    }  # fmt: skip
+    for name, value in oracles.items():
+        assert last[f"test_{name}"] == pytest.approx(value), name
+    groups = run.groups[run.groups["split"] == "all sites"].set_index("group")
+    np.testing.assert_allclose(groups["mean_error"], means)
+    for words in ("guess is read as the predicted number, in the units of cost.", "gap of mean errors", "RMSE"):
+        assert words in said.out
+    assert "Means and errors of the groups" in (tmp_path / "run" / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--target", "stage", "--prediction", "p", "--threshold", "0.3"], "but 'stage' has 3 classes; leave it out"),
+        (["--target", "stage", "--prediction", "guess"], "give decisions written like the target"),
+        (["--target", "stage", "--prediction", "q"], "there is no column 'q'"),
+        (["--target", "cost", "--prediction", "said"], "give the predicted number of every row"),
+        (
+            ["--target", "cost", "--prediction", "guess", "--metric", "equal_opportunity"],
+            "choose one of mean_prediction",
+        ),
+        (["--target", "cost", "--prediction", "guess", "--threshold", "0.3"], "but 'cost' is a number; leave it out"),
+    ],
+)
+def test_what_does_not_suit_several_classes_or_numbers_is_one_sentence(
+    call, refused, of_kinds, tmp_path, options, words
+):
+    refused(call("audit", *of_kinds[0], "--sensitive", "sex", *options, "--out", tmp_path / "run"), words)
+    lacking = of_kinds[1]["north"].drop(columns="p late")
+    lacking.to_csv(tmp_path / "north.csv", index=False)
+    asked = ["--target", "stage", "--prediction", "p", "--out", tmp_path / "run"]
+    refused(call("audit", tmp_path / "north.csv", *asked), "There is no column 'p late': of 3 classes")
+    lacking.assign(**{"p late": 0.9}).to_csv(tmp_path / "north.csv", index=False)
+    refused(call("audit", tmp_path / "north.csv", *asked), "must add up to 1")
+
+
 def test_a_mapping_translates_what_a_site_writes_differently(call, sites, tmp_path):
     files, frames = sites
     south = tmp_path / "south.csv"
@@ -162,7 +291,7 @@ def changed(column, values):
         (None, ["--prediction", "chanse"], "north.csv: there is no column 'chanse'; did you mean 'chance'?"),
         (None, [], "--prediction is missing: name the column that holds what the model said."),
         (None, ["--prediction", "ill"], "The column 'ill' is named twice among target, prediction"),
-        (None, ["--prediction", "said", "--threshold", "0.2"], "--threshold is for probabilities, but 'said' holds decisions"),
+        (None, ["--prediction", "said", "--threshold", "0.2"], "of one positive class, but 'said' holds decisions"),
         (None, ["--prediction", "chance", "--metric", "luck"], "--metric"),
         (None, ["--prediction", "chance", "--minimum-cell", "9999", "-q"], "Every group has fewer than 9999 positives"),
         (None, ["--prediction", "chance", "--positive", "maybe"], "--positive 'maybe' is no value of 'ill'"),

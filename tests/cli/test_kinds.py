@@ -49,7 +49,7 @@ def staged(tmp_path_factory):
     for number, file in enumerate(files):
         patients(seed=number).drop(columns="cost").to_csv(file, index=False)
     named = ["--target", "stage", "--sensitive", "sex", "--sensitive", "region", "--minimum-cell", "5"]
-    said = command("fit", *files, *named, *QUICK, "--out", home / "run")
+    said = command("fit", *files, *named, *QUICK, "--threshold", "auto", "--out", home / "run")
     assert said.code == 0, said.err
     return home / "run", files, said
 
@@ -81,6 +81,15 @@ def test_three_classes_from_files_to_page(staged):
     assert "3 classes: early, late, middle" in said.out
     assert run.rows["test_accuracy"].min() > 0.4
     assert run.rows[["test_gap", "test_gap_low", "test_balanced_accuracy", "gap_difference"]].iloc[-1].notna().all()
+    # Of each class held against the others; and what the threshold of every class is.
+    for name in ("auc", "brier"):
+        ends = run.rows[[f"test_{name}_low", f"test_{name}", f"test_{name}_high"]]
+        assert (ends.diff(axis=1).iloc[:, 1:] > 0).all(axis=None)
+    assert run.groups[["auc", "brier", "calibration", "calibration_low"]].notna().all(axis=None)
+    assert set(run.others["calibration"]["label"]) == {"early", "late", "middle"}
+    assert run.rows["threshold"].str.match(r"early 0\.\d+, late 0\.\d+, middle 0\.\d+").all()
+    for word in ("AUC", "Brier score", "predicted - observed", "threshold"):
+        assert word in said.out
     test = run.groups[(run.groups["part"] == "test") & (run.groups["method"] == "FedAvg")]
     # Both columns together, and each by itself, over the groups that are shown.
     assert test["by"].unique().tolist() == ["sex & region", "sex", "region"]
@@ -99,6 +108,7 @@ def test_three_classes_from_files_to_page(staged):
     assert len(run.weights) == 4 * 3
     page = (folder / "page.html").read_text()
     assert "f &amp; west, class late" in page
+    assert "Predicted and observed" in page
 
 
 def test_predictions_of_three_classes(call, staged, tmp_path):
@@ -111,13 +121,21 @@ def test_predictions_of_three_classes(call, staged, tmp_path):
     classes = ["early", "late", "middle"]
     chances = found[[f"probability {name}" for name in classes]]
     np.testing.assert_allclose(chances.sum(axis=1), 1, atol=2e-6)
-    assert found["prediction"].tolist() == np.array(classes)[chances.to_numpy().argmax(axis=1)].tolist()
     model = fitted_model(folder)
+    multiples = chances.to_numpy() / model.threshold
+    assert found["prediction"].tolist() == np.array(classes)[multiples.argmax(axis=1)].tolist()
     np.testing.assert_allclose(chances, model.probabilities(new), atol=1e-6)
     gap = disparity(new["stage"], found["prediction"], sensitive_features=new[["sex", "region"]])
     assert 0 <= gap.value <= 1
     again = call("predict", folder, tmp_path / "new.csv", "--keep", "probability late")
     assert (again.code, again.out) == (2, "")
+
+
+@pytest.mark.parametrize("threshold", ["0.3", "rate=0.1", "recall=0.8"])
+def test_thresholds_that_need_one_positive_class_are_refused_for_three(call, refused, staged, tmp_path, threshold):
+    asked = ["--target", "stage", "--sensitive", "sex", "--out", tmp_path / "run", "--quiet"]
+    words = f"threshold {threshold} is about one positive class, and there are 3 classes: auto weighs them"
+    refused(call("fit", *staged[1], *asked, "--threshold", threshold), words)
 
 
 def cells_of(model, frame, missing=("", "?")):
@@ -247,9 +265,8 @@ def test_a_number_from_files_to_page(call, costed, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--method", "fedfb"], "a number has none: use fedbioacc"),
         (["--metric", "equal_opportunity"], "metric='equal_opportunity' does not suit a number"),
-        (["--threshold", "auto"], "A threshold is for two classes, not a number"),
+        (["--threshold", "auto"], "A threshold is for classes, and a number has none"),
         (["--loss", "absolute"], "loss must be one of"),
         (["--task", "classification"], "more than 20 values"),
         (["--model", "logistic"], "cannot predict a number, which takes model='linear'"),

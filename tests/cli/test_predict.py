@@ -59,8 +59,8 @@ def test_one_row_for_every_row(call, fitted, table, tmp_path):
     np.testing.assert_allclose(found["probability"], by_hand(fitted_model(folder), frame), atol=2e-6)
     np.testing.assert_array_equal(found["prediction"], np.where(found["probability"] > 0.5, "yes", "no"))
     assert "missing: age (1), job (1)" in said.err
-    assert "rare values, pooled as in training: job (1)" in said.err
-    assert "does not know" not in said.err
+    assert "rare among the training rows or new, read as their (other) values: job (1)" in said.err
+    assert "no training row had" not in said.err
 
 
 def test_measured_accuracy_is_that_of_the_predictions(call, fitted):

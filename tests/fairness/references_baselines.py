@@ -317,21 +317,24 @@ def walk(model, clients, k, theta, rows, number, *, steps, step, ridge, weights_
 
 def fedfb(model, clients, theta, rows, counts, *, rounds, step, group_step, local_steps, ridge):
     """(theta, mu, r): the clients' averages by their numbers of rows.  ``counts``: of the positives by group, or, for more
-    classes than two, of all by class and group."""
+    classes than two, of all by class and group; of a number, of all by group."""
     labels = [1] if counts.ndim == 1 else list(range(len(counts)))
+    among = (lambda t, label: np.ones(len(t), bool)) if model.classes == 1 else (lambda t, label: t == label)
     pi = counts / counts.sum(-1, keepdims=True)
     mu, sizes = pi, [len(own["labels"]) for own in clients]
     for number in range(rounds):
         if counts.ndim == 1:
-            weights_of = lambda t, a, mu=mu: np.where(t > 0, (mu / pi)[a], 1.0)  # noqa: E731
+            weights_of = lambda t, a, mu=mu: np.where(among(t, 1), (mu / pi)[a], 1.0)  # noqa: E731
         else:
             weights_of = lambda t, a, mu=mu: (mu / pi)[t.astype(int), a]  # noqa: E731
         options = {"steps": local_steps, "step": step, "ridge": ridge, "weights_of": weights_of}
         ends = [walk(model, clients, k, theta, rows, number, **options) for k in range(len(clients))]
         each = [read(clients, k) for k in range(len(clients))]
         z, t, a = (np.concatenate([own[i] for own in each]) for i in range(3))
-        found = losses(model.scores(theta, z), t)
-        every = [[found[(a == group) & (t == label)].mean() for group in range(counts.shape[-1])] for label in labels]
+        found = model.losses(model.scores(theta, z), t)
+        every = [
+            [found[(a == group) & among(t, label)].mean() for group in range(counts.shape[-1])] for label in labels
+        ]
         moved = []
         for risks, before in zip(np.array(every), np.atleast_2d(mu), strict=True):
             gaps = risks[1:] - risks[0]

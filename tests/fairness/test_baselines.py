@@ -104,12 +104,13 @@ def test_fedminmax_equals_the_naive_loop(model, groups, batch_size, risks):
         assert min(map(len, drawn_groups)) < groups, "some round must miss a group, to show that its risk is kept"
 
 
-@pytest.mark.parametrize(("model", "classes"), [(NETWORK, 2), (THREE, 3)])
+@pytest.mark.parametrize(("model", "classes"), [(NETWORK, 2), (THREE, 3), (NUMBER, 1)])
 def test_fedfb_equals_the_naive_loop(model, classes):
     clients, data = dealt(model, 3)
-    counts = totals(clients, 3, positive=True, classes=classes)
+    counts = totals(clients, 3) if classes == 1 else totals(clients, 3, positive=True, classes=classes)
     options = {"step": 0.4, "group_step": 0.6, "local_steps": 2, "ridge": 0.05}
-    server = run(fedfb(model.package, model.first(), counts, batch_size=6, **options), data).server
+    losses = {name: value for name, value in model.options.items() if name == "losses"}
+    server = run(fedfb(model.package, model.first(), counts, batch_size=6, **options, **losses), data).server
     rows = drawn(data, SEED, ROUNDS, 2, 6)
     wanted = naive.fedfb(model, clients, model.flat(model.first()), rows, counts, rounds=ROUNDS, **options)
     close((model.flat(server.model), server.group_weights, server.risks), wanted)

@@ -12,6 +12,7 @@ from sklearn.metrics import balanced_accuracy_score, brier_score_loss, precision
 from fedbilevel.fairness.disclosure import Visible
 from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.scores import ALL, EDGES, Scores, auc_ends, measures
+from fedbilevel.fairness.thresholds import Threshold, decisions
 
 
 def rows(count=900, seed=0, names=3):
@@ -39,6 +40,67 @@ def test_every_measure_is_that_of_the_rows():
             value, low, high = (table.loc[name, f"{measure}{end}"] for end in ("", "_low", "_high"))
             assert value == pytest.approx(oracle(labels[part], decided[part], probability[part]), abs=1e-12), measure
             assert low < value < high
+
+
+def of_classes(count=1200, seed=0, names=2):
+    """Three classes with their true probabilities, the last one rare."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal([1.0, 0.5, -1.5], 1, (count, 3))
+    chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    labels = (rng.random((count, 1)) > chances.cumsum(axis=1)).sum(axis=1)
+    return labels, chances, rng.integers(0, names, count)
+
+
+def test_every_measure_of_three_classes_is_that_of_the_rows():
+    labels, chances, groups = of_classes()
+    decided = chances.argmax(axis=1)
+    scores = Scores.of(labels, chances, groups, 2)
+    table = measures(Counts.of(labels, decided, groups, 2, classes=3), scores, ["a", "b"], classes=list("xyz"))
+    own = np.eye(3)[labels]
+    for place, name in enumerate((ALL, "a", "b")):
+        part = groups >= 0 if name == ALL else groups == place - 1
+        for c, label in enumerate("xyz"):
+            found = table.loc[name, label]
+            assert found["auc"] == pytest.approx(roc_auc_score(own[part, c], chances[part, c]))
+            assert found["calibration"] == pytest.approx((chances - own)[part, c].mean())
+            assert found["brier"] == pytest.approx(((chances - own)[part] ** 2).sum(axis=1).mean() / 2)
+            for measure in ("auc", "brier", "calibration"):
+                assert found[f"{measure}_low"] < found[measure] < found[f"{measure}_high"]
+        macro = roc_auc_score(labels[part], chances[part], multi_class="ovr")
+        assert table.loc[name, "auc"].mean() == pytest.approx(macro)
+    sent = [Scores.of(labels[i::2], chances[i::2], groups[i::2], 2) for i in (0, 1)]
+    total = sent[0] + Scores.unpacked(sent[1].packed())
+    np.testing.assert_allclose(total.sums, scores.sums)
+    np.testing.assert_allclose(total.auc(), scores.auc(), atol=2e-3)
+    assert (total.of_groups([1], 2).cells == total.cells[2, [1]]).all()
+
+
+def test_the_threshold_of_three_classes_has_the_best_balanced_accuracy():
+    """Where probabilities are right, no other weights of the classes do better, up to what the rows tell."""
+    labels, chances, _ = of_classes(40_000, 1)
+    chosen = Threshold("auto").choose(Scores.of(labels, chances, np.zeros(40_000, int), 1, minimum=10))
+    np.testing.assert_allclose(chosen, np.bincount(labels) / 40_000, atol=0.01)
+
+    def balanced(threshold):
+        return balanced_accuracy_score(labels, decisions(chances, threshold))
+
+    others = [chosen * factors for factors in np.random.default_rng(0).lognormal(0, 0.7, (60, 3))]
+    assert balanced(chosen) > balanced(0.5) + 0.1
+    assert balanced(chosen) > max(map(balanced, others)) - 0.01
+    with pytest.raises(ValueError, match="rows of every class"):
+        Threshold("auto").choose(Scores.of([0, 1], chances[:2], [0, 0], 1))
+
+
+def test_intervals_of_the_mean_auc_and_of_the_brier_score_of_three_classes_hold():
+    """400 tables of 250 rows: at least 93 % hold the truth, which 200,000 rows tell; 2.2 points are two standard errors."""
+    truth = Scores.of(*of_classes(200_000, 10**6, 1), 1)
+    held = []
+    for seed in range(400):
+        scores = Scores.of(*of_classes(250, seed, 1), 1)
+        ends = [np.mean(scores.auc_ends(), axis=1)[:, 0], np.array(scores.brier_ends())[:, 0, 0]]
+        wanted = truth.auc().mean(), truth.brier()[0, 0]
+        held.append([low <= value <= high for (low, high), value in zip(ends, wanted, strict=True)])
+    assert (np.mean(held, axis=0) >= 0.93).all(), np.mean(held, axis=0)
 
 
 def test_scores_of_sites_add_up_and_lose_only_the_ties_of_a_bin():
@@ -72,6 +134,21 @@ def test_no_bin_that_a_site_sends_is_small(seed, minimum):
     enough = exact.rows >= minimum
     assert (sent.cells[enough][sent.cells[enough] > 0] >= minimum).all()
     assert np.abs(sent.above() - exact.above()).max() < 2 * minimum - 1
+
+
+def test_what_averaging_does_to_few_rows_is_undone():
+    """15 positives, told as one place: the AUC of the rows, not ten points more."""
+    rng, off = np.random.default_rng(0), []
+    label = np.repeat([0, 1], [300, 15])
+    for _ in range(40):
+        probability = 1 / (1 + np.exp(-rng.normal(1.2 * label - 2, 1)))
+        told = Scores.unpacked(Scores.of(label, probability, 0 * label, 1, minimum=10).packed())
+        exact = roc_auc_score(label, probability)
+        assert (told.spread().rows == told.rows).all()
+        off.append([told.auc()[0] - exact, told.spread().auc()[0] - exact])
+    before, after = np.mean(off, axis=0)
+    assert before > 0.08
+    assert abs(after) < 0.01
 
 
 def test_the_curve_joins_bins_until_no_cell_is_small():

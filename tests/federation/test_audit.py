@@ -1,26 +1,21 @@
 """An audit over sites: the same numbers as from the files, up to the bins; and nothing but counts leaves a site."""
 
-import json
-import subprocess
-import sys
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from fedbilevel import storage
 from fedbilevel.federation.operator.rehearsal import in_words, rehearse
 from fedbilevel.federation.protocol.coordinator import Coordinator
-from fedbilevel.federation.protocol.policy import FILE, Policy, Source
+from fedbilevel.federation.protocol.policy import Policy, Source
 from fedbilevel.federation.protocol.program import make_program
 from fedbilevel.federation.protocol.record import Record
 from fedbilevel.federation.protocol.settings import RunFailed
 from fedbilevel.jobs import audit
 from fedbilevel.tables.reading import open_table
-from tests.cli.test_audit import rows
+from tests.cli.test_audit import kinds, rows
 from tests.federation.direct import OPEN, Direct, site
 
-COLUMNS = ("ill", "chance", "said", "sex")
+COLUMNS = ("ill", "chance", "said", "sex", "stage", "p early", "p late", "p middle", "cost", "guess")
 TELLS = {"tell": ("report",), "minimum_cell": 10}
 FRAMES = {"site-1": rows(400, 1), "site-2": rows(300, 2)}
 
@@ -85,6 +80,25 @@ def test_sites_give_the_numbers_of_the_files(tables, tmp_path, prediction):
             assert not ((counts > 0) & (counts < 10)).any()
 
 
+@pytest.mark.parametrize(("target", "prediction"), [("stage", "p"), ("stage", "said"), ("cost", "guess")])
+def test_three_classes_and_numbers_at_sites_are_those_of_the_files(tmp_path, target, prediction):
+    for number, name in enumerate(FRAMES):
+        kinds(300 + 100 * number, number).to_csv(tmp_path / f"{name}.csv", index=False)
+    tables = [open_table(tmp_path / f"{name}.csv") for name in FRAMES]
+    schema = audit.question(tables, target, prediction, ["sex"])
+    here = audit.run(tables, schema, tmp_path / "here", audit.AuditOptions()).run
+    channel, there = asked(tmp_path, schema)
+    for name in here.rows:
+        if name.startswith("test_") and not name.startswith("test_auc"):
+            np.testing.assert_allclose(there.run.rows[name], here.rows[name], rtol=1e-9, err_msg=name)
+    np.testing.assert_allclose(there.run.rows["test_auc"], here.rows["test_auc"], atol=0.03)
+    kept = [name for name in here.groups if here.groups[name].dtype.kind == "f" and not name.startswith("auc")]
+    np.testing.assert_allclose(there.run.groups[kept], here.groups[kept], rtol=1e-9)
+    what = {"cost": {"moments"}, "stage": {"decisions"}}[target] | {"hidden", "absent"}
+    for _, _, answer in channel.seen:
+        assert {name for name in answer["numbers"] if not name.startswith("scores/")} == what
+
+
 def test_small_groups_stay_at_their_site(tables, tmp_path):
     frame = rows(300, 5, rare=6)
     frame.to_csv(tmp_path / "site-2.csv", index=False)
@@ -117,34 +131,3 @@ def test_who_approves_it_reads_what_it_does(tables, tmp_path):
     assert "It reads chance." in words
     assert "Nothing else leaves." in words
     assert {thing.task for thing in left} == {"finish"}
-
-
-@pytest.mark.federation
-def test_the_command_over_real_processes(federation, tables, tmp_path):
-    """Certificates, a server, two sites with a table of their own: one command, and the numbers of the files."""
-    schema = audit.question(tables, "ill", "chance", ["sex"])
-    schema.write(tmp_path / "schema.toml")
-    kept = {}
-    for name, table in zip(FRAMES, tables, strict=True):
-        file = federation.kits.sites[name] / "local" / FILE
-        kept[name] = file.read_text()
-        data = {"table": str(table.path.resolve()), "columns": list(schema.needed())}
-        approve = {"auto": True, "schemas": [schema.digest]}
-        federation.offer(name, storage.toml_text({"data": data, "policy": {"tell": ["report"]}, "approve": approve}))
-    try:
-        said = subprocess.run(
-            [
-                sys.executable, "-m", "fedbilevel.cli", "federate", "audit", "--schema", tmp_path / "schema.toml", "--json",
-                "--admin", federation.kits.admin, "--server", federation.kits.server, "--out", tmp_path / "run",
-                *(word for name in FRAMES for word in ("--site", name)),
-            ],
-            capture_output=True, text=True, timeout=240, check=False, env=federation.environment,
-        )  # fmt: skip
-    finally:
-        for name, policy in kept.items():
-            federation.offer(name, policy)
-    assert said.returncode == 0, said.stderr
-    here = audit.run(tables, schema, tmp_path / "here", audit.AuditOptions()).run
-    rows = pd.DataFrame(json.loads(said.stdout)["rows"])
-    for name in ("test_gap", "test_accuracy", "test_true_positive_rate", "test_brier"):
-        np.testing.assert_allclose(rows[name], here.rows[name], rtol=1e-9, err_msg=name)

@@ -296,6 +296,47 @@ def test_the_folder_of_a_run_over_sites_tells_what_it_may_and_what_is_wrong(tmp_
     assert json.loads(kept)["site-1"]["hidden"][2] > 0
 
 
+@pytest.mark.parametrize("method", ["fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", "fedbio", "fedbioacc"])
+def test_a_rare_group_at_a_site_is_compared_together_with_the_next_smallest(tmp_path, method):
+    """One positive of the group r at two sites: they train, nothing small is told, and the sentence says what was done."""
+    fit_options = FitOptions(method=method, steps=6, weight_steps=4, batch_size=32, compare_with=None)
+    settings = job(fit_options, RARE, SITES)
+    sites, frames = {}, list(rare_tables())
+    frames[2] = frames[1].assign(group=frames[1]["group"].replace("r", "a").where(frames[1].index % 4 > 0, "r"))
+    for name, frame in zip(SITES, frames, strict=True):
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+        source = Source(table=tmp_path / f"{name}.csv", columns=("score", "group", "ill"))
+        sites[name] = site(tmp_path, name, settings, source, tell=TELL, minimum_cell=10)
+    channel = Direct(sites)
+
+    def supervised():
+        coordinate(tmp_path, settings, channel)
+        return tmp_path / "runs" / settings.run
+
+    result = federate.run(settings, fit_options, RARE, tmp_path / "out", supervised)
+    assert np.isfinite(result.run.rows["train_accuracy"]).all()
+    said = [sentence for sentence in result.warnings if "where training compares groups, they count as one" in sentence]
+    assert len(said) == 2
+    program, agreed = (
+        fair_program(settings.arguments),
+        Progress.read(tmp_path / "runs" / settings.run / "state.npz").agreed,
+    )
+    for name, frame in zip(SITES, frames, strict=True):
+        here = program.encoded(sites[name].policy.source, agreed)
+        cells = program.cells(0, here.train)
+        assert not ((cells > 0) & (cells < 10)).any()
+        assert cells.sum() == len(frame), "every row takes part"
+        if method.startswith("fedbio"):  # in the second stage a row has the weight of its own group
+            assert np.bincount(here.model["groups"], minlength=3)[2] == (frame["group"] == "r").sum()
+        hidden = here.visible.pooled
+        assert hidden.sum() == (0 if name == SITES[2] else 2)
+        # What the report tells is what was compared: no difference of the two is a small count.
+        told = np.array(json.loads((tmp_path / "runs" / settings.run / "report.json").read_text())[name]["decisions"])
+        together = cells.reshape(3, 2)
+        np.testing.assert_array_equal(told.sum(axis=-1)[:3], np.where(hidden[:, None], 0, together))
+        np.testing.assert_array_equal(told.sum(axis=-1)[3], together[hidden].sum(axis=0))
+
+
 def test_arrays_per_site(tmp_path):
     settings = settings_for("fedavg", schema=None, steps=4)
     sites, _ = fair_array_sites(tmp_path, settings, np.random.default_rng(2), SIZES, 5, tell=TELL)

@@ -4,11 +4,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedbilevel.fairness.intervals import gap_ends
+from fedbilevel.fairness.metrics import Counts
 from fedbilevel.report.brief import brief_of, contrast_of
 from fedbilevel.report.page import page
 from fedbilevel.runs import RunFolder
 from tests.report.folders import table1
 
+METRIC = "equal_opportunity"
 KEY = {"dataset": "outcome by sex", "split": "2 sites", "seed": 0}
 
 
@@ -21,6 +24,11 @@ def fitted(path, found=(), rates=(0.61, 0.64), positives=(100, 110), metric="equ
             ("FedBiOAcc, cells", {"gap": (-0.10, -0.15, -0.05), "accuracy": (-0.01, -0.02, 0.0)}),
         ):
             row = {**KEY, "method": method, "test_accuracy": 0.8, "test_balanced_accuracy": 0.7, "test_gap": 0.03}
+            hits = np.rint(np.multiply(np.nan_to_num(rates), positives)).astype(int)
+            ends = gap_ends(
+                Counts(np.stack([0 * hits, 0 * hits, positives - hits, hits], axis=-1).reshape(-1, 2, 2)), METRIC
+            )
+            row["test_gap_low"], row["test_gap_high"] = map(float, ends)
             for name, values in change.items():
                 row |= dict(zip((f"{name}_difference{end}" for end in ("", "_low", "_high")), values, strict=True))
             groups = pd.DataFrame({
@@ -47,7 +55,7 @@ def test_people_out_of_a_hundred_and_chance(tmp_path):
 
 def test_a_difference_beyond_chance(tmp_path):
     sentence = brief_of(fitted(tmp_path, rates=(0.4, 0.8), positives=(1000, 1000))).verdict[1]
-    # Newcombe's interval of .8 - .4 with 1,000 positives each, by hand: [.360, .438].
+    # The interval of the gap .8 - .4 with 1,000 positives each: [.359, .439].
     assert "at least 36 in 100, and it may be 44" in sentence
 
 
@@ -63,7 +71,8 @@ def test_many_groups_are_told_by_their_ends(tmp_path):
 
 def test_equalized_odds_tell_both_rates(tmp_path):
     verdict = brief_of(fitted(tmp_path, metric="equalized_odds")).verdict
-    assert verdict[2].startswith("Of 100 rows without outcome = ill, it wrongly picks 10")
+    assert verdict[1].startswith("Of 100 rows without outcome = ill, it wrongly picks 10")
+    assert verdict[2].startswith("The larger of the differences is within what chance explains")
 
 
 @pytest.mark.parametrize("blocks", [True, False])

@@ -33,7 +33,8 @@ def audit(
     site: options.SiteColumn = None,
     positive: options.Positive = None,
     threshold: Threshold = None,
-    metric: options.ClassMetric = "equal_opportunity",
+    task: options.Task = None,
+    metric: options.Metric = None,
     mapping: options.MappingFile = None,
     minimum_cell: options.MinimumCell = 10,
     out: Out = None,
@@ -44,8 +45,9 @@ def audit(
 ) -> None:
     """How well any model predicts, by site and by group; nothing is trained.
 
-    The tables hold the target and what the model said: probabilities, or decisions.  Writes the run folder with tables, page
-    and the schema that `federate audit` takes.
+    The tables hold the target and what the model said: probabilities (of more than two classes a column for each, named alike,
+    as predict writes them), decisions, or predicted numbers.  Writes the run folder with tables, page and the schema that
+    `federate audit` takes.
     """
     for name, column in (("target", target), ("prediction", prediction)):
         if column is None:
@@ -56,9 +58,8 @@ def audit(
     own, rules = opened(files, delimiter, encoding), mapping_at(mapping)
     tables = own if rules is None else rules.applied(own, site)
     chosen = _options(threshold, metric, minimum_cell)
-    schema = job.question(
-        tables, str(target), str(prediction), sensitive or (), site, positive, () if rules is None else rules.checked
-    )
+    checked = () if rules is None else rules.checked
+    schema = job.question(tables, str(target), str(prediction), sensitive or (), site, positive, checked, task)
     _check_threshold(schema, threshold)
     folder = out or _folder(schema)
     check_folder(folder)
@@ -79,7 +80,7 @@ def federated_audit(
     server: options.ServerKit = None,
     site: Annotated[list[str] | None, typer.Option(help="Only these sites; all if not given.")] = None,
     threshold: Threshold = None,
-    metric: options.ClassMetric = "equal_opportunity",
+    metric: options.Metric = None,
     minimum_cell: options.MinimumCell = 10,
     min_sites: Annotated[int | None, typer.Option(help="Sites that a round needs; all if not given.", min=1)] = None,
     reply_timeout: Annotated[float, typer.Option(help="Seconds to wait for a site.")] = 300.0,
@@ -120,16 +121,22 @@ def federated_audit(
 federated_audit.__name__ = "audit"
 
 
-def _options(threshold: float | None, metric: str, minimum_cell: int) -> Any:
+def _options(threshold: float | None, metric: str | None, minimum_cell: int) -> Any:
     from fedbilevel.jobs.audit import AuditOptions
 
     return AuditOptions(0.5 if threshold is None else threshold, metric, minimum_cell)
 
 
 def _check_threshold(schema: Schema, threshold: float | None) -> None:
-    (column,) = schema.features
-    if threshold is not None and column.kind != "number":
-        raise ValueError(f"--threshold is for probabilities, but {column.name!r} holds decisions; leave it out.")
+    from fedbilevel.jobs.audit import by_threshold
+
+    if threshold is None or by_threshold(schema):
+        return
+    what = f"{schema.features[0].name!r} holds decisions"
+    if schema.features[0].kind == "number":
+        kind = "is a number" if schema.regression else f"has {len(schema.labels)} classes"
+        what = f"{schema.target!r} {kind}"
+    raise ValueError(f"--threshold is for the probability of one positive class, but {what}; leave it out.")
 
 
 def _folder(schema: Schema) -> Path:

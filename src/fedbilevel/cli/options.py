@@ -47,7 +47,11 @@ Sensitive = Annotated[
     ),
 ]
 Prediction = Annotated[
-    str | None, typer.Option(help="The column that holds what the model said.", autocompletion=columns)
+    str | None,
+    typer.Option(
+        help="The column that holds what the model said; of more than two classes, or what their columns begin with.",
+        autocompletion=columns,
+    ),
 ]
 SiteColumn = Annotated[
     str | None,
@@ -109,12 +113,13 @@ Model = Annotated[
 ]
 ClientWeights = Annotated[str, typer.Option(help="Sites count alike (uniform) or by their rows (samples).")]
 ClassWeight = Annotated[
-    str | None, typer.Option(help="balanced: both classes count alike, however rare (fedbioacc, fedbio, fedavg).")
+    str | None, typer.Option(help="balanced: classes count alike, however rare (fedbioacc, fedbio, fedavg).")
 ]
 Threshold = Annotated[
     str | None,
     typer.Option(
-        help="Yes above this probability: a number (0.5), auto (best balanced accuracy), rate=0.1 or recall=0.8."
+        help="Yes above this probability: a number (0.5), auto (best balanced accuracy), rate=0.1 or recall=0.8; of more than "
+        "two classes auto."
     ),
 ]
 MinimumCell = Annotated[

@@ -48,6 +48,8 @@ def encoding_notes(tables: Sequence[Table]) -> list[str]:
     ]
 
 
+MOST_BLOCKS = 12
+"""Groups times classes that the terminal shows one by one."""
 LAYERS = 4
 """How often a draft is applied and looked at again: a column that got its name may then turn out to be spelled differently."""
 
@@ -156,10 +158,11 @@ def measure_tables(run: Run, part: str) -> list[tuple[str, pd.DataFrame]]:
     known = MEASURES_OF_NUMBERS if number else MEASURES
     rows = run.rows.set_index("method")
     groups = run.groups[run.groups["part"] == part]
-    for column, form in (("label", "{}, class {}"), ("by", "{} ({})")):
+    for column, form in (("by", "{} ({})"), ("label", "{}, class {}")):
+        groups = groups.assign(whole=groups["group"])
         if column in groups and (column == "label" or groups[column].nunique() > 1):
-            named = [form.format(*pair) for pair in zip(groups["group"], groups[column], strict=True)]
-            groups = groups.assign(group=named)
+            pairs = zip(groups["group"], groups[column].fillna(""), strict=True)
+            groups = groups.assign(group=[form.format(name, of) if of else name for name, of in pairs])
     groups = groups.set_index(["group", "method"])
     listed: list[dict[str, str]] = []
 
@@ -178,27 +181,43 @@ def measure_tables(run: Run, part: str) -> list[tuple[str, pd.DataFrame]]:
     if any(settings.values()):
         add("all", "setting", settings)
     if not number and (rows["threshold"] != 0.5).any():
-        add("all", "threshold", {str(method): f"{value:.3g}" for method, value in rows["threshold"].items()})
+        told = {str(method): value for method, value in rows["threshold"].items()}
+        add(
+            "all",
+            "threshold",
+            {name: value if isinstance(value, str) else f"{value:.3g}" for name, value in told.items()},
+        )
     for name, word in {"gap": GAPS[run.configuration["metric"]], **known}.items():
         compared = [row for _, row in rows.iterrows() if f"{name}_difference" in row]
         difference = _with_ends(compared[-1], f"{name}_difference", "+.3f") if compared else ""
         add("all", word, each(rows, f"{part}_{name}"), difference)
+    own = ("auc", "precision", "true_positive_rate", "false_positive_rate", "selection_rate", "calibration")
+    wholes: set[str] = set()
+    long = "label" in groups and groups.index.get_level_values("group").nunique() > MOST_BLOCKS
     for group in dict.fromkeys(groups.index.get_level_values("group")):
         here = groups.loc[group]
+        of_class = "label" in here
         counts = {str(method): f"{row['count']:,}" for method, row in here.iterrows()}
+        if of_class and (whole := str(here["whole"].iloc[0])) not in wholes:
+            wholes.add(whole)  # what is the group's and not a class's own
+            add(whole, "rows", counts)
+            for name, word in known.items():
+                if name not in own:
+                    add(whole, word, each(here, name))
+        if of_class and long:
+            continue
         if not number:
             counts = {str(method): f"{row['count']:,}, {row['positives']:,}" for method, row in here.iterrows()}
-        add(str(group), "rows" if number else "rows, of the class" if "label" in here else "rows, positives", counts)
-        # Of more than two classes, only what is the class's own: the rest is the group's, and in groups.csv.
-        own = ("true_positive_rate", "false_positive_rate", "selection_rate", "precision")
+        add(str(group), "rows" if number else "rows, of the class" if of_class else "rows, positives", counts)
         for name, word in known.items():
-            if "label" not in here or name in own:
+            if not of_class or name in own:
                 add(str(group), word, each(here, name))
     table = pd.DataFrame(listed).drop(columns="_")
     table = table[(table.drop(columns=["group", "measure"]) != "").any(axis=1)]
     where = {"test": "Test rows", "train": "Training rows of the sites"}[part]
     where = "Predictions" if run.command == "audit" else where
-    tables = [(f"{where}, with 95 % intervals", table.loc[:, (table != "").any()])]
+    where += ", with 95 % intervals" + ("; groups.csv and the page show every class" if long else "")
+    tables = [(where, table.loc[:, (table != "").any()])]
     if "gaps" in run.others:
         gaps = run.others["gaps"][run.others["gaps"]["part"] == part]
         shown = {

@@ -86,8 +86,8 @@ def _notes(answer: Predictions, notes: list[str]) -> None:
     """What was done to cells, on standard error: the answer itself stays a table."""
     for what, counts in (
         ("missing", answer.missing),
-        ("rare values, pooled as in training", answer.pooled),
-        ("values that the model does not know", answer.unknown),
+        ("rare among the training rows or new, read as their (other) values", answer.pooled),
+        ("values that no training row had", answer.unknown),
     ):
         columns = [f"{name} ({count:,})" for name, count in counts.items() if count]
         if columns:

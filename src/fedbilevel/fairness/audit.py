@@ -1,9 +1,11 @@
-"""An audit: predictions that some model has made, counted by group, label and decision; nothing is trained.
+"""An audit: predictions that some model has made, summed by group, label and decision; nothing is trained.
 
-The schema of an audit has one feature, the prediction.  A number is the probability of the positive class, and a row is
-selected where it is above the threshold.  A category is a decision, written like the target or as 0 and 1.
+The schema of an audit has the predictions for features.  Of two classes one column: a number is the probability of the positive
+class, and a row is selected where it is above the threshold; a category is a decision, written like the target or as 0 and 1.
+Of more classes one column of decisions, or one of probabilities for each, of which the largest decides.  Of a number, the
+predicted one.
 
-`AuditProgram` asks every site of a federation for one thing, the counts of `report_of`, and only they leave it.
+`AuditProgram` asks every site of a federation for one thing, the sums of `report_of`, and only they leave it.
 """
 
 from __future__ import annotations
@@ -19,52 +21,97 @@ from fedbilevel.calculus import Tree
 from fedbilevel.engines.stages import Expected, Numbers, Refused, Source, Stage
 from fedbilevel.fairness.disclosure import MINIMUM, Visible
 from fedbilevel.fairness.metrics import Counts
+from fedbilevel.fairness.moments import SUMS, Moments
 from fedbilevel.fairness.scores import Scores
+from fedbilevel.fairness.thresholds import decisions
 from fedbilevel.problem import whole_number
 from fedbilevel.tables.columns import MISSING_CODE, UNKNOWN_CODE, listed
 from fedbilevel.tables.encoder import Parsed, parse
 from fedbilevel.tables.profile import Profile
-from fedbilevel.tables.schema import Column, Schema
+from fedbilevel.tables.schema import Column, Schema, column_of
 
 YES = "1"
 """A decision for the positive class, where decisions are not written like the target."""
+ROUNDING = 0.02
+"""How far the probabilities of a row may be from adding up to 1."""
 
 
 class Predicted(NamedTuple):
-    """Rows that have a prediction, as codes; ``absent``: how many have none.  ``probability``: None for decisions."""
+    """Rows that have a prediction.  ``labels`` and what was ``said``: places of classes, or distances of numbers to the
+    schema's center; ``chances``: [n, classes], None without probabilities; ``absent``: how many rows have no prediction."""
 
-    labels: NDArray[np.int32]
+    labels: NDArray[Any]
     groups: NDArray[np.int32]
-    decided: NDArray[np.bool_]
-    probability: NDArray[np.float64] | None
+    said: NDArray[Any]
+    chances: NDArray[np.float64] | None
     absent: int
 
-    @property
-    def cells(self) -> NDArray[np.int64]:
-        """Group and label of every row as one code."""
-        return np.asarray(2 * self.groups.astype(np.int64) + self.labels)
+    def take(self, kept: NDArray[np.bool_], codes: NDArray[np.int64]) -> Predicted:
+        """Some of the rows, their groups numbered anew."""
+        chances = None if self.chances is None else self.chances[kept]
+        return Predicted(self.labels[kept], codes[kept].astype(np.int32), self.said[kept], chances, self.absent)
 
 
-def prediction_column(name: str, profiles: Mapping[str, Profile], classes: Sequence[str], positive: str) -> Column:
-    """What the prediction is, from the ``profiles`` of the column at every site: decisions, where all its values are classes
-    of the target or all are 0 and 1; else probabilities."""
-    values = {value for profile in profiles.values() for value in profile.counts}
+def class_columns(prediction: str, classes: Sequence[str]) -> list[str]:
+    """The columns of probabilities of more than two classes, as `fedbilevel predict` names them."""
+    return [f"{prediction} {name}" for name in classes]
+
+
+def prediction_columns(
+    name: str,
+    profiles: Mapping[str, Mapping[str, Profile]],
+    labels: Sequence[str],
+    classes: Sequence[str],
+    positive: str | None,
+) -> tuple[Column, ...]:
+    """What the predictions are, from the ``profiles`` of their columns by column and site.  ``labels``: what is told apart,
+    nothing where it is a number; ``classes``: how it is written."""
+    if len(labels) > 2 and name not in profiles:
+        wanted = class_columns(name, labels)
+        lacking = [column for column in wanted if column not in profiles]
+        if lacking:
+            raise ValueError(
+                f"There is no column {lacking[0]!r}: of {len(labels)} classes, --prediction names a column of decisions, or "
+                f"what {listed(wanted, 3)} begin with, a column of probabilities for each."
+            )
+        each = zip(wanted, labels, strict=True)
+        return tuple(_probability(column, profiles[column], classes, of, False) for column, of in each)
+    own = profiles[name]
+    values = {value for profile in own.values() for value in profile.counts}
     if not values:
-        raise ValueError(f"The prediction column {name!r} is empty: name a column of probabilities or decisions.")
-    for words in (tuple(classes), ("0", YES)):
+        raise ValueError(f"The prediction column {name!r} is empty: name a column that holds what the model said.")
+    if not labels:
+        column = column_of(name, list(own.values()), rare=1, most=1)
+        if column.kind != "number" or column.also_missing:
+            odd = next((word for profile in own.values() for word in profile.odd), "no numbers")
+            raise ValueError(f"The prediction column {name!r} holds {odd!r}: give the predicted number of every row.")
+        return (replace(column, missing="plain", center=0.0, note=""),)
+    for words in (tuple(classes), *([("0", YES)] if positive is not None else [])):
         if values <= set(words):
-            return Column(name, "category", words)
-    comma = any(profile.comma for profile in profiles.values())
-    foreign = any(word not in classes for profile in profiles.values() for word in profile.odd)
-    for site, profile in profiles.items():
+            return (Column(name, "category", words),)
+    if positive is None:
+        strange = sorted(values - set(classes))[0]
+        raise ValueError(
+            f"The prediction column {name!r} holds {strange!r}: give decisions written like the target ({listed(classes)}), or "
+            f"a column of probabilities for each class ({listed(class_columns('P', classes), 2)}) with --prediction P."
+        )
+    return (_probability(name, own, classes, positive, True),)
+
+
+def _probability(name: str, own: Mapping[str, Profile], classes: Sequence[str], of: str, alone: bool) -> Column:
+    """A column of probabilities, or a sentence about the first cell that is none.  ``alone``: it may hold decisions instead."""
+    comma = any(profile.comma for profile in own.values())
+    foreign = any(word not in classes for profile in own.values() for word in profile.odd)
+    for site, profile in own.items():
         strange = next((word for word in profile.odd if not foreign or word not in classes), None)
         if strange is None and profile.distribution[0].size:
             low, high = profile.distribution[0][[0, -1]]
             strange = f"{low:g}" if low < 0 else f"{high:g}" if high > 1 else None
         if strange is not None:
+            either = f", or decisions written like the target ({listed(classes)}) or as 0 and 1" if alone else ""
             raise ValueError(
-                f"The prediction column {name!r} holds {strange!r} at {site}: give the probability of {positive!r}, from 0 to "
-                f"1, or decisions written like the target ({listed(classes)}) or as 0 and 1; a --mapping translates them."
+                f"The prediction column {name!r} holds {strange!r} at {site}: give the probability of {of!r}, from 0 to 1"
+                f"{either}; a --mapping translates them."
             )
     return Column(name, "number", decimal="," if comma else ".")
 
@@ -76,44 +123,59 @@ def yes_code(column: Column, positive: str) -> int:
 
 def predicted(schema: Schema, rows: Parsed, threshold: float = 0.5) -> Predicted:
     """The predictions in parsed ``rows``, all of which have a label and a group."""
-    (column,) = schema.features
-    cells = rows.cells[column.name]
-    if column.kind == "number":
-        absent = np.isnan(cells)
-        outside = ~absent & ~((cells >= 0) & (cells <= 1))
-        must = "lie between 0 and 1"
+    columns = schema.features
+    cells = np.stack([rows.cells[column.name] for column in columns], axis=1)
+    what, must = listed([column.name for column in columns], 3), "lie between 0 and 1"
+    if columns[0].kind == "category":
+        absent, outside = (np.any(cells == code, axis=1) for code in (MISSING_CODE, UNKNOWN_CODE))
+        must = f"be one of {listed(columns[0].values)}"
     else:
-        absent, outside = cells == MISSING_CODE, cells == UNKNOWN_CODE
-        must = f"be one of {listed(column.values)}"
+        absent = np.isnan(cells).any(axis=1)
+        outside = ~absent & ~((cells >= 0) & (cells <= 1)).all(axis=1) & (not schema.regression)
+        if len(columns) > 1 and not outside.any():
+            outside, must = ~absent & ~(np.abs(cells.sum(axis=1) - 1) <= ROUNDING), "add up to 1"
     if outside.any():
-        raise ValueError(f"The prediction column {column.name!r} must {must}; {int(outside.sum()):,} row(s) do not.")
+        raise ValueError(f"The prediction column {what} must {must}; {int(outside.sum()):,} row(s) do not.")
     labels, groups, kept = rows.labels[~absent], rows.groups[~absent], cells[~absent]
-    if column.kind == "number":
-        return Predicted(labels, groups, kept > threshold, np.asarray(kept, np.float64), int(absent.sum()))
-    decided = kept == yes_code(column, str(schema.positive))
-    return Predicted(labels, groups, np.asarray(decided), None, int(absent.sum()))
+    chances = None
+    if schema.regression:
+        labels, said = labels - schema.center, kept[:, 0] - schema.center
+    elif columns[0].kind == "category":
+        said = kept[:, 0]
+        said = said if schema.positive is None else (said == yes_code(columns[0], schema.positive)) * 1
+    else:
+        chances = np.asarray(kept if len(columns) > 1 else np.concatenate([1 - kept, kept], axis=1), np.float64)
+        said = decisions(chances, threshold)
+    return Predicted(labels, groups, said, chances, int(absent.sum()))
 
 
-def report_of(counts: Counts, visible: Visible, labels: Any, groups: Any, probability: Any = None) -> Numbers:
-    """What a client tells of decisions about its rows: their `Counts` and, with a ``probability``, the `Scores` of the rows.
+def report_of(
+    sums: Counts | Moments, visible: Visible, labels: Any = None, groups: Any = None, probability: Any = None
+) -> Numbers:
+    """What a client tells of a model and its rows: `Counts` of decisions or `Moments` of numbers and, with a ``probability``,
+    the `Scores` of the rows.
 
     Groups that are too small to be told come as one, last, or not at all (``visible``); ``hidden`` says which: 0 told, 1
     together, 2 not at all.
     """
-    numbers = {"decisions": visible.sums(counts.cells), "hidden": visible.pooled + 2 * visible.left_out}
+    what, values = ("moments", sums.sums) if isinstance(sums, Moments) else ("decisions", sums.cells)
+    numbers = {what: visible.sums(values), "hidden": visible.pooled + 2 * visible.left_out}
     if probability is not None:
         # Microaggregated as they are told: a pooled group's rows are one group's.
         names = len(visible.shown)
         codes = np.where(visible.shown, np.arange(names), np.where(visible.pooled, names, names + 1))
         scores = Scores.of(labels, probability, codes[np.asarray(groups)], names + 2, max(visible.minimum, 2))
-        numbers |= Scores(scores.cells[:-1], scores.sums[:-1]).packed()
+        numbers |= scores.of_groups(range(names + 1)).packed()
     return numbers
 
 
 def report_expected(groups: int, classes: int, scored: bool) -> dict[str, Expected]:
-    """What `report_of` tells of so many groups and classes."""
-    told = {"decisions": Expected((groups + 1, classes, classes)), "hidden": Expected((groups,), high=2)}
-    return {**told, **(Scores.expected(groups + 1) if scored else {})}
+    """What `report_of` tells of so many groups and classes; of numbers where there are no classes."""
+    hidden = {"hidden": Expected((groups,), high=2)}
+    if classes < 2:
+        return {"moments": Expected((groups + 1, len(SUMS)), -1e30, 1e30), **hidden}
+    told = {"decisions": Expected((groups + 1, classes, classes)), **hidden}
+    return {**told, **(Scores.expected(groups + 1, classes) if scored else {})}
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,15 +192,15 @@ class AuditProgram:
         whole_number("minimum_cell", self.minimum)
         if not isinstance(self.threshold, float) or not 0 <= self.threshold < 1:
             raise ValueError(f"threshold must lie between 0 and 1, not {self.threshold!r}.")
-        if len(self.schema.features) != 1:
-            raise ValueError("The schema of an audit has one feature, the prediction; `fedbilevel audit` writes it.")
+        check_audited(self.schema)
 
     def survey(self, number: int, source: Source, agreed: Numbers, answers: Sequence[Tree] = ()) -> Numbers:
         return {}
 
     def expected(self, number: int | None) -> dict[str, Expected]:
-        groups, scored = len(self.schema.groups), self.schema.features[0].kind == "number"
-        return {"absent": Expected((1,)), **report_expected(groups, 2, scored)}
+        groups, classes = len(self.schema.groups), len(self.schema.labels)
+        scored = self.schema.features[0].kind == "number"
+        return {"absent": Expected((1,)), **report_expected(groups, classes, scored)}
 
     def agree(self, number: int, told: Sequence[Numbers], agreed: Numbers) -> Numbers:
         return {}
@@ -153,9 +215,15 @@ class AuditProgram:
         frame = source.frame(tuple(self.schema.needed()))
         rows = parse(self.schema, frame, labelled=True, source="The site's table").complete()
         found, minimum = predicted(self.schema, rows, self.threshold), max(self.minimum, source.minimum_cell)
-        counts = Counts.of(found.labels, found.decided, found.groups, len(self.schema.groups))
-        visible = Visible.of(counts.cells.sum(axis=-1), minimum)
-        numbers = report_of(counts, visible, found.labels, found.groups, found.probability)
+        groups, classes, chances = len(self.schema.groups), len(self.schema.labels), found.chances
+        if self.schema.regression:
+            sums = Moments.of(found.labels, found.said, found.groups, groups)
+            numbers = report_of(sums, Visible.of(sums.rows[:, None], minimum))
+        else:
+            counts = Counts.of(found.labels, found.said, found.groups, groups, classes=classes)
+            visible = Visible.of(counts.cells.sum(axis=-1), minimum)
+            scored = chances if chances is None or classes > 2 else chances[:, 1]
+            numbers = report_of(counts, visible, found.labels, found.groups, scored)
         return {**numbers, "absent": np.array([found.absent if found.absent >= minimum else 0])}
 
     def doubt(self, source: Source, agreed: Numbers, scale: float) -> str | None:
@@ -166,6 +234,16 @@ class AuditProgram:
 
     def weights_behind(self, number: int, train: Tree, message: Tree) -> np.ndarray | None:
         return None
+
+
+def check_audited(schema: Schema) -> None:
+    """The features of an audit's schema are the predictions."""
+    numbers = ["number"] * (len(schema.labels) if len(schema.labels) > 2 else 1)
+    if [column.kind for column in schema.features] not in ([numbers] if schema.regression else [numbers, ["category"]]):
+        raise ValueError(
+            "The features of an audit's schema are the predictions: one column, or probabilities of each of several classes; "
+            "`fedbilevel audit` writes it."
+        )
 
 
 def audit_program(arguments: dict[str, Any]) -> AuditProgram:

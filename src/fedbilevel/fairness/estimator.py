@@ -24,7 +24,7 @@ from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.models import Model, numbers, probabilities
 from fedbilevel.fairness.program import FairProgram, smoothness
 from fedbilevel.fairness.saving import FittedModel, named_weights, plain
-from fedbilevel.fairness.thresholds import Threshold
+from fedbilevel.fairness.thresholds import Threshold, decisions
 from fedbilevel.fairness.trainer import dealt, fit_alike, tuned_threshold
 from fedbilevel.problem import whole_number
 from fedbilevel.tables.columns import check_lengths, encode_groups, listed, shown, to_frame
@@ -312,6 +312,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         threshold: two classes: the second is predicted where its probability is above this.  A number; None: 0.5; "auto": the
             best balanced accuracy; "rate=0.1", "recall=0.8": a share selected, a share of positives found.  All but numbers are
             chosen on a fifth of every client's rows (up to half where positives are few), which the model is not trained on.
+            More than two classes take "auto" alone: probabilities are weighed by the mean of their class.
         client_weights: clients count "uniform" or by "samples", their rows (FedMinMax, FedFB and FairFed: always by rows).
         history_rows: about how many rounds of every stage ``history_`` shows; 0 records nothing.
         random_state: seed or generator; None for a new one each time.
@@ -320,7 +321,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         classes_, n_features_in_, feature_names_in_ (tables with named columns), groups_, clients_: what was seen in fit.
         group_weights_: the learned weights, a Series over groups or over (group, label); None for methods without.
         history_: objective, bytes sent and calls of gradients at ``history_rows`` rounds.
-        params_, model_, encoder_: the fitted model; threshold_ of its decisions (two classes); coef_, intercept_ (logistic):
+        params_, model_, encoder_: the fitted model; threshold_ of its decisions; coef_, intercept_ (logistic):
             for the features get_feature_names_out names; `coefficients` gives them in the units of the table.
         findings_: what a reader must know before believing its numbers, by its decisions on the rows it was trained on.
 
@@ -383,13 +384,10 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         return probabilities(self.model_, self.params_, self._encoded(X))
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of every row; of two classes the second where its probability is above ``threshold_``."""
+        """The most probable class of every row; of two the second where its probability is above ``threshold_``; of more, where
+        ``threshold_`` holds one for each, that whose probability is the largest multiple of its own."""
         check_is_fitted(self)
-        predicted = self.predict_proba(X)
-        two = len(self.classes_) == 2
-        return np.asarray(
-            self.classes_[(predicted[:, 1] > self.threshold_) * 1 if two else np.argmax(predicted, axis=1)]
-        )
+        return np.asarray(self.classes_[decisions(self.predict_proba(X), self.threshold_)])
 
     @property
     def _labels(self) -> np.ndarray:
@@ -415,14 +413,12 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
     def _look(self, features: np.ndarray, labels: np.ndarray, codes: np.ndarray) -> None:
         """What can be said against the model by its decisions on the rows it was trained on."""
         self.findings_: list[Finding] = []
-        if len(self.classes_) != 2:
-            return
-        decided = probabilities(self.model_, self.params_, features)[:, 1] > self.threshold_
-        counts = Counts.of(labels, decided, codes, len(self.groups_))
+        decided = decisions(probabilities(self.model_, self.params_, features), self.threshold_)
+        counts = Counts.of(labels, decided, codes, len(self.groups_), classes=len(self.classes_))
         metric = self.metric if isinstance(self.metric, str) else "equal_opportunity"
-        self.findings_ = of_model(counts, self.groups_, metric)
+        self.findings_ = of_model(counts, self.groups_, metric, classes=self.classes_.tolist())
         for finding in self.findings_:
-            if finding.code.startswith("selects"):
+            if finding.code.startswith(("selects", "never")):
                 warnings.warn(finding.sentence, UselessModel, stacklevel=3)
 
     def _class_weight(self) -> str | list[float] | None:

@@ -19,6 +19,8 @@ More than two classes: every class has its own pi, mu and r among its rows, as t
 mu stays where all r agree to five digits, as they do at the start.
 K is then groups times classes.
 
+A number to be predicted has no labels: pi and r are those of all rows of a group, and every row has a weight.
+
 Differences from the paper: equal opportunity only; known to us from its text's summaries and a published program, not from the
 authors' code; losses are compared as means over a group's positives (as in FairBatch), not as sums; alpha is in shares of the
 positives, not of all rows; for two groups the step is alpha sign(r_1 - r_0), as in the paper, for more it is along d / |d| and
@@ -41,7 +43,7 @@ from fedbilevel.algorithms.arguments import Batch, Count, NotNegative, Positive,
 from fedbilevel.algorithms.local import Local
 from fedbilevel.calculus import Calls, Tree, counted, step_along
 from fedbilevel.fairness import baseline
-from fedbilevel.fairness.baseline import GroupLosses, GroupWeights, Message, Reply, Scores, Server
+from fedbilevel.fairness.baseline import GroupLosses, GroupWeights, Losses, Message, Reply, Scores, Server
 from fedbilevel.fairness.models import group_totals, own_class, penalty, row_losses
 from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.sampling import Batches, LocalData, Sampler
@@ -63,9 +65,11 @@ def fedfb(
     local_steps: Count = 5,
     batch_size: Batch = 128,
     ridge: NotNegative = 0.0,
+    losses: Losses = row_losses,
 ) -> Algorithm:
     """FedFB.  ``positive_counts[a]``: positive training rows of group a over all clients; of more than two classes
-    ``[class, group]``, the rows of that class.  ``step`` is the clients' step, ``group_step`` alpha.
+    ``[class, group]``, the rows of that class; with other ``losses``, those of a number, all rows.  ``step`` is the clients'
+    step, ``group_step`` alpha.
 
     >>> import numpy as np
     >>> from fedbilevel.fairness.fedfb import fedfb
@@ -74,13 +78,13 @@ def fedfb(
     ['local']
     """
     count, weights = np.shape(positive_counts)[-1], GroupWeights(positive_counts)
-    loss = baseline.PlainLoss(scores, ridge)
-    base = baseline.fair_averaging(loss, scores, init, step, local_steps, batch_size, count)
+    loss, classified = baseline.PlainLoss(scores, ridge, losses), losses is row_losses
+    base = baseline.fair_averaging(loss, scores, init, step, local_steps, batch_size, count, losses)
 
     def work(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
         def weighted(params: Tree, batch: Tree) -> jax.Array:
-            losses = row_losses(scores(params, batch["features"]), batch["labels"])
-            return jnp.mean(_row_weights(message, batch).astype(losses.dtype) * losses) + penalty(params, ridge)
+            each = losses(scores(params, batch["features"]), batch["labels"])
+            return jnp.mean(_row_weights(message, batch, classified).astype(each.dtype) * each) + penalty(params, ridge)
 
         def descend(model: Tree, batches: Batches) -> tuple[Tree, None]:
             return step_along(model, -step, jax.grad(weighted)(model, batches.inner())), None
@@ -88,10 +92,10 @@ def fedfb(
         model, _ = Sampler(batch_size).walk(descend, message.model, data, key, local_steps)
         rows, real = data.whole_with_mask("train")
         found = scores(message.model, rows["features"])
-        losses = jnp.where(real, row_losses(found, rows["labels"]), 0)
-        positive = jnp.where(real, own_class(found, rows["labels"]), 0)
-        size = data.train_size.astype(losses.dtype)
-        totals = (group_totals(values, rows["groups"], count) / size for values in (positive * losses, positive))
+        each = jnp.where(real, losses(found, rows["labels"]), 0)
+        positive = jnp.where(real, own_class(found, rows["labels"]) if classified else jnp.ones_like(each), 0)
+        size = data.train_size.astype(each.dtype)
+        totals = (group_totals(values, rows["groups"], count) / size for values in (positive * each, positive))
         return Reply(model, GroupLosses(*totals)), counted(local, Calls(gradients=local_steps))
 
     def absorb(server: Server, mean: Reply) -> Server:
@@ -109,11 +113,11 @@ def fedfb(
     )
 
 
-def _row_weights(message: Message, batch: Any) -> jax.Array:
-    """Two classes: of the positive rows, 1 for the others; more: of all."""
+def _row_weights(message: Message, batch: Any, classified: bool) -> jax.Array:
+    """Two classes: of the positive rows, 1 for the others; more, or a number: of all."""
     weights, groups, labels = message.row_weights, batch["groups"], batch["labels"]
     if weights.ndim == 1:
-        return jnp.where(labels > 0, weights[groups], 1)
+        return jnp.where(labels > 0, weights[groups], 1) if classified else weights[groups]
     return weights[labels.astype(jnp.int32), groups]
 
 

@@ -46,7 +46,7 @@ def of_model(
     """What is wrong with the decisions of a model; ``counts`` of the groups called ``names`` that its gap compares.
     ``remedy``: what to do about it."""
     if counts.classes > 2:
-        return [*_of_classes(counts, about, classes), *_few(counts, names, criterion, few, classes)]
+        return [*_of_classes(counts, about, classes, remedy), *_few(counts, names, criterion, few, classes)]
     together = Counts(counts.cells.sum(axis=0, keepdims=True))
     (rows,), ((negatives, positives),) = together.rows, together.cells.sum(axis=-1)
     selected = int(together.cells[..., 1].sum())
@@ -72,7 +72,7 @@ def of_model(
     return found + list(_few(counts, names, criterion, few))
 
 
-def _of_classes(counts: Counts, about: str, classes: Sequence[Any] | None) -> Iterable[Finding]:
+def _of_classes(counts: Counts, about: str, classes: Sequence[Any] | None, remedy: str) -> Iterable[Finding]:
     """More than two classes: one that is (almost) never decided, and decisions that are about those of guessing."""
     together = Counts(counts.cells.sum(axis=0, keepdims=True))
     rows, decided = together.cells[0].sum(axis=1), together.cells[0].sum(axis=0)
@@ -81,7 +81,7 @@ def _of_classes(counts: Counts, about: str, classes: Sequence[Any] | None) -> It
             yield Finding(
                 "never-decides", about,
                 f"{about} decides {name} for {decided[label]:,} of {rows.sum():,} rows, of which {rows[label]:,} are of that "
-                "class: (almost) never, which treats all groups alike and helps no one; use --class-weight balanced.",
+                f"class: (almost) never, which treats all groups alike and helps no one; {remedy}.",
             )  # fmt: skip
     balanced, guessing = float(together.balanced_accuracy()), 1 / counts.classes
     ((low,), (high,)) = together.balanced_accuracy_ends()
@@ -89,7 +89,7 @@ def _of_classes(counts: Counts, about: str, classes: Sequence[Any] | None) -> It
         yield Finding(
             "near-chance", about,
             f"{about} has a balanced accuracy of {balanced:.3f} [{low:.3f}, {high:.3f}], and guessing has {guessing:.3f}: such "
-            "a model is not to be used; use --class-weight balanced, or give it better columns.",
+            f"a model is not to be used; {remedy}, or give it better columns.",
         )  # fmt: skip
 
 
@@ -124,10 +124,10 @@ def of_rows(
     cells: Mapping[str, Any], what: str, where: str = "", classes: Sequence[Any] | None = None
 ) -> list[Finding]:
     """Groups or sites (``what``) without positives or negatives: ``cells`` holds [negatives, positives] by name, or rows of
-    each of more than two ``classes``."""
+    each of more than two ``classes``; a number has none."""
     found = []
     labels = [(1, "positives", "true-positive"), (0, "negatives", "false-positive")]
-    if classes is not None and len(classes) > 2:
+    if classes is not None and len(classes) != 2:
         labels = [(place, f"rows of class {name}", f"{name} recognition") for place, name in enumerate(classes)]
     for name, rows in cells.items():
         for label, word, rate in labels:
@@ -145,16 +145,26 @@ def of_rows(
     return found
 
 
-def hidden_at(site: str, groups: Sequence[str]) -> Finding:
-    """A site that does not tell some groups by themselves."""
+def scarce(labels: Sequence[Any]) -> str:
+    """What a small group has few of: ``labels`` are told apart, or nothing where a number is predicted."""
+    return {0: "rows", 2: "positives or negatives"}.get(len(labels), "rows of a class")
+
+
+def hidden_at(site: str, groups: Sequence[str], labels: Sequence[Any], together: bool = False) -> Finding:
+    """A site that does not tell some groups by themselves; and trains on them as one (``together``)."""
+    told = "rates" if labels else "means"
     sentence = (
-        f"Too few positives or negatives at {site} for its minimum cell: it does not tell the group(s) {', '.join(groups)} by "
-        "themselves, and their rates come from the other sites."
+        f"Too few {scarce(labels)} at {site} for its minimum cell: it does not tell the group(s) {', '.join(groups)} by "
+        f"themselves, and their {told} come from the other sites."
     )
+    if together:
+        sentence = f"{sentence[:-1]}; where training compares groups, they count as one there."
     return Finding("groups-hidden", site, sentence, blocks=False)
 
 
-def of_hidden(visible: Visible, names: Sequence[Any], what: str = "group", where: str = "") -> list[Finding]:
+def of_hidden(
+    visible: Visible, names: Sequence[Any], what: str = "group", where: str = "", labels: Sequence[Any] = (0, 1)
+) -> list[Finding]:
     """Groups that are not shown by themselves."""
     found = []
     for taken, code, tail in (
@@ -166,7 +176,7 @@ def of_hidden(visible: Visible, names: Sequence[Any], what: str = "group", where
             found.append(
                 Finding(
                     f"{what}s-{code}", ", ".join(which),
-                    f"Fewer than {visible.minimum} positives or negatives{where}: the {what}(s) {', '.join(which)} {tail} "
+                    f"Fewer than {visible.minimum} {scarce(labels)}{where}: the {what}(s) {', '.join(which)} {tail} "
                     "(--minimum-cell).", blocks=False,
                 )
             )  # fmt: skip

@@ -205,7 +205,7 @@ def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray) 
     """The algorithm that trains the model (for the bilevel methods: their second stage), and the clients' weights.
 
     FedAvg and the second stages read a leaf ``weights`` of the rows.  ``counts``: rows of every group over all clients
-    (FedMinMax), or positive ones (FedFB; of more than two classes ``[class, group]``); others do not read them.
+    (FedMinMax), or positive ones (FedFB; of more than two classes ``[class, group]``, of a number all); others ignore them.
     """
     ridge = float(recipe.formulation.ridge)
     scores, start, losses = model.scores, model.start, model.losses
@@ -226,9 +226,9 @@ def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray) 
         return fedminmax(scores, start, counts, *steps, recipe.batch_size, ridge, recipe.risks, losses), "samples"
     if recipe.method == "fedfb":
         step, local_steps, batch_size = loop
-        return fedfb(scores, start, counts, step, recipe.alpha, local_steps, batch_size, ridge), "samples"
+        return fedfb(scores, start, counts, step, recipe.alpha, local_steps, batch_size, ridge, losses), "samples"
     if recipe.method == "fairfed":
-        return fairfed(scores, start, *loop, recipe.beta, classes=max(model.classes, 2), **shared), "samples"
+        return fairfed(scores, start, *loop, recipe.beta, classes=max(2, model.classes), **shared), "samples"
     return fedavg(RowWeightedLoss(scores, ridge, losses), start, *loop), recipe.client_weights
 
 

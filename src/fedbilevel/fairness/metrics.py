@@ -180,6 +180,11 @@ class Counts:
 
         return Counts(summed(self.cells), None if self.weights is None else summed(self.weights))
 
+    def first(self, number: int) -> Counts:
+        """The first groups alone."""
+        weights = None if self.weights is None else self.weights[..., :number, :, :]
+        return Counts(self.cells[..., :number, :, :], weights)
+
     def present(self) -> Counts:
         """Without the groups that have no rows; for counts without further axes."""
         there = self.rows > 0

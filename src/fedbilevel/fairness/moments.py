@@ -73,6 +73,10 @@ class Moments:
         chosen = np.asarray(places)[None, :] == np.arange(count)[:, None]
         return Moments(np.asarray(np.tensordot(chosen.astype(np.float64), self.sums, axes=(1, -2))))
 
+    def first(self, number: int) -> Moments:
+        """The first groups alone."""
+        return Moments(self.sums[..., :number, :])
+
     def everybody(self) -> Moments:
         """All groups as one."""
         return Moments(self.sums.sum(axis=-2, keepdims=True))

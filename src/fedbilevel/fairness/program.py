@@ -7,7 +7,9 @@ What the sites tell before training: with a schema, counts, sums and sums of squ
 then how many rows they have (``rows``), the curvature of the logistic loss on them (``smoothness``, one number that bounds
 the step size), how many rows (FedMinMax) or positive rows (FedFB) of every group (``groups``), and for balanced class weights
 how many of every class (``labels``).  After training, where a threshold is to be chosen: the `Scores` of rows set aside
-(``scores``).  No count below the site's minimum cell is told.
+(``scores``).  No count below the site's minimum cell is told.  A method that compares groups tells of every cell as it trains:
+groups of a site with a small one are compared as one group there, with the next smallest where that takes (`Visible`), and in
+the second stage of a bilevel method each has its own weights again.
 """
 
 from __future__ import annotations
@@ -29,28 +31,29 @@ from fedbilevel.fairness.formulation import METRICS, OF_NUMBERS, Formulation, fa
 from fedbilevel.fairness.methods import BILEVEL, COMPARES_GROUPS, Recipe, bilevel_algorithm, single_level
 from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.models import Model, numbers, probabilities
-from fedbilevel.fairness.moments import SUMS, Moments
+from fedbilevel.fairness.moments import Moments
 from fedbilevel.fairness.scores import Scores
-from fedbilevel.fairness.thresholds import ASIDE, Threshold
+from fedbilevel.fairness.thresholds import ASIDE, Threshold, decisions
 from fedbilevel.problem import whole_number
 from fedbilevel.tables.columns import shown
 from fedbilevel.tables.encoder import Encoder, Parsed, Statistics, combine, parse, site_statistics
 from fedbilevel.tables.schema import Schema
 
 COUNTED = {"fedminmax": "rows", "fedfb": "positive rows"}
-"""Methods whose server must know how many rows every group has, and which rows."""
+"""Methods whose server must know how many rows every group has, and which rows (of a number: all)."""
 VALIDATION_SHARE = 0.2
 JOB = ("schema", "arrays", "recipe", "formulation", "model", "validation", "class_weight", "threshold", "minimum_cell")
 
 
 class Rows(NamedTuple):
     """One client's encoded rows, dicts of arrays: those of the bilevel problem, those the model is trained on, and those set
-    aside to choose a threshold on."""
+    aside to choose a threshold on; and which groups may be told by themselves, None where that was not asked."""
 
     train: dict[str, np.ndarray]
     val: dict[str, np.ndarray]
     model: dict[str, np.ndarray]
     aside: dict[str, np.ndarray] | None = None
+    visible: Visible | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +87,13 @@ class FairProgram:
             raise ValueError(f"validation must lie between 0 and 1 or be None, not {self.share}.")
         whole_number("minimum_cell", self.minimum)
         self._check_task()
-        if self.model.classes != 2 and self.threshold != Threshold():
-            what = "a number" if self.model.regression else str(self.model.classes)
-            raise ValueError(f"A threshold is for two classes, not {what}: leave it out.")
+        if self.model.regression and self.threshold != Threshold():
+            raise ValueError("A threshold is for classes, and a number has none: leave it out.")
+        if self.model.classes > 2 and self.threshold not in (Threshold(), Threshold("auto")):
+            raise ValueError(
+                f"threshold {self.threshold} is about one positive class, and there are {self.model.classes} classes: auto "
+                "weighs them against each other; or name one of them as positive."
+            )
         self._check_class_weight()
         method = self.recipe.method
         if method not in COMPARES_GROUPS:
@@ -119,11 +126,6 @@ class FairProgram:
         if isinstance(metric, str) and metric not in known:
             what = "a number" if numbers else "classes"
             raise ValueError(f"metric={metric!r} does not suit {what}; use {' or '.join(known)}.")
-        if numbers and self.recipe.method == "fedfb":
-            raise ValueError(
-                "fedfb evens out the losses of rows with the same label, and a number has none: use fedbioacc, fedbio, fedreg, "
-                "fedminmax, fcfl, fairfed or fedavg."
-            )
 
     @property
     def surveys(self) -> int:
@@ -141,6 +143,11 @@ class FairProgram:
     @property
     def two_stages(self) -> bool:
         return self.recipe.method in BILEVEL
+
+    @property
+    def compares(self) -> bool:
+        """Whether replies tell of groups one by one."""
+        return self.recipe.method != "fedavg"
 
     # Before training.
 
@@ -168,35 +175,34 @@ class FairProgram:
         return told
 
     def _counted(self, rows: Rows) -> np.ndarray:
-        """Rows of every group (FedMinMax), or its positive ones (FedFB); of more than two classes ``[class, group]``."""
+        """Rows of every group (FedMinMax, or of a number), or its positive ones (FedFB); of more than two classes
+        ``[class, group]``."""
         labels, groups, classes = rows.model["labels"], rows.model["groups"], self.model.classes
         if self.recipe.method == "fedfb" and classes > 2:
             cells = np.bincount(labels.astype(np.int64) * self.groups + groups, minlength=classes * self.groups)
             return cells.reshape(classes, self.groups).astype(np.float64)
-        return np.bincount(groups, np.ones(len(labels)) if self.recipe.method == "fedminmax" else labels, self.groups)
+        every = self.recipe.method == "fedminmax" or self.model.regression
+        return np.bincount(groups, np.ones(len(labels)) if every else labels, self.groups)
 
     def _labels(self, rows: Rows, minimum: int | None) -> np.ndarray:
         """Rows of every class.  Groups that the report will leave out do not count, or they would follow from both."""
-        labels, groups = rows.model["labels"].astype(np.int64), rows.model["groups"]
-        cells = Counts.of(labels, labels, groups, self.groups, classes=self.model.classes).cells.sum(axis=-1)
-        return np.asarray(cells[~self._visible(cells, minimum).left_out].sum(axis=0))
+        visible = rows.visible or self._visible(rows, minimum)
+        return np.asarray(self._cells(rows.model)[~visible.left_out].sum(axis=0))
 
     def scores_aside(self, rows: dict[str, np.ndarray], params: Tree, minimum: int | None = None) -> Scores:
         """What a client tells of the rows set aside, all groups as one; nothing where they are too few of a label."""
         least = self.minimum if minimum is None else minimum
-        probability = probabilities(self.model, params, rows["features"])[:, 1]
+        probability = self._scored(probabilities(self.model, params, rows["features"]))
         scores = Scores.of(rows["labels"], probability, np.zeros(len(probability), np.int64), 1, max(least, 2))
         few = ((scores.rows > 0) & (scores.rows < least)).any()
         return Scores(scores.cells * (not few), scores.sums * (not few))
 
     def expected(self, number: int | None) -> dict[str, Expected]:
         groups, classes = self.groups, self.model.classes
-        if number is None and self.model.regression:
-            return {"moments": Expected((groups + 1, len(SUMS)), -1e30, 1e30), "hidden": Expected((groups,), high=2)}
         if number is None:
-            return report_expected(groups, classes, classes == 2)
+            return report_expected(groups, 0 if self.model.regression else classes, scored=True)
         if number == 2:
-            return Scores.expected(1)
+            return Scores.expected(1, classes)
         if number == 0:
             columns = () if self.schema is None else (len(self.schema.centers),)
             bounds = {"counts": (0.0, 1e12), "sums": (-1e30, 1e30), "squares": (0.0, 1e30)}
@@ -217,8 +223,8 @@ class FairProgram:
             each = [Statistics(*(share[f"statistics/{name}"] for name in Statistics._fields)) for share in told]
             return {f"statistics/{name}": value for name, value in combine(each)._asdict().items()}
         if number == 2:
-            first, *others = map(Scores.unpacked, told)
-            return {"threshold": np.array([self.threshold.choose(sum(others, first))])}
+            first, *others = (Scores.unpacked(share).spread() for share in told)
+            return {"threshold": np.atleast_1d(self.threshold.choose(sum(others, first)))}
         train, val = (np.array([int(share["rows"][part]) for share in told]) for part in (0, 1))
         curvature = self.curvature
         if curvature is None:
@@ -247,9 +253,15 @@ class FairProgram:
         weights = 1 / labels if self.class_weight == "balanced" else np.asarray(self.class_weight, np.float64)
         return np.asarray(weights * labels.sum() / (weights * labels).sum())
 
-    def decides(self, agreed: Numbers) -> float:
-        """The threshold of decisions."""
-        return float(agreed["threshold"][0]) if self.threshold.tuned else self.threshold.value
+    def decides(self, agreed: Numbers) -> float | np.ndarray:
+        """The threshold of decisions; one a class of more than two, where it was chosen."""
+        if not self.threshold.tuned:
+            return self.threshold.value
+        return agreed["threshold"] if self.model.classes > 2 else float(agreed["threshold"][0])
+
+    def _scored(self, chances: np.ndarray) -> np.ndarray:
+        """The probabilities that `Scores` takes: of the second of two classes, or of all."""
+        return chances[:, 1] if self.model.classes == 2 else chances
 
     def _check_counts(self, counts: np.ndarray) -> None:
         if (counts > 0).all():
@@ -258,8 +270,8 @@ class FairProgram:
         which = f"number {empty}" if self.names is None else shown(self.names[empty])
         rows = f"rows of class number {label[0]}" if label else COUNTED[self.recipe.method]
         raise ValueError(
-            f"{self.recipe.method} compares the losses of the groups' {rows}, but group {which} has "
-            "none: leave that group out, or use fedbioacc, fedreg or fedavg."
+            f"{self.recipe.method} compares the losses of the groups' {'rows' if self.model.regression else rows}, but group "
+            f"{which} has none, or too few at every site to tell: leave that group out, or use fedbioacc, fedreg or fedavg."
         )
 
     def settled(self, agreed: Numbers) -> Recipe:
@@ -345,21 +357,17 @@ class FairProgram:
         return np.asarray(weights.T.reshape(-1))
 
     def report(self, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> Numbers:
-        """How often every group and class got every decision and, for two classes, which probabilities; see `report_of`.  Of a
-        number, sums by group (`Moments`)."""
-        rows = self.encoded(source, agreed).model
-        minimum = self._minimum(source)
+        """How often every group and class got every decision, and which probabilities; see `report_of`.  Of a number, sums by
+        group (`Moments`)."""
+        *_, rows, _, visible = self.encoded(source, agreed)
+        assert visible is not None
         if self.model.regression:
             said = numbers(self.model, answers[-1], rows["features"])
-            sums = Moments.of(rows["labels"], said, rows["groups"], self.groups)
-            visible = Visible.of(sums.rows[:, None], minimum, "rows")
-            return {"moments": visible.sums(sums.sums), "hidden": visible.pooled + 2 * visible.left_out}
+            return report_of(Moments.of(rows["labels"], said, rows["groups"], self.groups), visible)
         predicted = probabilities(self.model, answers[-1], rows["features"])
-        two = self.model.classes == 2
-        decided = predicted[:, 1] > self.decides(agreed) if two else np.argmax(predicted, axis=1)
+        decided = decisions(predicted, self.decides(agreed))
         counts = Counts.of(rows["labels"], decided, rows["groups"], self.groups, classes=self.model.classes)
-        visible = self._visible(counts.cells.sum(axis=-1), minimum)
-        return report_of(counts, visible, rows["labels"], rows["groups"], predicted[:, 1] if two else None)
+        return report_of(counts, visible, rows["labels"], rows["groups"], self._scored(predicted))
 
     # What a site makes sure of.
 
@@ -387,17 +395,23 @@ class FairProgram:
             return "A group has more rows at this site than at all of them."
         if "labels" in second and not (agreed["labels"] >= self._labels(rows, self._minimum(source))).all():
             return "A class has more rows at this site than at all of them."
-        if "threshold" in agreed and not (agreed["threshold"].shape == (1,) and 0 < agreed["threshold"][0] < 1):
-            return "The threshold is no number between 0 and 1."
+        chosen, size = agreed.get("threshold"), self.model.classes if self.model.classes > 2 else 1
+        if chosen is not None and not (chosen.shape == (size,) and (chosen > 0).all() and (chosen < 1).all()):
+            return "The threshold is no number between 0 and 1, or not one a class."
         return None
 
     def cells(self, number: int, train: Tree) -> np.ndarray:
         """Rows by group and class (a number: side of the mean), wherever the method compares groups or gives them weights."""
-        if self.recipe.method == "fedavg" or number > 0:
-            return np.zeros(0, np.int64)
-        classes, labels = max(2, self.model.classes), train["labels"]
-        label = np.asarray(labels) > 0 if self.model.regression else np.asarray(labels)
-        return np.bincount(train["groups"] * classes + label.astype(np.int32), minlength=self.groups * classes)
+        return self._cells(train).ravel() if self.compares and number == 0 else np.zeros(0, np.int64)
+
+    def _cells(self, rows: Tree) -> np.ndarray:
+        """Rows by group and class; of a number by group and, where groups are compared, side of the mean."""
+        labels, classes = np.asarray(rows["labels"]), self.model.classes
+        if self.model.regression:
+            labels, classes = labels > 0, 2
+        cells = np.bincount(rows["groups"] * classes + labels.astype(np.int32), minlength=self.groups * classes)
+        cells = cells.reshape(self.groups, classes)
+        return cells.sum(axis=1, keepdims=True) if self.model.regression and not self.compares else cells
 
     def weights_behind(self, number: int, train: Tree, message: Tree) -> np.ndarray | None:
         """By the weights of the cells, where the message says them or moves them; by those found in stage one; by those of the
@@ -412,7 +426,8 @@ class FairProgram:
             if weights.ndim == 2:  # FedFB's, of every class
                 return np.asarray(weights[labels.astype(np.int64), train["groups"]])
             weights = weights[train["groups"]]
-            return weights if self.recipe.method == "fedminmax" else np.where(labels > 0, weights, 1.0)
+            every = self.recipe.method == "fedminmax" or self.model.regression
+            return weights if every else np.where(labels > 0, weights, 1.0)
         found: np.ndarray | None = train.get("weights")
         return found
 
@@ -466,9 +481,20 @@ class FairProgram:
             divided.append((part[~aside], part[aside]))
         return divided
 
-    def _visible(self, cells: np.ndarray, minimum: int | None) -> Visible:
-        """Which groups a client may tell, its number of rows being known."""
-        return Visible.of(cells, self.minimum if minimum is None else minimum, "rows")
+    def _visible(self, rows: Rows, minimum: int | None) -> Visible:
+        """Which groups a client may tell, its number of rows being known; where groups are compared, of every label too."""
+        parts = [rows.train, rows.model] if self.compares else [rows.model]
+        least = self.minimum if minimum is None else minimum
+        return Visible.of([self._cells(part) for part in parts], least, "labels" if self.compares else "rows")
+
+    def _compared_as_told(self, rows: Rows, visible: Visible) -> Rows:
+        """Wherever groups are compared, those that are told together have the number of the largest of them."""
+        same = np.arange(self.groups, dtype=np.int32)
+        if self.compares and visible.pooled.any():
+            sizes = self._cells(rows.model).sum(axis=1)
+            same[visible.pooled] = np.argmax(np.where(visible.pooled, sizes, -1))
+        train, val, model = ({**part, "groups": same[part["groups"]]} for part in rows[:3])
+        return Rows(train, val, rows.model if self.two_stages else model, rows.aside, visible)
 
     def _minimum(self, source: Source) -> int:
         """A site may ask for more than the job, and a job cannot ask for less than the site."""
@@ -518,7 +544,8 @@ class FairProgram:
         apart = self.recipe.apart(self.groups, self.share)
         # What the model is trained on: all rows, in the order of the simulation.
         taken = (train, val, np.concatenate([train, val]) if apart else train, aside)
-        return Rows(*({name: leaf[index] for name, leaf in whole.items()} for index in taken))
+        rows = Rows(*({name: leaf[index] for name, leaf in whole.items()} for index in taken))
+        return self._compared_as_told(rows, self._visible(rows, self._minimum(source)))
 
 
 def fair_program(arguments: dict[str, Any]) -> FairProgram:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fedbilevel._version import __version__
 from fedbilevel.calculus import Tree
 from fedbilevel.fairness.models import Model, numbers, probabilities
+from fedbilevel.fairness.thresholds import decisions
 from fedbilevel.storage import Unreadable, read_arrays, write_arrays
 from fedbilevel.tables.encoder import Encoder, Parsed, Statistics
 from fedbilevel.tables.schema import Column, Schema
@@ -32,7 +33,7 @@ class FittedModel:
     trained it, for people.
 
     ``weights``: of groups or cells, where the method learned them.  ``estimator``: what a `FairFederatedClassifier` knows
-    besides, as JSON can hold it; None for models of other makers.  ``threshold``: of the second of two classes.
+    besides, as JSON can hold it; None for models of other makers.  ``threshold``: of the second of two classes, or one a class.
     """
 
     encoder: Encoder
@@ -43,7 +44,7 @@ class FittedModel:
     weights: np.ndarray | None = None
     label: str = ""
     estimator: dict[str, Any] | None = None
-    threshold: float = 0.5
+    threshold: float | NDArray[np.float64] = 0.5
 
     @classmethod
     def of_schema(
@@ -53,7 +54,7 @@ class FittedModel:
         params: Tree,
         weights: np.ndarray | None = None,
         label: str = "",
-        threshold: float = 0.5,
+        threshold: float | NDArray[np.float64] = 0.5,
     ) -> FittedModel:
         schema = encoder.schema
         names = np.array(schema.labels, dtype=object)
@@ -79,10 +80,15 @@ class FittedModel:
         return probabilities(self.model, self.params, features)
 
     def decided(self, probabilities: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The place of the most probable class; of two the second where its probability is above the threshold."""
-        if len(self.classes) == 2:
-            return np.asarray(probabilities[:, 1] > self.threshold, np.int64)
-        return np.asarray(probabilities.argmax(axis=1))
+        """The place of the class decided for."""
+        return decisions(probabilities, self.threshold)
+
+    @property
+    def threshold_words(self) -> float | str:
+        """The threshold, or those of all classes, for tables."""
+        if isinstance(self.threshold, float):
+            return self.threshold
+        return ", ".join(f"{name} {value:.3g}" for name, value in zip(self.classes, self.threshold, strict=True))
 
     def predicted(self, table: pd.DataFrame | Parsed) -> NDArray[np.float64]:
         """The predicted number of every row, in the units of the table it was trained on."""
@@ -107,7 +113,7 @@ class FittedModel:
             },
             "groups": [plain(name, "groups_") for name in self.groups],
             "estimator": self.estimator,
-            "threshold": self.threshold,
+            "threshold": np.asarray(self.threshold, np.float64).tolist(),
         }
         arrays |= {f"params{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(self.params))}
         if self.weights is not None:
@@ -138,7 +144,10 @@ class FittedModel:
 
     @classmethod
     def _restored(cls, about: dict[str, Any], arrays: dict[str, np.ndarray], source: Path) -> FittedModel:
-        model, threshold = Model(**about["model"]), float(about.get("threshold", 0.5))
+        model, decides = Model(**about["model"]), np.asarray(about.get("threshold", 0.5), np.float64)
+        if decides.shape not in ((), (model.classes,)):
+            raise ValueError(f"thresholds of shape {decides.shape} of {model.classes} classes")
+        threshold = decides if decides.ndim else float(decides)
         like = jax.eval_shape(model.start, jax.random.key(0))
         leaves = [_like(arrays[f"params{i}"], leaf) for i, leaf in enumerate(jax.tree.leaves(like))]
         params = jax.tree.unflatten(jax.tree.structure(like), leaves)

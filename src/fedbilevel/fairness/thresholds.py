@@ -6,6 +6,11 @@
     recall=0.8   four in five positives are found, with as few rows selected as that takes
 
 Chosen thresholds are edges of the bins of `Scores`; where several do equally well, the middle one of them.
+
+More than two classes have one threshold each, and that class is decided whose probability is the largest multiple of its own:
+of two classes with the thresholds 1 - t and t, the rule above.  ``auto`` takes the mean probability of the class.  Where
+probabilities are right that is the class's share, and the rule then has the best balanced accuracy there is (Bayes' rule for
+classes that count alike).  A number, a rate or a recall is about one positive class and means nothing here.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbilevel.fairness.scores import EDGES, Scores
 
@@ -59,10 +65,18 @@ class Threshold:
             return "auto"
         return f"{self.value:g}" if self.rule == "fixed" else f"{self.rule}={self.value:g}"
 
-    def choose(self, scores: Scores) -> float:
-        """The threshold for rows with these scores, all groups together."""
+    def choose(self, scores: Scores) -> float | NDArray[np.float64]:
+        """The threshold for rows with these scores, all groups together; one a class of more than two."""
         if not self.tuned:
             return self.value
+        if scores.cells.ndim == 4:
+            means = scores.sums[..., 0].sum(axis=(1, 2))
+            if not scores.rows[:, :, 1].sum(axis=1).all():
+                raise ValueError(
+                    "The threshold auto needs rows of every class among those set aside, and no site has enough of each for "
+                    "the minimum cell: leave it out, or lower --minimum-cell."
+                )
+            return np.asarray(means / means.sum())
         size = scores.rows.sum(axis=0)
         above = scores.above().sum(axis=0)
         if size.sum() == 0 or (self.rule != "rate" and not size.all()):
@@ -81,3 +95,10 @@ class Threshold:
         worse = np.flatnonzero(loss[best:] > loss[best] + 1e-12)
         last = best + (int(worse[0]) if len(worse) else len(loss) - best) - 1
         return float(EDGES[(best + last) // 2])
+
+
+def decisions(probabilities: NDArray[np.float64], threshold: float | NDArray[np.float64]) -> NDArray[np.int64]:
+    """The place of the class decided for, from the probabilities [n, classes]; see the module's text."""
+    if probabilities.shape[1] == 2:
+        return np.asarray(probabilities[:, 1] > threshold, np.int64)
+    return np.asarray((probabilities / threshold).argmax(axis=1))

@@ -111,7 +111,7 @@ def dealt(program: FairProgram, leaves: dict[str, np.ndarray], parts: Sequence[n
 
 def tuned_threshold(
     program: FairProgram, params: Tree, leaves: dict[str, np.ndarray], parts: Sequence[np.ndarray]
-) -> float:
+) -> float | np.ndarray:
     """The threshold of ``program`` for a model with these ``params``, on every client's rows set aside."""
     if not program.threshold.tuned:
         return program.threshold.value

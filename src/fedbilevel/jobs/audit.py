@@ -1,8 +1,8 @@
 """Any model's predictions, judged by site and by group: files or real sites in, a run folder with tables and page out.
 
-Nothing is trained.  Whoever holds the files gets exact numbers; over real sites every site counts for itself, and AUC and the
-calibration curves come from binned probabilities (see `fairness.scores`).  All other numbers are the same, as long as no site
-has to hide a group.
+Two classes, more of them, or a number.  Nothing is trained.  Whoever holds the files gets exact numbers; over real sites every
+site counts for itself, and AUC and the calibration curves come from binned probabilities (see `fairness.scores`).  All other
+numbers are the same, as long as no site has to hide a group.
 
 No cell (a group with a label, of all sites or of one) below the minimum is shown, and none follows by subtraction; see
 `by_group`.
@@ -16,20 +16,28 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedbilevel.fairness import findings
-from fedbilevel.fairness.audit import Predicted, audit_program, predicted, prediction_column, yes_code
+from fedbilevel.fairness import findings, moments
+from fedbilevel.fairness.audit import (
+    Predicted,
+    audit_program,
+    check_audited,
+    class_columns,
+    predicted,
+    prediction_columns,
+    yes_code,
+)
 from fedbilevel.fairness.disclosure import MINIMUM, Visible
 from fedbilevel.fairness.findings import Finding
-from fedbilevel.fairness.metrics import CRITERIA, Counts, check_choice
-from fedbilevel.fairness.scores import Scores
+from fedbilevel.fairness.metrics import CRITERIA, check_choice
+from fedbilevel.fairness.moments import Moments, Scale
 from fedbilevel.federation.protocol.settings import JobSettings
-from fedbilevel.jobs.measuring import findings_table, measured, received
+from fedbilevel.jobs.measuring import Tally, cells_of, findings_table, found_at_sites, measured, received, tally
 from fedbilevel.jobs.sites import Tell, digests, left_out_notes, read_sites
 from fedbilevel.report import page
 from fedbilevel.runs import Run, RunFolder
@@ -39,37 +47,35 @@ from fedbilevel.tables.columns import EVERYBODY
 from fedbilevel.tables.mapping import Mapping as TableMapping
 from fedbilevel.tables.profile import look, merged
 from fedbilevel.tables.reading import Table
-from fedbilevel.tables.schema import MISSING, Column, Schema, classes_of
+from fedbilevel.tables.schema import MISSING, Column, Schema, target_of
 
 SCHEMA_FILE, MAPPING_FILE = "schema.toml", "mapping.toml"
 PART = "test"
 """What the rows of an audit are in tables: rows that a model is judged on."""
 EVERYWHERE = "all sites"
-REMEDY = "choose another threshold (--threshold), or another model"
+REMEDY = {False: "choose another model", True: "choose another threshold (--threshold), or another model"}
+"""What to do, where there is no threshold to choose, and where there is."""
 
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """``threshold``: above it a probability selects; ``metric``: what the gap is of; ``minimum_cell``: see above."""
+    """``threshold``: above it the probability of the positive class selects; ``metric``: what the gap is of, by default equal
+    opportunity, or of a number the mean error; ``minimum_cell``: see above."""
 
     threshold: float = 0.5
-    metric: str = "equal_opportunity"
+    metric: str | None = None
     minimum_cell: int = MINIMUM
 
+    def compares(self, schema: Schema) -> str:
+        """What the gap is of."""
+        known = tuple(moments.CRITERIA if schema.regression else CRITERIA)
+        chosen = self.metric or ("mean_error" if schema.regression else known[0])
+        check_choice("--metric", chosen, known)
+        return chosen
+
     def __post_init__(self) -> None:
-        check_choice("--metric", self.metric, tuple(CRITERIA))
         if not 0 <= self.threshold < 1:
             raise ValueError(f"--threshold must lie between 0 and 1, not {self.threshold:g}.")
-
-
-class Tally(NamedTuple):
-    """Counts of all sites or of one: of the groups ``names``, of which the first ``compared`` make the gap."""
-
-    where: str
-    counts: Counts
-    scores: Scores | None
-    names: list[str]
-    compared: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +96,13 @@ def question(
     site: str | None = None,
     positive: str | None = None,
     checked: Sequence[str] = (),
+    task: str | None = None,
 ) -> Schema:
-    """What the columns of an audit mean, from the tables; sites that contradict each other are refused."""
-    roles = [target, prediction, *sensitive, *([] if site is None else [site])]
+    """What the columns of an audit mean, from the tables; sites that contradict each other are refused.  ``prediction``: a
+    column, or the beginning of the names of one a class (`class_columns`)."""
+    begun = dict.fromkeys(name for table in tables for name in table.columns if name.startswith(f"{prediction} "))
+    given = list(begun) if begun and not any(prediction in table.columns for table in tables) else [prediction]
+    roles = [target, *given, *sensitive, *([] if site is None else [site])]
     for name in roles:
         if roles.count(name) > 1:
             raise ValueError(
@@ -102,39 +112,60 @@ def question(
         table.check_columns(roles)
     seen = look(tables, sensitive, frozenset(MISSING), site, roles)
     # Predictions may well differ from site to site: that is for the audit to show.
-    stop(differences(seen, target, sensitive, positive, (*checked, prediction), site))
-    classes, chosen = classes_of(target, merged(seen.profiles[target]), positive)
-    if chosen is None:
-        raise ValueError(f"The target {target!r} has {len(classes)} classes: name the one to audit with --positive.")
-    column = prediction_column(
-        prediction, dict(zip(seen.sites, seen.profiles[prediction], strict=True)), classes, chosen
-    )
+    stop(differences(seen, target, sensitive, positive, (*checked, *given), site))
+    wanted = target_of(target, merged(seen.profiles[target]), positive, task)
     groups = tuple(sorted(seen.groups)) if sensitive else (EVERYBODY,)
-    return Schema(target, classes, chosen, tuple(sensitive), groups, (column,), site)
+    made: dict[str, Any] = {"sensitive": tuple(sensitive), "groups": groups, "site": site, **wanted}
+    labels = Schema(target, columns=(Column(prediction),), **made).labels
+    profiles = {name: dict(zip(seen.sites, seen.profiles[name], strict=True)) for name in given}
+    return Schema(
+        target, columns=prediction_columns(prediction, profiles, labels, wanted["classes"], wanted["positive"]), **made
+    )
 
 
 def meant(file: Path, prediction: str | None = None) -> Schema:
     """The schema of an audit, from a file.  Of a fit's schema only target and groups count, and ``prediction`` names the
-    column of probabilities."""
+    column of probabilities (of more than two classes the beginning of their names), or of predicted numbers."""
     schema = Schema.read(file)
     if prediction is not None:
-        known = [column for column in schema.features if column.name == prediction and len(schema.features) == 1]
-        return replace(schema, columns=tuple(known) or (Column(prediction, "number"),))
-    if len(schema.features) != 1:
+        names = class_columns(prediction, schema.labels) if len(schema.labels) > 2 else [prediction]
+        known = [column for column in schema.features if column.name in (prediction, *names)]
+        if len(known) != len(schema.features):
+            known = [Column(name) for name in names]
+        schema = replace(schema, columns=tuple(known))
+    try:
+        check_audited(schema)
+    except ValueError:
         raise ValueError(
-            f"{file} is the schema of a fit: name the column of probabilities with --prediction, or take the schema.toml that "
+            f"{file} is the schema of a fit: name the column of predictions with --prediction, or take the schema.toml that "
             "`fedbilevel audit` wrote."
-        )
+        ) from None
     return schema
+
+
+def by_threshold(schema: Schema) -> bool:
+    """Whether a threshold decides: the prediction is the probability of one positive class."""
+    return schema.positive is not None and schema.features[0].kind == "number"
+
+
+def called(schema: Schema) -> str:
+    """What the predictions are called: their column, or what the names of their columns begin with."""
+    first = schema.features[0].name
+    return first if len(schema.features) == 1 else first[: -len(schema.labels[0]) - 1]
 
 
 def words(schema: Schema) -> list[str]:
     """How the predictions are read, in sentences."""
-    (column,) = schema.features
-    read = f"{column.name} is read as the probability of {schema.positive!r}."
-    if column.kind != "number":
-        yes = column.values[yes_code(column, str(schema.positive))]
-        read = f"{column.name} is read as decisions, {yes!r} for yes: without probabilities there is no AUC and no calibration."
+    column, name = schema.features[0], called(schema)
+    if schema.regression:
+        read = f"{name} is read as the predicted number, in the units of {schema.target}."
+    elif column.kind == "category":
+        yes = "" if schema.positive is None else f", {column.values[yes_code(column, schema.positive)]!r} for yes"
+        read = f"{name} is read as decisions{yes}: without probabilities there is no AUC and no calibration."
+    elif schema.positive is None:
+        read = f"{', '.join(one.name for one in schema.features)} are read as probabilities; the largest decides."
+    else:
+        read = f"{name} is read as the probability of {schema.positive!r}."
     return [
         read,
         "Whether the model was trained on any of these rows is not known here; if it was, these numbers flatter it.",
@@ -187,57 +218,63 @@ def _without(absent: int) -> list[str]:
 
 
 def _configuration(schema: Schema, options: AuditOptions) -> dict[str, Any]:
-    (column,) = schema.features
+    kind = "numbers" if schema.regression else "probabilities" if schema.features[0].kind == "number" else "decisions"
     return {
         "target": schema.target,
-        "prediction": column.name,
-        "kind": "probabilities" if column.kind == "number" else "decisions",
+        "prediction": called(schema),
+        "kind": kind,
         "sensitive": list(schema.sensitive),
         "positive": schema.positive,
-        "metric": options.metric,
+        "metric": options.compares(schema),
         "convention": "between_groups",
         "minimum_cell": options.minimum_cell,
-        **({"threshold": options.threshold} if column.kind == "number" else {}),
+        **({"threshold": options.threshold} if by_threshold(schema) else {}),
+        **({"task": schema.task} if schema.regression else {}),
         "schema_sha256": hashlib.sha256(schema.text().encode()).hexdigest(),
     }
 
 
 def _tallies(
     sites: Mapping[str, Predicted], schema: Schema, options: AuditOptions
-) -> tuple[list[Tally], list[Finding]]:
+) -> tuple[dict[str, Tally], list[Finding]]:
     """Of every site that may be shown, and last of all sites."""
+    minimum, few = options.minimum_cell, findings.scarce(schema.labels)
     everything = _together(list(sites.values()))
-    number, minimum = len(schema.groups), options.minimum_cell
-    visible = Visible.of(np.bincount(everything.cells, minlength=2 * number).reshape(number, 2), minimum)
+    visible = Visible.of(cells_of(everything, len(schema.groups), schema), minimum)
     names = [str(name) for name in visible.listed(schema.groups)]
     compared = int(visible.shown.sum())
     if not compared:
         raise ValueError(
-            f"Every group has fewer than {minimum} positives or negatives, so none is shown: give more rows, fewer groups or a "
-            "smaller --minimum-cell."
+            f"Every group has fewer than {minimum} {few}, so none is shown: give more rows, fewer groups or a smaller "
+            "--minimum-cell."
         )
     # Rows of groups that are left out are not looked at, at any site.
-    seen = {name: _taken(rows, visible.codes(rows.groups)) for name, rows in sites.items()}
-    tallies = []
-    by_site = np.array([np.bincount(rows.cells, minlength=2 * len(names)).reshape(-1, 2) for rows in seen.values()])
+    codes = {name: visible.codes(rows.groups) for name, rows in sites.items()}
+    seen = {name: rows.take(codes[name] >= 0, codes[name]) for name, rows in sites.items()}
+    by_site = np.array([cells_of(rows, len(names), schema) for rows in seen.values()])
     labels = by_site.sum(axis=1)
     whole = Visible.of(labels, minimum, "labels").shown
     apart = by_group(by_site, whole, minimum)
-    found = findings.of_hidden(visible, schema.groups)
-    found += findings.of_rows(dict(zip(seen, labels.tolist(), strict=True)), "site")
-    for (name, rows), shown, divided in zip(seen.items(), whole, apart, strict=True):
-        if len(seen) == 1 or not shown or not len(rows.labels):
-            continue
-        if divided:
-            tallies.append(_tally(name, rows, names, compared))
-        else:
-            tallies.append(_tally(name, _taken(rows, np.zeros(len(rows.labels), np.int64)), [EVERYBODY], 1))
-    tallies.append(_tally(EVERYWHERE, _together(list(seen.values())), names, compared))
-    few = f"of fewer than {minimum} positives or negatives"
+    found = findings.of_hidden(visible, schema.groups, labels=schema.labels)
+    found += findings.of_rows(dict(zip(seen, labels.tolist(), strict=True)), "site", classes=schema.labels)
+
+    def told(rows: Predicted, divided: bool = True) -> Tally:
+        taken = (names, compared) if divided else ([EVERYBODY], 1)
+        return tally(schema, rows.labels, rows.said, rows.chances, rows.groups if divided else 0 * rows.groups, *taken)
+
+    tallies = {
+        name: told(rows, divided)
+        for (name, rows), shown, divided in zip(seen.items(), whole, apart, strict=True)
+        if len(seen) > 1 and shown and len(rows.labels)
+    }
+    tallies[EVERYWHERE] = told(_together(list(seen.values())))
     for code, which, how in (
-        ("sites-not-shown", ~whole, f"are counted among all sites and not shown alone, because {few}"),
-        ("sites-not-divided", whole & ~apart, f"are not shown by group, because {few} in a group of one of them"),
-    ):
+        ("sites-not-shown", ~whole, f"are counted among all sites and not shown alone, because of fewer than {minimum} {few}"),
+        (
+            "sites-not-divided", whole & ~apart,
+            f"are not shown by group, because of fewer than {minimum} {few} in a group of one of them",
+        ),
+    ):  # fmt: skip
         hidden = ", ".join(name for name, here in zip(seen, which, strict=True) if here)
         if hidden and len(seen) > 1:
             found.append(Finding(code, hidden, f"The site(s) {hidden} {how} (--minimum-cell).", blocks=False))
@@ -262,27 +299,14 @@ def by_group(cells: NDArray[np.int64], whole: NDArray[np.bool_], minimum: int) -
 
 
 def _together(parts: Sequence[Predicted]) -> Predicted:
-    labels, groups, decided, probability, absent = zip(*parts, strict=True)
-    joined = None if probability[0] is None else np.concatenate(probability)
-    return Predicted(np.concatenate(labels), np.concatenate(groups), np.concatenate(decided), joined, sum(absent))
-
-
-def _taken(rows: Predicted, codes: NDArray[np.int64]) -> Predicted:
-    """The rows with their groups numbered anew, without those of code -1."""
-    kept = codes >= 0
-    probability = None if rows.probability is None else rows.probability[kept]
-    return Predicted(rows.labels[kept], codes[kept].astype(np.int32), rows.decided[kept], probability, rows.absent)
-
-
-def _tally(where: str, rows: Predicted, names: list[str], compared: int) -> Tally:
-    taken = rows.groups, len(names)
-    scores = None if rows.probability is None else Scores.of(rows.labels, rows.probability, *taken)
-    return Tally(where, Counts.of(rows.labels, rows.decided, *taken), scores, names, compared)
+    labels, groups, said, chances, absent = zip(*parts, strict=True)
+    joined = None if chances[0] is None else np.concatenate(chances)
+    return Predicted(np.concatenate(labels), np.concatenate(groups), np.concatenate(said), joined, sum(absent))
 
 
 def _save(
     folder: RunFolder,
-    tallies: Sequence[Tally],
+    tallies: Mapping[str, Tally],
     found: Sequence[Finding],
     notes: Sequence[str],
     schema: Schema,
@@ -290,44 +314,40 @@ def _save(
 ) -> None:
     """One part: a row a site and, last, one for all of them; the groups of each; what was found; calibration curves."""
     schema.write(folder.path / SCHEMA_FILE)
-    (column,) = schema.features
+    name, metric, scale = called(schema), options.compares(schema), Scale(schema.center)
     groups_of = f" by {' & '.join(schema.sensitive)}" if schema.sensitive else ""
-    rows, groups, against, curve, sites = [], [], list(found), pd.DataFrame(), []
-    for tally in tallies:
-        everywhere = tally.where == EVERYWHERE
-        about = column.name if everywhere else f"{column.name} at {tally.where}"
-        told = measured(
-            PART, tally.counts, tally.scores, tally.names, tally.compared, options.metric, options.minimum_cell, about,
-            remedy=REMEDY,
-        )  # fmt: skip
+    rows, groups, against, sites = [], [], list(found), []
+    for where, told in tallies.items():
+        about = name if where == EVERYWHERE else f"{name} at {where}"
+        remedy = REMEDY[by_threshold(schema)]
+        at = measured(PART, told, schema, metric, options.minimum_cell, about, remedy, scale)
         key: dict[str, Any] = {
             "dataset": f"{schema.target}{groups_of}",
-            "split": tally.where,
-            "method": column.name,
+            "split": where,
+            "method": name,
             "seed": 0,
         }
-        row = {**key, **told.row, "usable": not any(finding.blocks for finding in told.found)}
+        row = {**key, **at.row, "usable": not any(finding.blocks for finding in at.found)}
         row["threshold"] = options.threshold
-        if tally.compared < 2:
+        if told.compared < 2:
             row |= dict.fromkeys((f"{PART}_gap", f"{PART}_gap_low", f"{PART}_gap_high"), np.nan)
         rows.append(row)
-        groups.append(told.groups.assign(**key))
-        if everywhere:
-            against, curve = [*told.found, *against], told.curve
+        groups.append(at.groups.assign(**key))
+        if where == EVERYWHERE:
+            against = [*at.found, *against]
         else:
-            against += [one._replace(blocks=False) for one in told.found if one.about == about]
-            negatives, positives = tally.counts.cells.sum(axis=(0, 2)).tolist()
-            share = positives / (negatives + positives)
-            sites.append({"site": tally.where, "rows": negatives + positives, "positive_share": share})
+            against += [one._replace(blocks=False) for one in at.found if one.about == about]
+            sites.append({"site": where, "rows": told.rows, **_labelled(told, schema)})
     folder.save(
-        column.name,
+        name,
         rows=pd.DataFrame(rows),
         groups=pd.concat(groups, ignore_index=True),
         others={
-            name: table
-            for name, table in {
-                "findings": findings_table(against).assign(method=column.name),
-                "calibration": curve.assign(method=column.name),
+            what: table
+            for what, table in {
+                "findings": findings_table(against).assign(method=name),
+                "calibration": at.curve.assign(method=name),
+                "gaps": at.gaps.assign(method=name),
                 "sites": pd.DataFrame(sites),
                 "notes": pd.DataFrame({"note": list(notes)}),
                 "facts": pd.DataFrame(_facts(schema, options).items(), columns=["name", "value"]),
@@ -337,13 +357,26 @@ def _save(
     )
 
 
+def _labelled(told: Tally, schema: Schema) -> dict[str, float]:
+    """The share of positives, or of every class, or the mean of the number."""
+    if isinstance(told.sums, Moments):
+        return {f"mean {schema.target}": float(told.sums.everybody().measure("mean_target")[0]) + schema.center}
+    shares = told.sums.cells.sum(axis=(0, 2)) / told.rows
+    if schema.positive is not None:
+        return {"positive_share": float(shares[1])}
+    return {f"share of {name}": float(share) for name, share in zip(schema.labels, shares, strict=True)}
+
+
 def _facts(schema: Schema, options: AuditOptions) -> dict[str, str]:
-    (column,) = schema.features
-    number = column.kind == "number"
-    what = f"probabilities, yes above {options.threshold:g}" if number else f"decisions ({', '.join(column.values)})"
+    column = schema.features[0]
+    what = "numbers" if schema.regression else "probabilities, the largest decides"
+    if column.kind == "category":
+        what = f"decisions ({', '.join(column.values)})"
+    elif by_threshold(schema):
+        what = f"probabilities, yes above {options.threshold:g}"
     return {
-        "Target": f"{schema.target}; positive: {schema.positive}",
-        "Predictions": f"{column.name}: {what}",
+        "Target": f"{schema.target}; {schema.told_apart}",
+        "Predictions": f"{called(schema)}: {what}",
         "Groups": f"{' & '.join(schema.sensitive)}: {', '.join(schema.groups)}" if schema.sensitive else "none",
         "Smallest count shown": str(options.minimum_cell),
         "Trained": "nothing; the model is somebody else's",
@@ -402,7 +435,7 @@ def federated(
         return _result(folder)
 
 
-def _received(reports: Mapping[str, Mapping[str, Any]], schema: Schema) -> tuple[list[Tally], list[Finding]]:
+def _received(reports: Mapping[str, Mapping[str, Any]], schema: Schema) -> tuple[dict[str, Tally], list[Finding]]:
     """What the sites' reports add up to, and each by itself: what may be told has been decided there."""
     there = {site: report for site, report in reports.items() if report}
     silent = [site for site in reports if site not in there]
@@ -410,18 +443,10 @@ def _received(reports: Mapping[str, Mapping[str, Any]], schema: Schema) -> tuple
         raise ValueError(
             'No site told its counts: each must list "report" in tell of its policy (local/fedbilevel.toml in its kit).'
         )
-
-    def tally(where: str, told: Sequence[Mapping[str, Any]]) -> Tally:
-        return Tally(where, *received(told, schema.groups), len(schema.groups))
-
-    alone = [tally(site, [report]) for site, report in there.items() if np.sum(report["decisions"])]
-    tallies = [*(alone if len(there) > 1 else ()), tally(EVERYWHERE, [*there.values()])]
-    cells = {site: np.sum(report["decisions"], axis=(0, 2)).tolist() for site, report in there.items()}
-    found = findings.of_rows(cells, "site")
-    for site, report in there.items():
-        few = [name for name, hidden in zip(schema.groups, report["hidden"], strict=True) if hidden]
-        if few:
-            found.append(findings.hidden_at(site, few))
+    alone = {site: received([report], schema) for site, report in there.items() if len(there) > 1}
+    tallies = {site: told for site, told in alone.items() if told.rows}
+    tallies[EVERYWHERE] = received([*there.values()], schema)
+    found = found_at_sites(there, schema)
     if silent:
         sentence = (
             f'{", ".join(silent)} told nothing and is not counted: the policy there does not list "report" in tell, or its '

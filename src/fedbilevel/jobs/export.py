@@ -217,7 +217,8 @@ def _answers(graph: Graph, model: FittedModel, features: str) -> list[Any]:
         place = graph.node("Squeeze", graph.cast(above, TensorProto.INT64), graph.constant([1]))
     else:
         chances = graph.node("Softmax", scores, axis=1, out=graph.free("probabilities"))
-        place = graph.node("ArgMax", chances, axis=1, keepdims=0)
+        multiples = graph.node("Div", chances, graph.constant(np.asarray(model.threshold, np.float64)))
+        place = graph.node("ArgMax", multiples, axis=1, keepdims=0)
     classes, kind = _class_names(model.classes)
     label = graph.node("Gather", graph.constant(classes), place, out=graph.free("prediction"))
     return [

@@ -15,16 +15,15 @@ import pandas as pd
 
 from fedbilevel.fairness import findings
 from fedbilevel.fairness.disclosure import Visible
-from fedbilevel.fairness.findings import Finding
 from fedbilevel.fairness.methods import BILEVEL
-from fedbilevel.fairness.moments import Moments, Scale
+from fedbilevel.fairness.moments import Scale
 from fedbilevel.fairness.program import fair_program
 from fedbilevel.fairness.saving import FittedModel
 from fedbilevel.federation.protocol.program import answer_trees
 from fedbilevel.federation.protocol.record import Progress, read_answers
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.jobs.fit import HISTORY_ROWS, SCHEMA_FILE, FitOptions, save, warnings
-from fedbilevel.jobs.measuring import Measured, cells_of, measured, measured_numbers, of_rows, received, told_names
+from fedbilevel.jobs.measuring import REPORTED, Measured, cells_of, found_at_sites, measured, of_rows, received
 from fedbilevel.jobs.sites import Part, encoded
 from fedbilevel.report import card
 from fedbilevel.report.page import write_report
@@ -111,30 +110,11 @@ class Outcome:
 
     def measured(self, schema: Schema, metric: str, about: str) -> Measured | None:
         """What the sites' counts, or sums, say of the model on their training rows; None where no site tells them."""
-        told = [report for report in self.reports.values() if "decisions" in report or "moments" in report]
+        told = [report for report in self.reports.values() if REPORTED[schema.regression] in report]
         if not told:
             return None
-        names, shown = schema.groups, len(schema.groups)
-        if schema.regression:
-            scale = Scale(*self.program.encoder(self.agreed).target or ())
-            sums = Moments(np.sum([report["moments"] for report in told], axis=0))
-            return measured_numbers("train", sums, schema, told_names(told, names), shown, metric, scale, about)
-        return measured("train", *received(told, names), shown, metric, self.program.minimum, about, schema=schema)
-
-    def found(self, names: Sequence[str]) -> list[Finding]:
-        """What the sites' reports say of the sites: those without positives, and groups that are too few somewhere."""
-        cells = {
-            site: np.sum(report["decisions"], axis=(0, 2))
-            for site, report in self.reports.items()
-            if "decisions" in report
-        }
-        assert self.program.schema is not None
-        found = findings.of_rows(cells, "site", classes=self.program.schema.labels)
-        for site, report in self.reports.items():
-            few = [name for name, hidden in zip(names, report.get("hidden", [0] * len(names)), strict=True) if hidden]
-            if few:
-                found.append(findings.hidden_at(site, few))
-        return found
+        scale = Scale(*self.program.encoder(self.agreed).target or ())
+        return measured("train", received(told, schema), schema, metric, self.program.minimum, about, scale=scale)
 
     def table(self, name: str) -> pd.DataFrame:
         """``exchanges`` or ``history``, with the stages by name."""
@@ -167,10 +147,9 @@ class Outcome:
 
     def _rows(self, site: str) -> int | None:
         """How many rows a site tells of."""
-        report = self.reports.get(site, {})
-        if "moments" in report:
-            return int(np.sum(Moments(np.asarray(report["moments"])).rows))
-        return int(np.sum(report["decisions"])) if "decisions" in report else None
+        report, schema = self.reports.get(site, {}), self.program.schema
+        assert schema is not None
+        return received([report], schema).rows if REPORTED[schema.regression] in report else None
 
     def log(self) -> list[str]:
         file = self.folder / "log.txt"
@@ -225,14 +204,14 @@ def _save(folder: RunFolder, done: Outcome, fit: FitOptions, test: Table | None)
         "rounds": rounds, "steps": steps, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down,
         "seconds": progress.seconds,
     }  # fmt: skip
-    found = done.found(schema.groups)
+    found = found_at_sites(done.reports, schema, fit.method != "fedavg")
     at_sites = done.measured(schema, fit.metric, fit.label)
     parts = [] if at_sites is None else [at_sites]
     if test is not None:
         rows = held_out(model, test)
         visible = Visible.of(cells_of(rows, len(schema.groups), schema), fit.minimum_cell)
         parts.append(of_rows("test", rows, model, visible, fit.metric))
-        found += findings.of_hidden(visible, schema.groups, where=" among the test rows")
+        found += findings.of_hidden(visible, schema.groups, where=" among the test rows", labels=schema.labels)
     save(folder, fit, model, len(done.settings.sites), row, parts, found, done.table("history"))
 
 

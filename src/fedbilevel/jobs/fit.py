@@ -211,7 +211,8 @@ def run(
     prepared = prepare(sites, schema, test_share=chosen.test_share, seed=chosen.seed)
     visible = visible_groups(prepared, chosen.minimum_cell)
     table, found = site_table(prepared, visible)
-    found += findings.of_hidden(visible, schema.groups, where=" among the training or test rows")
+    where = " among the training or test rows"
+    found += findings.of_hidden(visible, schema.groups, where=where, labels=schema.labels)
     with RunFolder.open(out, command="fit", configuration=configuration, line=line) as folder:
         if not folder.complete:
             if mapping is not None:
@@ -236,19 +237,13 @@ def facts(schema: Schema, options: FitOptions) -> pd.DataFrame:
     used = [column.name for column in schema.features]
     left_out = [column.name for column in schema.columns if column.name not in used]
     told = {
-        "Target": f"{schema.target}; {_predicted(schema)}",
+        "Target": f"{schema.target}; {schema.told_apart}",
         "Groups": f"{' & '.join(schema.sensitive)}: {', '.join(schema.groups)}",
         "Columns used": ", ".join(used),
         "Columns left out": ", ".join(left_out) or "none",
         "Smallest count shown": str(options.minimum_cell),
     }
     return pd.DataFrame(told.items(), columns=["name", "value"])
-
-
-def _predicted(schema: Schema) -> str:
-    if schema.regression:
-        return "a number"
-    return f"classes: {', '.join(schema.labels)}" if schema.positive is None else f"positive: {schema.positive}"
 
 
 def warnings(run: Run) -> list[str]:
@@ -316,7 +311,7 @@ def train(
     *,
     record: bool = True,
     tell: trainer.Tell | None = None,
-) -> tuple[trainer.Fitted, float]:
+) -> tuple[trainer.Fitted, float | NDArray[np.float64]]:
     """Run ``program`` on the sites' training rows: what was fitted, and the threshold; ``tell`` hears how far it is."""
     rows = joined(parts)
     leaves = {"features": rows.features, "labels": rows.labels.astype(np.float32), "groups": rows.groups}
@@ -448,7 +443,7 @@ def save(
     gaps = [of.gaps for of in measured if len(of.gaps)]
     tables = {"calibration": curves, "gaps": gaps}
     others = {"findings": against} | {name: pd.concat(of, ignore_index=True) for name, of in tables.items() if of}
-    row |= {"threshold": model.threshold, "usable": not against["blocks"].any()}
+    row |= {"threshold": model.threshold_words, "usable": not against["blocks"].any()}
     weights = None
     if model.weights is not None:
         weights = named_weights(model.weights, model.groups, model.classes).reset_index().assign(**key)

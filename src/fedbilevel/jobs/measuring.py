@@ -20,7 +20,7 @@ from fedbilevel.fairness.findings import Finding
 from fedbilevel.fairness.intervals import gap_difference_ends, gap_ends
 from fedbilevel.fairness.metrics import Counts, normal_quantile
 from fedbilevel.fairness.models import numbers
-from fedbilevel.fairness.moments import Moments, Scale, in_units
+from fedbilevel.fairness.moments import Moments, Scale
 from fedbilevel.fairness.saving import FittedModel
 from fedbilevel.fairness.scores import ALL, Scores, measures
 from fedbilevel.jobs.sites import Part, Prepared, joined
@@ -49,6 +49,11 @@ MEASURES_OF_NUMBERS = {
     "mean_prediction": "mean prediction",
     "mean_error": "mean error",
 }
+OF_EVERYBODY = ("accuracy", "balanced_accuracy", "auc", "brier")
+"""What is said of everybody where there are more than two classes: of the AUC, each class held against all others, the mean
+over them, between the means of their ends, which holds however the classes' AUC go together."""
+REPORTED = {False: "decisions", True: "moments"}
+"""What a site reports of classes, or of numbers."""
 NO_ROWS = pd.DataFrame()
 
 
@@ -63,49 +68,95 @@ class Measured(NamedTuple):
     gaps: pd.DataFrame = NO_ROWS
 
 
+class Tally(NamedTuple):
+    """What rows, or reports of sites, add up to, of the groups ``names``; the first ``compared`` make the gap (pooled ones do
+    not)."""
+
+    sums: Counts | Moments
+    scores: Scores | None
+    names: list[str]
+    compared: int
+
+    @property
+    def rows(self) -> int:
+        return int(np.sum(self.sums.rows))
+
+
+def tally(schema: Schema, labels: Any, said: Any, chances: Any, codes: Any, names: list[str], compared: int) -> Tally:
+    """From rows: their labels, what a model said (classes, or numbers), its probabilities [n, classes] or None, and the groups'
+    places in ``names``."""
+    if schema.regression:
+        return Tally(Moments.of(labels, said, codes, len(names)), None, names, compared)
+    counts = Counts.of(labels, said, codes, len(names), classes=len(schema.labels))
+    if chances is None:
+        return Tally(counts, None, names, compared)
+    scored = chances[:, 1] if len(schema.labels) == 2 else chances
+    return Tally(counts, Scores.of(labels, scored, codes, len(names)), names, compared)
+
+
 def measured(
-    part: str,
-    counts: Counts,
-    scores: Scores | None,
-    names: Sequence[str],
-    compared: int,
-    metric: str,
-    minimum: int,
-    about: str,
-    remedy: str = findings.REMEDY,
-    schema: Schema | None = None,
-) -> Measured:
-    """From counts of the groups ``names``, of which the first ``compared`` make the gap (pooled ones do not).  ``schema``: for
-    the names of more than two classes, and for several sensitive columns each by itself."""
-    classes = range(counts.classes) if schema is None else schema.labels
-    table = measures(counts, scores, names, LEVEL, classes)
+    part: str, told: Tally, schema: Schema, metric: str, minimum: int, about: str, remedy: str = findings.REMEDY,
+    scale: Scale = moments.STANDARD,
+) -> Measured:  # fmt: skip
+    """Numbers with intervals, and what is to be known about them; of a number in the units of the table (``scale``)."""
+    sums, scores, names, compared = told
+    number, classes = isinstance(sums, Moments), schema.labels
     several = len(classes) > 2
-    everybody = table.loc[ALL].iloc[0] if several else table.loc[ALL]
-    alone = Counts(counts.cells[:compared])
-    row = _gap(f"{part}_gap", alone, metric)
-    for name in ("accuracy", "balanced_accuracy") if several else MEASURES:
+
+    def table(of: Counts | Moments, names: Sequence[str], scores: Scores | None = None) -> pd.DataFrame:
+        if isinstance(of, Moments):
+            return Moments(np.concatenate([of.everybody().sums, of.sums])).table([ALL, *names], scale, LEVEL)
+        return measures(of, scores, names, LEVEL, classes)
+
+    def gap(name: str, of: Counts | Moments) -> dict[str, float]:
+        ends_of = of.gap_ends(metric, LEVEL) if isinstance(of, Moments) else gap_ends(of, metric, level=LEVEL)
+        return ends(name, *(scale.spread * value for value in (of.gap(metric), *ends_of)))
+
+    whole = table(sums, names, scores)
+    # Of more than two classes, means over them; what is not a class's own has the same value in all.
+    everybody = whole.loc[ALL].mean() if several else whole.loc[ALL]
+    alone = sums.first(compared)
+    row = gap(f"{part}_gap", alone)
+    for name in MEASURES_OF_NUMBERS if number else OF_EVERYBODY if several else MEASURES:
         row |= ends(f"{part}_{name}", *(everybody.get(f"{name}{end}", np.nan) for end in ("", "_low", "_high")))
-    groups = _rows(table, part, names[:compared])
-    curves = []
-    if scores is not None:
-        each = {ALL: scores, **{name: Scores(scores.cells[[g]], scores.sums[[g]]) for g, name in enumerate(names)}}
-        curves = [of.curve(minimum).assign(part=part, group=name) for name, of in each.items()]
-        curves = [curve for curve in curves if len(curve)]
-    curve = pd.concat(curves, ignore_index=True) if curves else NO_ROWS
-    there = [g for g in range(compared) if counts.rows[g]]
-    cells = dict(zip(names, counts.cells.sum(axis=-1).tolist(), strict=True))
-    kind: dict[str, Any] = {"remedy": remedy, "classes": classes}
-    found = findings.of_model(Counts(counts.cells[there]), [names[g] for g in there], metric, about, **kind)
-    found += findings.of_rows(cells, "group", f" among the {part} rows", classes)
-    if schema is None or not schema.margins:
+    groups = _rows(whole, part, names[:compared])
+    if isinstance(sums, Moments):
+        found = list(_of_numbers(sums.everybody(), alone, names, metric, about))
+    else:
+        found = _of_classes(part, sums, names, compared, metric, about, remedy, classes)
+    curve = NO_ROWS if scores is None else _curves(scores, names, minimum, classes if several else ()).assign(part=part)
+    if not schema.margins or not set(names[:compared]) <= set(schema.groups):
         return Measured(row, groups, curve, found)
-    gaps = [{"by": " & ".join(schema.sensitive), "part": part, **_gap("gap", alone, metric)}]
+    gaps = [{"by": " & ".join(schema.sensitive), "part": part, **gap("gap", alone)}]
+    groups = groups.assign(by=" & ".join(schema.sensitive))
     for margin in margins(schema, names[:compared]):
         column = alone.gathered(margin.places, len(margin.values))
-        gaps.append({"by": margin.name, "part": part, **_gap("gap", column, metric)})
-        more = _rows(measures(column, None, margin.values, LEVEL, classes), part, margin.values)
-        groups = pd.concat([groups, more.assign(by=margin.name)], ignore_index=True)
-    return Measured(row, with_by(groups, schema), curve, found, pd.DataFrame(gaps))
+        gaps.append({"by": margin.name, "part": part, **gap("gap", column)})
+        more = _rows(table(column, margin.values), part, margin.values).assign(by=margin.name)
+        groups = pd.concat([groups, more], ignore_index=True)
+    return Measured(row, groups, curve, found, pd.DataFrame(gaps))
+
+
+def _of_classes(
+    part: str, counts: Counts, names: Sequence[str], compared: int, metric: str, about: str, remedy: str, classes: Any
+) -> list[Finding]:
+    there = [g for g in range(compared) if counts.rows[g]]
+    cells = dict(zip(names, counts.cells.sum(axis=-1).tolist(), strict=True))
+    shown = Counts(counts.cells[there]), [names[g] for g in there]
+    found = findings.of_model(*shown, metric, about, remedy=remedy, classes=classes)
+    return found + findings.of_rows(cells, "group", f" among the {part} rows", classes)
+
+
+def _curves(scores: Scores, names: Sequence[str], minimum: int, classes: Sequence[str]) -> pd.DataFrame:
+    """Calibration of everybody and of every group; of more than two classes, of each."""
+    curves = []
+    for place, label in enumerate(classes or [None]):
+        for number, name in enumerate((ALL, *names)):
+            groups = range(len(names)) if name == ALL else [number - 1]
+            curve = scores.of_groups(groups, place if classes else None).curve(minimum).assign(group=name)
+            curves.append(curve.assign(label=label) if classes else curve)
+    kept = [curve for curve in curves if len(curve)]
+    return pd.concat(kept, ignore_index=True) if kept else NO_ROWS
 
 
 def _rows(table: pd.DataFrame, part: str, shown: Sequence[str]) -> pd.DataFrame:
@@ -115,21 +166,10 @@ def _rows(table: pd.DataFrame, part: str, shown: Sequence[str]) -> pd.DataFrame:
     return kept.assign(compared=kept["group"].isin(list(shown)), part=part)
 
 
-def _gap(name: str, counts: Counts, metric: str) -> dict[str, float]:
-    return ends(name, counts.gap(metric), *gap_ends(counts, metric, level=LEVEL))
-
-
 def margins(schema: Schema, shown: Sequence[str]) -> list[Margin]:
     """Of several sensitive columns, each by itself, over the groups that are shown: what is left out stays out."""
     places = [schema.groups.index(name) for name in shown]
     return [margin._replace(places=margin.places[places]) for margin in schema.margins]
-
-
-def with_by(groups: pd.DataFrame, schema: Schema) -> pd.DataFrame:
-    """Of several sensitive columns, which of them a row is about."""
-    if not schema.margins:
-        return groups
-    return groups.assign(by=groups["by"].fillna(" & ".join(schema.sensitive)))
 
 
 def answers(model: FittedModel, features: NDArray[np.float32]) -> NDArray[Any]:
@@ -141,35 +181,38 @@ def answers(model: FittedModel, features: NDArray[np.float32]) -> NDArray[Any]:
 
 def of_rows(part: str, rows: Part, model: FittedModel, visible: Visible, metric: str) -> Measured:
     """The same from rows at hand, of which those in groups that are too small are not looked at."""
-    schema = model.schema
-    codes = visible.codes(rows.groups)
-    kept = codes >= 0
-    listed, shown = visible.listed(schema.groups), int(visible.shown.sum())
-    if model.model.regression:
-        sums = Moments.of(rows.labels[kept], answers(model, rows.features[kept]), codes[kept], len(listed))
-        return measured_numbers(
-            part, sums, schema, listed, shown, metric, Scale(*model.encoder.target or ()), model.label
-        )
-    taken = rows.labels[kept], codes[kept], len(listed)
-    chances = model.probabilities_of(rows.features[kept])
-    counts = Counts.of(taken[0], model.decided(chances), *taken[1:], classes=len(schema.labels))
-    scores = Scores.of(taken[0], chances[:, 1], *taken[1:]) if len(schema.labels) == 2 else None
-    return measured(part, counts, scores, listed, shown, metric, visible.minimum, model.label, schema=schema)
+    schema, codes = model.schema, visible.codes(rows.groups)
+    kept = rows.take(codes >= 0)
+    chances = None if schema.regression else model.probabilities_of(kept.features)
+    said = answers(model, kept.features) if chances is None else model.decided(chances)
+    names, shown = visible.listed(schema.groups), int(visible.shown.sum())
+    told = tally(schema, kept.labels, said, chances, codes[codes >= 0], names, shown)
+    scale = Scale(*model.encoder.target or ())
+    return measured(part, told, schema, metric, visible.minimum, model.label, scale=scale)
 
 
-def received(reports: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[Counts, Scores | None, list[str]]:
-    """What the reports of sites (`fairness.audit.report_of`) add up to; and what their groups are called, the last being those
-    that sites told as one."""
-    counts = Counts(np.sum([report["decisions"] for report in reports], axis=0))
-    histograms = [Scores.unpacked(report) for report in reports if "scores/sums" in report]
-    return counts, sum(histograms[1:], histograms[0]) if histograms else None, told_names(reports, names)
-
-
-def told_names(reports: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
-    """What the groups of reports are called, the last being those that sites told as one."""
+def received(reports: Sequence[Mapping[str, Any]], schema: Schema) -> Tally:
+    """What the reports of sites (`fairness.audit.report_of`) add up to, groups that sites told as one being the last."""
+    kind = Moments if schema.regression else Counts
+    sums = kind(np.sum([report[REPORTED[schema.regression]] for report in reports], axis=0))
+    histograms = [Scores.unpacked(report).spread() for report in reports if "scores/sums" in report]
     pooled = np.any([np.asarray(report["hidden"]) == 1 for report in reports], axis=0)
-    together = " + ".join(name for name, here in zip(names, pooled, strict=True) if here)
-    return [*names, f"{together} (where few)"]
+    together = " + ".join(name for name, here in zip(schema.groups, pooled, strict=True) if here)
+    names = [*schema.groups, f"{together} (where few)"]
+    return Tally(sums, sum(histograms[1:], histograms[0]) if histograms else None, names, len(schema.groups))
+
+
+def found_at_sites(reports: Mapping[str, Mapping[str, Any]], schema: Schema, together: bool = False) -> list[Finding]:
+    """What the reports of sites say of the sites: those without positives, and groups that are too few somewhere; ``together``:
+    these were trained on as one."""
+    cells = {site: np.sum(told["decisions"], axis=(0, 2)) for site, told in reports.items() if "decisions" in told}
+    found = findings.of_rows(cells, "site", classes=schema.labels)
+    for site, report in reports.items():
+        hidden = report.get("hidden", [0] * len(schema.groups))
+        few = [name for name, here in zip(schema.groups, hidden, strict=True) if here]
+        if few:
+            found.append(findings.hidden_at(site, few, schema.labels, together))
+    return found
 
 
 def compared(
@@ -235,33 +278,6 @@ def _paired(name: str, ours: Any, theirs: Any) -> dict[str, float]:
 
 def ends(name: str, value: Any, low: Any, high: Any) -> dict[str, float]:
     return {name: float(value), f"{name}_low": float(low), f"{name}_high": float(high)}
-
-
-def measured_numbers(
-    part: str, sums: Moments, schema: Schema, names: Sequence[str], compared: int, metric: str, scale: Scale, about: str
-) -> Measured:
-    """`measured` of a model that predicts a number: means and errors in the units of the table."""
-    everybody, alone = sums.everybody(), Moments(sums.sums[:compared])
-
-    def gap(name: str, of: Moments) -> dict[str, float]:
-        return ends(name, *(scale.spread * value for value in (of.gap(metric), *of.gap_ends(metric, LEVEL))))
-
-    def rows(of: Moments, names: Sequence[str], shown: Sequence[str]) -> pd.DataFrame:
-        return _rows(of.table(names, scale, LEVEL), part, shown)
-
-    row, groups = gap(f"{part}_gap", alone), rows(sums, names, names[:compared])
-    for name in MEASURES_OF_NUMBERS:
-        values = (everybody.measure(name), *everybody.ends(name, LEVEL))
-        row |= ends(f"{part}_{name}", *(in_units(name, value[0], scale) for value in values))
-    gaps = [{"by": " & ".join(schema.sensitive), "part": part, **gap("gap", alone)}]
-    for margin in margins(schema, names[:compared]):
-        column = alone.gathered(margin.places, len(margin.values))
-        gaps.append({"by": margin.name, "part": part, **gap("gap", column)})
-        groups = pd.concat(
-            [groups, rows(column, margin.values, margin.values).assign(by=margin.name)], ignore_index=True
-        )
-    found = list(_of_numbers(everybody, alone, names, metric, about))
-    return Measured(row, with_by(groups, schema), NO_ROWS, found, pd.DataFrame(gaps) if schema.margins else NO_ROWS)
 
 
 def _of_numbers(everybody: Moments, alone: Moments, names: Sequence[str], metric: str, about: str) -> Iterator[Finding]:
@@ -346,7 +362,7 @@ def site_table(prepared: Prepared, visible: Visible) -> tuple[pd.DataFrame, list
     ]
     if few:
         which = ", ".join(few)
-        what = "positives or negatives" if len(schema.labels) == 2 else "rows of a class"
+        what = findings.scarce(schema.labels)
         sentence = f"Fewer than {visible.minimum} {what} at the site(s) {which}: little can be learned there."
         found.append(Finding("site-with-few", which, sentence, blocks=False))
     return table, found

@@ -65,8 +65,8 @@ class Predictions:
     than two classes ``probability CLASS`` for each; of a number none).
 
     Nothing is kept between chunks but the counts, by column, of cells that were ``missing``, or held a value that the schema
-    does not list: where the training rows had rare values too such a value counts as one of them (``pooled``), elsewhere it is
-    ``unknown``.
+    does not list.  Rare values of the training rows are not listed, since a list must not point at single people.  So where
+    there were some, such a value may be one of them or new, and counts as one (``pooled``); elsewhere it is ``unknown``.
     """
 
     def __init__(self, model: FittedModel, table: Table, keep: Sequence[str] = (), rows: int = CHUNK_ROWS) -> None:

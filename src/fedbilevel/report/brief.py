@@ -1,20 +1,19 @@
 """What a run means for people who decide, in sentences computed from its numbers.
 
 First what the model does for the groups, in people out of a hundred, and whether chance explains the difference; then what
-to know before using it.  Chance is judged by the interval of the difference between the two groups that lie furthest apart
-(Newcombe's, from Wilson's ends; at 95 % for all pairs of groups together).
+to know before using it.  Chance is judged by the interval of the gap that the run holds (`fairness.intervals.gap_ends`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from fedbilevel.fairness.metrics import CRITERIA, wilson
+from fedbilevel.fairness.metrics import CRITERIA
 from fedbilevel.report.charts import Listing
 from fedbilevel.report.reading import estimates, reading_of
 from fedbilevel.report.scales import Span, shown, signed
@@ -24,11 +23,11 @@ TABLES = ("sites", "facts", "notes", "mapping", "findings", "calibration", "cont
 """Tables of a run that a brief or a figure tells."""
 COMMANDS = ("fit", "federate", "audit")
 ASKED = {
-    "true_positive_rate": ("positives", "Of 100 rows with {yes}, the model finds"),
-    "false_positive_rate": ("negatives", "Of 100 rows without {yes}, it wrongly picks"),
-    "selection_rate": ("count", "Of 100 rows, the model picks"),
+    "true_positive_rate": "Of 100 rows with {yes}, the model finds",
+    "false_positive_rate": "Of 100 rows without {yes}, it wrongly picks",
+    "selection_rate": "Of 100 rows, the model picks",
 }
-"""Rate: the rows it rests on, and how a sentence about it begins."""
+"""Rate: how a sentence about it begins."""
 TERMS = {
     "true-positive rate": "of the rows that are positive, the share the model finds; also called recall",
     "false-positive rate": "of the rows that are negative, the share the model picks all the same",
@@ -100,7 +99,7 @@ def _groups(run: Run, ours: Any) -> list[str]:
     if not {"true_positive_rate", "positives"} <= set(frame.columns):
         return []
     same = (frame["method"] == ours["method"]) & (frame["split"] == ours["split"])
-    frame = frame[same & (frame["part"] == "test")].assign(negatives=lambda rows: rows["count"] - rows["positives"])
+    frame = frame[same & (frame["part"] == "test")]
     if "compared" in frame.columns:
         frame = frame[frame["compared"].astype(bool)]
     about = run.configuration
@@ -116,17 +115,16 @@ def _groups(run: Run, ours: Any) -> list[str]:
             yes = there.groupby("label")[rate].agg(lambda values: values.max() - values.min()).idxmax()
             there = there[there["label"] == yes]
         if len(there) > 1:
-            several = frame["label"].nunique() if "label" in frame.columns else 1
-            sentences += [_shares(there, rate, f"{target} = {yes}"), _chance(there, rate, several)]
-    return sentences
+            sentences.append(_shares(there, rate, f"{target} = {yes}"))
+    larger = "The larger of the differences" if len(sentences) > 1 else "The difference"
+    return sentences and [*sentences, *_chance(ours, lambda share: f"{_points(share)} in 100", larger)]
 
 
 def _means(run: Run, groups: pd.DataFrame, row: Any) -> list[str]:
     """Where a number is predicted: how far predictions are above the truth, or how high they are, by group."""
     column = str(run.configuration["metric"])
     there = groups[groups[column].notna()].sort_values(column)
-    _, low, high = Span.of(row, "test_gap")
-    if len(there) < 2 or not np.isfinite(low):
+    if len(there) < 2:
         return []
     least, most = there.iloc[0], there.iloc[-1]
 
@@ -137,20 +135,12 @@ def _means(run: Run, groups: pd.DataFrame, row: Any) -> list[str]:
         return f"{shown(abs(value), 'number')} too {'high' if value > 0 else 'low'} in the group {group['group']}"
 
     begins = "On average predictions are" if column == "mean_error" else "The mean prediction is"
-    return [f"{begins} {said(least)} and {said(most)}.", _explained(low, shown(low, "number"), shown(high, "number"))]
-
-
-def _explained(low: float, least: str, most: str) -> str:
-    """Whether chance explains a difference whose interval begins at ``low``; its ends in words."""
-    if low > 0:
-        sure = f"with 95 % confidence it is at least {least}, and it may be {most}"
-        return f"The difference is more than chance explains: {sure}."
-    return f"The difference is within what chance explains; these rows are too few to rule out one of {most}."
+    return [f"{begins} {said(least)} and {said(most)}.", *_chance(row, lambda value: shown(value, "number"))]
 
 
 def _shares(groups: pd.DataFrame, rate: str, yes: str) -> str:
     """Of 100 rows, how many in which group: all of two or three, else the two ends."""
-    begins = ASKED[rate][1].format(yes=yes)
+    begins = ASKED[rate].format(yes=yes)
     told = [
         f"{round(100 * value)} in the group {name}" for name, value in zip(groups["group"], groups[rate], strict=True)
     ]
@@ -160,20 +150,15 @@ def _shares(groups: pd.DataFrame, rate: str, yes: str) -> str:
     return f"{begins} between {told[order[0]]} and {told[order[-1]]}; {len(told)} groups were compared."
 
 
-def _chance(groups: pd.DataFrame, rate: str, among: int = 1) -> str:
-    """``among``: of how many classes that with the largest difference was taken."""
-    shares, sizes = groups[rate].to_numpy(float), groups[ASKED[rate][0]].to_numpy(float)
-    pairs = list(combinations(range(len(shares)), 2))
-    level = 1 - 0.05 / (len(pairs) * among)
-    low, high = wilson(shares, sizes, level)
-    widest, hidden = 0.0, 0.0
-    for a, b in pairs:
-        first, second = (a, b) if shares[a] >= shares[b] else (b, a)
-        apart = shares[first] - shares[second]
-        least = apart - np.hypot(shares[first] - low[first], high[second] - shares[second])
-        most = apart + np.hypot(high[first] - shares[first], shares[second] - low[second])
-        widest, hidden = max(widest, float(least)), max(hidden, float(most))
-    return _explained(widest, f"{_points(widest)} in 100", _points(hidden) + ("" if widest > 0 else " in 100"))
+def _chance(row: Any, told: Callable[[float], str], what: str = "The difference") -> list[str]:
+    """Whether chance explains the gap, by its interval; nothing where the run has none."""
+    low, high = (float(row.get(f"test_gap{end}", np.nan)) for end in ("_low", "_high"))
+    if not np.isfinite(low):
+        return []
+    if low > 0:
+        ends = f"at least {told(low)}, and it may be {told(high)}"
+        return [f"{what} is more than chance explains: with 95 % confidence it is {ends}."]
+    return [f"{what} is within what chance explains; these rows are too few to rule out one of {told(high)}."]
 
 
 def _points(share: float) -> str:

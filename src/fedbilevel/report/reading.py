@@ -235,7 +235,7 @@ class Reading:
     def how_sure(self) -> str:
         """What the intervals of this run mean, in one or two sentences."""
         if self.seeds < 2:
-            given = "test_accuracy_low" in self.rows.columns
+            given = {"test_accuracy_low", "test_rmse_low"} & set(self.rows.columns)
             return "Intervals: 95 %, as the run gives them." if given else "One seed only: there are no intervals."
         if self.test_share:
             return "Intervals: 95 % over random splits, corrected for their overlap."

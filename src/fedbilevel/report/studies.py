@@ -124,12 +124,14 @@ def calibration(table: pd.DataFrame) -> Chart | None:
     """Observed shares of positives against predicted probabilities, a panel a model and a line a group."""
     across = Axis("predicted probability, mean", "rate", low=0.0, high=1.0)
     panels = []
-    for method, part in table[table["part"] == "test"].groupby("method", sort=False):
+    keys = ["method", *(["label"] if "label" in table else [])]
+    for (method, *label), part in table[table["part"] == "test"].groupby(keys, sort=False):
+        head = ", class ".join(map(str, (method, *label)))
         curves = [Curve("as predicted", pd.Series([0.0, 1.0], [0.0, 1.0]))]
         for group, rows in part.groupby("group", sort=False):
             ends = rows.set_index("predicted")
             curves.append(Curve(str(group), ends["observed"], ends["observed_low"], ends["observed_high"]))
-        panels.append((str(method), across, across._replace(label="share of positives"), curves))
+        panels.append((head, across, across._replace(label="share of positives"), curves))
     note = "Below the straight line the model predicts too much. Bands: 95 % intervals (Wilson)."
     return _lines("calibration", "Predicted and observed", note, panels)
 

@@ -245,13 +245,20 @@ class Schema:
         return (others[0] if len(others) == 1 else f"not {self.positive}"), self.positive
 
     @property
+    def told_apart(self) -> str:
+        """What is predicted, in words."""
+        if self.regression:
+            return "a number"
+        return f"classes: {', '.join(self.labels)}" if self.positive is None else f"positive: {self.positive}"
+
+    @property
     def regression(self) -> bool:
         return self.task == "regression"
 
     @property
     def margins(self) -> list[Margin]:
         """Of several sensitive columns, each by itself; of one, nothing."""
-        if len(self.sensitive) == 1:
+        if len(self.sensitive) < 2:
             return []
         made = []
         for values, name in zip(
@@ -473,7 +480,7 @@ def schema_of(
     task: str | None = None,
 ) -> Schema:  # fmt: skip
     """What the columns are, from what was seen; see `infer`."""
-    wanted = _target(target, merged(seen.profiles[target]), positive, task)
+    wanted = target_of(target, merged(seen.profiles[target]), positive, task)
     made = []
     for name, profiles in seen.profiles.items():
         if name in (target, site):
@@ -493,7 +500,7 @@ def schema_of(
     )  # fmt: skip
 
 
-def _target(target: str, profile: Profile, positive: str | None, task: str | None) -> dict[str, Any]:
+def target_of(target: str, profile: Profile, positive: str | None, task: str | None) -> dict[str, Any]:
     """What is predicted: classes, or a number."""
     _choice("--task", task or TASKS[0], TASKS)
     if profile.present == 0:

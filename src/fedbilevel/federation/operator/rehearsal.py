@@ -85,7 +85,9 @@ WORDS = {
     "hidden": "which groups are too small to be told",
     "scores/places": "which bins of probability are predicted",
     "scores/counts": "how many rows each of them has",
-    "scores/sums": "sums of the predicted probabilities and of their powers",
+    "scores/sums": "sums of the predicted probabilities, and of their squared distances to the truth",
+    "moments": "sums of the number, the prediction and the error, and of their powers, by group",
+    "absent": "how many rows have no prediction",
 }
 
 
@@ -109,7 +111,7 @@ def in_words(settings: JobSettings, policy: Policy, folder: Path, left: list[Lef
             yield "It trains nothing: it counts what predictions that are there already say."
         if schema is not None:
             yield f"It reads {', '.join(column.name for column in schema.features)}."
-            yield f"It predicts {schema.target} ({schema.positive} or not) and compares {', '.join(schema.groups)}."
+            yield f"It predicts {schema.target} ({schema.told_apart}) and compares {', '.join(schema.groups)}."
             unusual = {"any column": sorted(set(schema.missing) - set(MISSING))}
             unusual |= {column.name: list(column.also_missing) for column in schema.features}
             yield from (

@@ -1,0 +1,109 @@
+"""Every kind of run over real processes, on a federation that is started once: fits and audits of classes and of numbers."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedbilevel import storage
+from fedbilevel.engines.stages import TELL
+from fedbilevel.federation.protocol.policy import FILE, Source
+from fedbilevel.jobs import audit, federate
+from fedbilevel.jobs.fit import FitOptions
+from fedbilevel.jobs.predict import fitted_model
+from fedbilevel.runs import read
+from fedbilevel.tables.reading import open_table
+from fedbilevel.tables.schema import Column, Schema
+from tests.cli.test_audit import kinds
+from tests.federation.direct import SITES, Direct, coordinate, site
+
+pytestmark = pytest.mark.federation
+
+FEATURES = (Column("guess", center=900.0), Column("p early"), Column("p late"))
+CROSSED = ("f & east", "f & west", "m & east", "m & west")
+TWO = Schema("stage", ("early", "late", "middle"), "late", ("sex", "region"), CROSSED, FEATURES)
+THREE = Schema("stage", ("early", "late", "middle"), None, ("sex",), ("f", "m"), FEATURES)
+NUMBER = Schema("cost", (), None, ("sex",), ("f", "m"), FEATURES, task="regression", center=900.0)
+QUICK = {"steps": 20, "weight_steps": 10, "batch_size": 32, "compare_with": None}
+FITS = {
+    "two": (FitOptions("fedbioacc", class_weight="balanced", threshold="auto", **QUICK), TWO),
+    "three": (FitOptions("fedreg", threshold="auto", **QUICK), THREE),
+    "number": (
+        FitOptions("fedfb", task="regression", model="linear", metric="mean_error", loss="huber", **QUICK),
+        NUMBER,
+    ),
+}
+AUDITS = {"stage": "p", "cost": "guess"}
+
+
+@pytest.fixture
+def tables(federation, tmp_path):
+    """The sites' tables, which they offer; at the last one few rows are from the east."""
+    kept = {name: (federation.kits.sites[name] / "local" / FILE).read_text() for name in SITES}
+    opened = []
+    for number, name in enumerate(SITES):
+        frame = kinds(400, number)
+        if number == 2:
+            frame["region"] = np.where(frame.index < 25, "east", "west")
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+        opened.append(open_table(tmp_path / f"{name}.csv"))
+        data = {"table": str(opened[-1].path.resolve()), "columns": list(frame.columns)}
+        policy = {"data": data, "policy": {"tell": list(TELL)}, "approve": {"auto": True, "schemas": ["any"]}}
+        federation.offer(name, storage.toml_text(policy))
+    yield opened
+    for name, policy in kept.items():
+        federation.offer(name, policy)
+
+
+def test_fits_and_audits_of_classes_and_numbers(federation, tables, tmp_path):
+    """The models are those of sites in one process; the audits' numbers those of the files."""
+    settings = {name: federate.job(fit, schema, SITES, run=f"kinds-{name}") for name, (fit, schema) in FITS.items()}
+    orders = {name: federation.supervise(one) for name, one in settings.items()}
+    columns = tuple(kinds(1, 0).columns)
+    wanted = {}
+    for name, one in settings.items():  # meanwhile
+        sources = {each: Source(table=tmp_path / f"{each}.csv", columns=columns) for each in SITES}
+        here = {
+            each: site(tmp_path / name, each, one, source, tell=TELL, minimum_cell=10)
+            for each, source in sources.items()
+        }
+        wanted[name] = coordinate(tmp_path / name, one, Direct(here))[-1]
+    for name, (fit, schema) in FITS.items():
+        assert orders[name].finish()["status"] == "complete"
+        out = tmp_path / f"run-{name}"
+        result = federate.run(settings[name], fit, schema, out, lambda name=name: orders[name].folder)
+        model = fitted_model(out)
+        np.testing.assert_allclose(model.params, wanted[name], rtol=1e-4, atol=1e-5, err_msg=name)
+        row = result.run.rows.iloc[-1]
+        assert row["train_gap_low"] <= row["train_gap"] <= row["train_gap_high"]
+        if name == "two":
+            assert 0 < model.threshold < 1
+            assert model.threshold != 0.5
+            assert result.run.others["gaps"]["by"].tolist() == ["sex & region", "sex", "region"]
+            assert any("site-3" in said and "they count as one there" in said for said in result.warnings)
+            assert len(result.run.weights) == 8
+        if name == "three":
+            assert model.threshold.sum() == pytest.approx(1)
+            assert row["train_auc_low"] < row["train_auc"] < row["train_auc_high"]
+        if name == "number":
+            assert np.isfinite(row[["train_rmse", "train_r2_low", "train_mean_error"]].astype(float)).all()
+    for target, prediction in AUDITS.items():
+        schema = audit.question(tables, target, prediction, ["sex"])
+        schema.write(tmp_path / "schema.toml")
+        here = audit.run(tables, schema, tmp_path / f"here-{target}", audit.AuditOptions()).run
+        told = subprocess.run(
+            [
+                sys.executable, "-m", "fedbilevel.cli", "federate", "audit", "--schema", tmp_path / "schema.toml", "--json",
+                "--admin", federation.kits.admin, "--server", federation.kits.server, "--out", tmp_path / target,
+                *(word for name in SITES for word in ("--site", name)),
+            ],
+            capture_output=True, text=True, timeout=240, check=False, env=federation.environment,
+        )  # fmt: skip
+        assert told.returncode == 0, told.stderr
+        rows = pd.DataFrame(json.loads(told.stdout)["rows"])
+        for name in ("gap", "gap_low", *(("rmse", "r2") if target == "cost" else ("accuracy", "brier"))):
+            np.testing.assert_allclose(rows[f"test_{name}"], here.rows[f"test_{name}"], rtol=1e-9, err_msg=name)
+        assert len(read(tmp_path / target).groups)
