@@ -82,7 +82,7 @@ def unknown(inner: Tree, key: jax.Array) -> Curvature:
     leaves, structure = jax.tree.flatten(inner)
     keys = jax.random.split(jax.random.fold_in(key, LOOKS), len(leaves))
     drawn = [jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
-    return Curvature(_unit(structure.unflatten(drawn)), jnp.zeros((), dtype_of(inner)))
+    return Curvature(_unit(jax.tree.unflatten(structure, drawn)), jnp.zeros((), dtype_of(inner)))
 
 
 def looked(problem: BilevelProblem, point: tuple[Tree, Tree], batch: Tree, held: Curvature) -> tuple[Curvature, Calls]:

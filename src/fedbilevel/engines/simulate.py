@@ -139,9 +139,9 @@ def execute(
             RuntimeWarning,
             stacklevel=3,
         )
-    for sentence in (_missed_solves(simulation, settings, moment), simulation.algorithm.remark(moment.state.server)):
-        if sentence is not None:
-            warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+    for remark in (_missed_solves(simulation, settings, moment), simulation.algorithm.remark(moment.state.server)):
+        if remark is not None:
+            warnings.warn(remark, RuntimeWarning, stacklevel=3)
     return simulation.result(settings, seed, moment)
 
 

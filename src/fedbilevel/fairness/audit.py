@@ -124,7 +124,7 @@ def yes_code(column: Column, positive: str) -> int:
 def predicted(schema: Schema, rows: Parsed, threshold: float = 0.5) -> Predicted:
     """The predictions in parsed ``rows``, all of which have a label and a group."""
     columns = schema.features
-    cells = np.stack([rows.cells[column.name] for column in columns], axis=1)
+    cells: NDArray[Any] = np.stack([rows.cells[column.name] for column in columns], axis=1)
     what, must = listed([column.name for column in columns], 3), "lie between 0 and 1"
     if columns[0].kind == "category":
         absent, outside = (np.any(cells == code, axis=1) for code in (MISSING_CODE, UNKNOWN_CODE))

@@ -544,7 +544,8 @@ class FairProgram:
         apart = self.recipe.apart(self.groups, self.share)
         # What the model is trained on: all rows, in the order of the simulation.
         taken = (train, val, np.concatenate([train, val]) if apart else train, aside)
-        rows = Rows(*({name: leaf[index] for name, leaf in whole.items()} for index in taken))
+        parts = [{name: leaf[index] for name, leaf in whole.items()} for index in taken]
+        rows = Rows(parts[0], parts[1], parts[2], parts[3])
         return self._compared_as_told(rows, self._visible(rows, self._minimum(source)))
 
 

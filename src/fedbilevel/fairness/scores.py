@@ -79,8 +79,8 @@ class Scores:
         off = ((values - own) ** 2).sum(axis=1) / 2
         each = [cls._against_rest(own[:, c] * 1, values[:, c], off, group, names, minimum) for c in range(own.shape[1])]
         areas = [one.areas for one in each if one.areas is not None]
-        stacked = (np.stack([getattr(one, part) for one in each]) for part in ("cells", "sums"))
-        return cls(*stacked, np.stack(areas) if areas else None)
+        cells, sums = (np.stack([getattr(one, part) for one in each]) for part in ("cells", "sums"))
+        return cls(cells, sums, np.stack(areas) if areas else None)
 
     @classmethod
     def _against_rest(
@@ -158,7 +158,7 @@ class Scores:
     def of_groups(self, places: Sequence[int], label: int | None = None) -> Scores:
         """Some of the groups; and of more than two classes, only how one of them was told from the others."""
         of_class = ... if label is None else label
-        return Scores(*(np.take(part[of_class], places, axis=-3) for part in (self.cells, self.sums)))
+        return Scores(np.take(self.cells[of_class], places, axis=-3), np.take(self.sums[of_class], places, axis=-3))
 
     def everybody(self) -> Scores:
         """All groups as one."""

@@ -81,7 +81,7 @@ class AdaptiveNeumann:
             pairs = zip(points, vectors, strict=True)
             return [hessian_vector(problem.inner_loss, *point, batch, vector) for point, vector in pairs]
 
-        def unfinished(state: tuple[Any, ...]) -> jax.Array:
+        def unfinished(state: tuple[Any, ...]) -> Any:
             residuals, sums, before, steps, number, bent = state
             now = _norms(residuals)
             on = (number < self.train_batches - 1) & (now > 0).any() & ~bent

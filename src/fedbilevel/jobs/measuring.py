@@ -15,6 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fedbilevel.fairness import findings, moments
+from fedbilevel.fairness.audit import Predicted
 from fedbilevel.fairness.disclosure import Visible
 from fedbilevel.fairness.findings import Finding
 from fedbilevel.fairness.intervals import gap_difference_ends, gap_ends
@@ -114,13 +115,14 @@ def measured(
 
     whole = table(sums, names, scores)
     # Of more than two classes, means over them; what is not a class's own has the same value in all.
-    everybody = whole.loc[ALL].mean() if several else whole.loc[ALL]
+    everybody: Any = whole.loc[ALL].mean() if several else whole.loc[ALL]
     alone = sums.first(compared)
     row = gap(f"{part}_gap", alone)
     for name in MEASURES_OF_NUMBERS if number else OF_EVERYBODY if several else MEASURES:
         row |= ends(f"{part}_{name}", *(everybody.get(f"{name}{end}", np.nan) for end in ("", "_low", "_high")))
     groups = _rows(whole, part, names[:compared])
     if isinstance(sums, Moments):
+        assert isinstance(alone, Moments)
         found = list(_of_numbers(sums.everybody(), alone, names, metric, about))
     else:
         found = _of_classes(part, sums, names, compared, metric, about, remedy, classes)
@@ -315,7 +317,7 @@ def visible_groups(prepared: Prepared, minimum: int) -> Visible:
     return visible
 
 
-def cells_of(part: Part, groups: int, schema: Schema) -> NDArray[np.int64]:
+def cells_of(part: Part | Predicted, groups: int, schema: Schema) -> NDArray[np.int64]:
     """Rows by group and label; of a number, by group."""
     if schema.regression:
         return np.bincount(part.groups, minlength=groups)[:, None]

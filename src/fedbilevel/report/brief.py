@@ -89,7 +89,7 @@ def brief_of(run: Run) -> Brief | None:
     tables = [] if sites is None else [Listing.first("Rows by site", sites.drop_duplicates("site"))]
     tables += [Listing.first("mapping", run.others["mapping"])] if "mapping" in run.others else []
     notes = list(dict.fromkeys(map(str, run.others["notes"]["note"]))) if "notes" in run.others else []
-    facts = run.others["facts"].astype(str).set_index("name")["value"].to_dict() if "facts" in run.others else {}
+    facts = dict(run.others["facts"].astype(str)[["name", "value"]].to_numpy()) if "facts" in run.others else {}
     told = Brief(verdict, usable, list(dict.fromkeys(against["sentence"])), notes, facts, tables)
     return told if told.verdict or told.warnings or told.facts or told.tables else None
 
@@ -235,7 +235,7 @@ def contrast_of(run: Run) -> Contrast | None:
     table = run.others.get("contrast")
     if table is None or not len(table):
         return None
-    kept = table[table["interval"] == "corrected"].set_index(["method", "metric"]).to_dict("index")
+    kept: dict[Any, Any] = table[table["interval"] == "corrected"].set_index(["method", "metric"]).to_dict("index")
     methods = list(dict.fromkeys(method for method, _ in kept))
     baseline, floors = methods[0], run.others["contrast-floors"].iloc[0]
 

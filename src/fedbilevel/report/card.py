@@ -104,7 +104,7 @@ def _audited(run: Run, schema: Schema) -> str:
 
 
 def _limits(run: Run, schema: Schema) -> list[str]:
-    found, notes = (run.others.get(name, {}) for name in ("findings", "notes"))
+    found, notes = (run.others.get(name, pd.DataFrame()) for name in ("findings", "notes"))
     told = [f"**{text}**" for text in dict.fromkeys(found.get("sentence", ()))]
     told += map(str, notes.get("note", ()))
     told.append(

@@ -387,8 +387,8 @@ def communication(name: str, local_steps: int, design: Design) -> Tables:
 def _equal_clients(seed: int, clients: int, hessian_noise: float) -> QuadraticClients:
     """Clients with the same losses: what is left between them is minibatch noise alone."""
     alone = random_quadratic(seed, clients=1, gradient_noise=1.0, hessian_noise=hessian_noise)
-    rows = jax.tree.map(lambda leaf: np.repeat(leaf, clients, axis=0), (alone.train, alone.val))
-    return QuadraticClients(*rows, alone.outer, alone.inner)
+    train, val = jax.tree.map(lambda leaf: np.repeat(leaf, clients, axis=0), (alone.train, alone.val))
+    return QuadraticClients(train, val, alone.outer, alone.inner)
 
 
 def estimator_errors(design: Design, terms: int = 2, step: float = 0.5) -> Tables:
