@@ -1,6 +1,7 @@
 """Real processes on loopback with mutual TLS: the numbers of `simulate`, and every fault survived."""
 
 import re
+import shutil
 import time
 
 import numpy as np
@@ -11,11 +12,13 @@ import fedbilevel as fb
 
 pytest.importorskip("nvflare", reason="needs the federation extra: pip install 'fedbilevel[federation]'")
 
+from fedbilevel.federation.operator import processes
+from fedbilevel.federation.operator.sessions import twins
 from fedbilevel.federation.protocol.record import read_answers
 from fedbilevel.federation.protocol.settings import JobSettings
 from tests.federation import programs
 from tests.federation.direct import written_out
-from tests.federation.federation import SITES
+from tests.federation.federation import SITES, wait_for
 
 pytestmark = pytest.mark.federation
 
@@ -219,3 +222,18 @@ def test_late_slow_and_lost_sites(federation):
     ((found,),) = read_answers(run.folder)
     np.testing.assert_allclose(found, wanted, rtol=1e-10)
     federation.ready("site-1")
+
+
+def test_a_copied_kit_of_a_site_that_is_there_already_is_noticed(federation):
+    copied = shutil.copytree(
+        federation.kits.sites["site-3"], federation.folder / "copied", ignore=shutil.ignore_patterns("*-*-*-*-*")
+    )
+    process = processes.start(copied, federation.added)
+    try:
+        wait_for(lambda: "site-3" in twins(federation.kits), seconds=90)
+    finally:
+        processes.end(processes.family(process.pid))
+        process.wait(30)
+        federation.kill("site-3")
+        federation.start("site-3")
+    federation.ready("site-3")
