@@ -64,7 +64,8 @@ def algorithm(name, double=True, **options):
             lambda model, batch: quadratic.inner_loss(jax.numpy.zeros(OUTER, kind), model, batch), start[1], **options
         )
     made = {"fedbio": fb.fedbio, "fedbioacc": fb.fedbioacc}[name]
-    return made(problem, fb.neumann(terms=3, step=0.3), **options)
+    steps = dict.fromkeys(("inner_step", "outer_step"), 0.1 if name == "fedbio" else 1.0)
+    return made(problem, fb.neumann(terms=3, step=0.3), **{**steps, **options})
 
 
 def example(data):

@@ -17,9 +17,14 @@ ROUNDING = 1e-12
 """Sites run one by one, the simulation vmaps them: sums may be taken in another order."""
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedbio", "fedbioacc"])
-def test_minibatches_and_rounds_are_those_of_the_simulation(tmp_path, name, shared_compilation):
-    options = {"batch_size": 4, "local_steps": 2}
+AUTO = {"inner_step": "auto", "outer_step": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"), [("fedavg", {}), ("fedbio", {}), ("fedbioacc", {}), ("fedbio", AUTO), ("fedbioacc", AUTO)]
+)
+def test_minibatches_and_rounds_are_those_of_the_simulation(tmp_path, name, steps, shared_compilation):
+    options = {"batch_size": 4, "local_steps": 2, **steps}
     settings = settings_for(name, rounds=5, record_every=2, **options)
     channel = Direct(array_sites(tmp_path, settings))
     found = coordinate(tmp_path, settings, channel)

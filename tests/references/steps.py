@@ -54,7 +54,7 @@ class Distance:
                 return self.start
             cosine = gradient @ self.last / (size * np.linalg.norm(self.last))
             self.agreed = self.agreed and cosine >= 0.3
-            self.boost = min(self.boost * np.exp(cosine - 0.3), 30.0) if self.agreed else 1.0
+            self.boost = min(self.boost * np.exp(cosine - 0.3), 3.0) if self.agreed else 1.0
         self.squares.append(size**2)
         self.last = gradient
         x = self.project(x - min(self.boost / np.sqrt(sum(self.squares)), 2 / size) * self.reach * gradient)

@@ -23,7 +23,7 @@ import jax
 
 from fedbilevel.algorithms import steps
 from fedbilevel.algorithms.arguments import Batch, Count, Estimator, Optimizer, OuterBatch, Step, bilevel
-from fedbilevel.algorithms.local import inner_gradients, phase
+from fedbilevel.algorithms.local import Reply, inner_gradients, phase
 from fedbilevel.calculus import Calls, Tree, add, no_calls, step_along, zeros
 from fedbilevel.plan import Algorithm, LocalStep
 from fedbilevel.problem import BilevelProblem
@@ -37,10 +37,10 @@ class Server(NamedTuple):
     kept: Any
 
 
-class Reply(NamedTuple):
-    """Where the client arrived or, where the server moves x, the sum of its hypergradients."""
+class Sum(NamedTuple):
+    """Of a client's hypergradients: the reply where the server moves x."""
 
-    outer: Tree
+    total: Tree
 
 
 class Local(NamedTuple):
@@ -98,10 +98,10 @@ def fedbio(
         total = add(total, outer_momentum) if above.sums else total
         return Walk(new_outer, total, local), LocalStep(outer, inner, outer_momentum, inner_momentum, new_outer)
 
-    def loop(message: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local, LocalStep]:
+    def loop(message: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply | Sum, Local, LocalStep]:
         first = Walk(message, zeros(message) if above.sums else None, local)
         walk, taken = sampler.walk(step, first, data, key, local_steps)
-        return Reply(walk.total if above.sums else walk.outer), walk.local, taken
+        return Sum(walk.total) if above.sums else Reply(walk.outer), walk.local, taken
 
     def init(key: jax.Array) -> Server:
         outer, _ = problem.start(key)
@@ -111,8 +111,8 @@ def fedbio(
         _, inner = problem.start(key)
         return Local(inner, no_calls(hypergradient), below.start(inner, key))
 
-    def absorb(server: Server, mean: Reply) -> Server:
-        return Server(*above.moved(*server, mean.outer))
+    def absorb(server: Server, mean: tuple[Tree]) -> Server:
+        return Server(*above.moved(*server, *mean))
 
     return Algorithm(
         init,

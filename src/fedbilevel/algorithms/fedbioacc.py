@@ -63,9 +63,13 @@ class Message(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """``outer``: None where the server moves x."""
-
     outer: Tree
+    momentum: Tree
+
+
+class Momentum(NamedTuple):
+    """The reply where the server moves x."""
+
     momentum: Tree
 
 
@@ -171,7 +175,9 @@ def fedbioacc(
         state = Walk(outer, inner, *points[0], walk.outer, *momenta, time, jnp.array(True), calls, kept)
         return state, LocalStep(*points[0], outer_momentum, inner_momentum, outer)
 
-    def loop(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local, LocalStep]:
+    def loop(
+        message: Message, local: Local, data: LocalData, key: jax.Array
+    ) -> tuple[Reply | Momentum, Local, LocalStep]:
         anchor, momentum, done = message
         was_here, own_outer = local.step == done, local.previous_outer
         if paper:
@@ -181,12 +187,12 @@ def fedbioacc(
             points = anchor, local.inner, select(was_here, own_outer, anchor), local.previous_inner
         start = Walk(*points, own_outer, momentum, local.momentum, done, local.step > 0, local.calls, local.kept)
         walk, taken = sampler.walk(step, start, data, key, local_steps)
-        arrived = None if above.sums else walk.previous_outer if paper else walk.outer
-        reply = Reply(arrived, walk.outer_momentum)
+        arrived = Reply(walk.previous_outer if paper else walk.outer, walk.outer_momentum)
+        reply = Momentum(walk.outer_momentum) if above.sums else arrived
         last = walk.previous_outer, walk.previous_inner, walk.inner_momentum
         return reply, Local(walk.inner, *last, walk.step, walk.calls, walk.kept), taken
 
-    def absorb(server: Server, mean: Reply) -> Server:
+    def absorb(server: Server, mean: Any) -> Server:
         done = server.step + local_steps
         if above.sums:
             outer, kept = above.moved(server.outer, server.kept, scale(local_steps, mean.momentum))

@@ -73,6 +73,14 @@ class Directions(NamedTuple):
     largest: Any
 
 
+class Arrived(NamedTuple):
+    """The reply where the server moves x: the sum of a client's h_k for x, and its y and u."""
+
+    total: Tree
+    inner: Tree
+    adjoint: Tree
+
+
 class Local(NamedTuple):
     """What a client keeps: the z it was last sent, the number of the round after that, how much it computed, and its
     curvature where steps follow from it."""
@@ -131,7 +139,7 @@ def fedmsa(
         point = move(server.point, momenta, mean.largest)
         return moved(server.point.outer, server._replace(point=point), momenta.outer if above.sums else point.outer)
 
-    def walk(message: Directions, local: Local, data: LocalData, key: jax.Array) -> tuple[Point, Local]:
+    def walk(message: Directions, local: Local, data: LocalData, key: jax.Array) -> tuple[Point | Arrived, Local]:
         def step(held: tuple[Point, Point, Point, Tree], batches: Batches) -> tuple[Any, None]:
             point, before, along, total = held
             now, then = coupled.directions(problem, (point, before), batches)
@@ -141,11 +149,11 @@ def fedmsa(
         along, rest = message.momenta, local_steps - 1
         first = move(local.point, along, message.largest), local.point, along, along.outer
         (point, _, _, total), _ = sampler.walk(step, first, data, key, rest)
-        reply = point._replace(outer=total) if above.sums else point
+        reply = Arrived(total, *point[1:]) if above.sums else point
         return reply, counted(local, coupled.direction_calls(2 * rest))
 
-    def absorb(server: Server, mean: Point) -> Server:
-        return moved(server.point.outer, server._replace(point=mean), mean.outer)
+    def absorb(server: Server, mean: tuple[Tree, Tree, Tree]) -> Server:
+        return moved(server.point.outer, server._replace(point=Point(*mean)), mean[0])
 
     def init(key: jax.Array) -> Server:
         point = coupled.first_point(problem, key)

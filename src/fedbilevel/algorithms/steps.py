@@ -14,7 +14,7 @@ long, and the server moves x.  With g their mean, n the size of x and x_0 its st
     x <- x - min(b / sqrt(sum over rounds of ||g||^2), 2 / ||g||) r g        r = the largest distance ||x - x_0|| so far
 
 and r = (sqrt(n) + ||x_0||) / 10 at first.  With b = 1 this is "distance over gradients" (M. Ivgi, O. Hinder, Y. Carmon, "DoG is
-SGD's Best Friend: A Parameter-Free Dynamic Step Size Schedule", ICML 2023).  b grows by exp(cos(g, g before) - 0.3) up to 30 as
+SGD's Best Friend: A Parameter-Free Dynamic Step Size Schedule", ICML 2023).  b grows by exp(cos(g, g before) - 0.3) up to 3 as
 long as that cosine is at least 0.3, so that a first distance that was far too short costs little; from the first time it is
 not, b is 1.  Where a move makes the gradient ten times as long as at the start, or no number at all, r was too long: the server
 goes back to the start with a tenth of it.
@@ -62,7 +62,7 @@ LOOKS = 20
 KEPT = 0.98
 FIRST_DISTANCE = 0.1
 AGREEMENT = 0.3
-MOST = 30.0
+MOST = 3.0
 FURTHEST = 2.0
 """A round moves x by so many times the largest distance so far, at most."""
 STEEPER = 10.0
