@@ -212,7 +212,7 @@ def test_three_classes_are_audited_by_probabilities_and_by_decisions(call, of_ki
         assert women.loc[name, "true_positive_rate"] == pytest.approx(rate)
     html = (tmp_path / "p" / "page.html").read_text()
     assert "Predicted and observed" in html
-    assert "one of 3 classes" in card_of(run)
+    assert "(probabilities in `p early`, `p late`, `p middle`)" in card_of(run)
 
 
 def test_predicted_numbers_are_audited_in_their_units(call, of_kinds, tmp_path):
@@ -257,12 +257,17 @@ def test_what_does_not_suit_several_classes_or_numbers_is_one_sentence(
     call, refused, of_kinds, tmp_path, options, words
 ):
     refused(call("audit", *of_kinds[0], "--sensitive", "sex", *options, "--out", tmp_path / "run"), words)
+
+
+def test_probabilities_of_three_classes_must_be_whole(call, refused, of_kinds, tmp_path):
     lacking = of_kinds[1]["north"].drop(columns="p late")
-    lacking.to_csv(tmp_path / "north.csv", index=False)
-    asked = ["--target", "stage", "--prediction", "p", "--out", tmp_path / "run"]
-    refused(call("audit", tmp_path / "north.csv", *asked), "There is no column 'p late': of 3 classes")
-    lacking.assign(**{"p late": 0.9}).to_csv(tmp_path / "north.csv", index=False)
-    refused(call("audit", tmp_path / "north.csv", *asked), "must add up to 1")
+    asked = ["audit", tmp_path / "north.csv", "--target", "stage", "--prediction", "p", "--out", tmp_path / "run", "-q"]
+    for frame, words in (
+        (lacking, "There is no column 'p late': of 3 classes"),
+        (lacking.assign(**{"p late": 0.9}), "must add up to 1; 400 row(s) do not"),
+    ):
+        frame.to_csv(tmp_path / "north.csv", index=False)
+        refused(call(*asked), words)
 
 
 def test_a_mapping_translates_what_a_site_writes_differently(call, sites, tmp_path):

@@ -85,10 +85,11 @@ def test_three_classes_from_files_to_page(staged):
     for name in ("auc", "brier"):
         ends = run.rows[[f"test_{name}_low", f"test_{name}", f"test_{name}_high"]]
         assert (ends.diff(axis=1).iloc[:, 1:] > 0).all(axis=None)
-    assert run.groups[["auc", "brier", "calibration", "calibration_low"]].notna().all(axis=None)
+    crossed = run.groups[run.groups["by"] == "sex & region"]
+    assert crossed[["auc", "brier", "calibration", "calibration_low"]].notna().all(axis=None)
     assert set(run.others["calibration"]["label"]) == {"early", "late", "middle"}
     assert run.rows["threshold"].str.match(r"early 0\.\d+, late 0\.\d+, middle 0\.\d+").all()
-    for word in ("AUC", "Brier score", "predicted - observed", "threshold"):
+    for word in ("AUC", "Brier score", "threshold", "groups.csv and the page show every class"):
         assert word in said.out
     test = run.groups[(run.groups["part"] == "test") & (run.groups["method"] == "FedAvg")]
     # Both columns together, and each by itself, over the groups that are shown.

@@ -39,8 +39,7 @@ REASONS = {
     "columns": "The job asks for a column that this site does not offer; its own log names it.",
     "source": "The site does not offer data of the kind the job asks for.",
     "rows": "This site has fewer rows under the job's schema than it works on.",
-    "cells": "A group, class or column has fewer rows at this site than it tells anything about: leave the column or the site "
-    "out, or use fedavg, which tells of no group.",
+    "cells": "A group, class or column has fewer rows than this site tells of: leave it or the site out, or use fedavg.",
     "batch": "The job's batches are smaller than this site allows.",
     "weights": "The weights single out fewer rows than this site works on.",
     "agreed": "What is said to be agreed on does not fit this site's own share, or has changed.",

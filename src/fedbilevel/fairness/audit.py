@@ -135,7 +135,7 @@ def predicted(schema: Schema, rows: Parsed, threshold: float = 0.5) -> Predicted
         if len(columns) > 1 and not outside.any():
             outside, must = ~absent & ~(np.abs(cells.sum(axis=1) - 1) <= ROUNDING), "add up to 1"
     if outside.any():
-        raise ValueError(f"The prediction column {what} must {must}; {int(outside.sum()):,} row(s) do not.")
+        raise ValueError(f"The prediction column(s) {what} must {must}; {int(outside.sum()):,} row(s) do not.")
     labels, groups, kept = rows.labels[~absent], rows.groups[~absent], cells[~absent]
     chances = None
     if schema.regression:

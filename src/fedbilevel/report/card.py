@@ -96,9 +96,9 @@ def _description(run: Run, schema: Schema, row: Any) -> str:
 
 
 def _audited(run: Run, schema: Schema) -> str:
-    (column,) = schema.features
+    columns = _listed([column.name for column in schema.features])
     return (
-        f"{TO_FILL_IN} Its predictions of {_code(schema.target)} ({run.configuration['kind']} in {_code(column.name)}) were "
+        f"{TO_FILL_IN} Its predictions of {_code(schema.target)} ({run.configuration['kind']} in {columns}) were "
         f"audited by fedbilevel {run.version} on {run.created[:10]}; nothing was trained."
     )
 
