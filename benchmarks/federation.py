@@ -101,7 +101,7 @@ def waiting(kits: Any, opened: Any, folder: Path, sizes: dict[str, Any]) -> dict
         end_jobs(opened, settings.run)
 
 
-def collect(repeats: int, say: Any) -> dict[str, Any]:
+def collect(repeats: int, say: Any, secure: bool = False) -> dict[str, Any]:
     from fedbilevel.federation.nvflare.job import write_job
     from fedbilevel.federation.operator import processes
     from fedbilevel.federation.operator.kits import Roster, establish
@@ -120,7 +120,8 @@ def collect(repeats: int, say: Any) -> dict[str, Any]:
         measured["fixed"]["provision"] = time.perf_counter() - began
         for site in SITES:
             (kits.sites[site] / "local" / FILE).write_text(
-                f'[data]\narrays = "{folder / site}.npz"\n[policy]\nminimum_cell = 1\n[approve]\nauto = true\n'
+                f'[data]\narrays = "{folder / site}.npz"\n[policy]\nminimum_cell = 1\n'
+                'secure_sums = "optional"\n[approve]\nauto = true\n'
             )
         began = time.perf_counter()
         environment = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(folder / "jax")}
@@ -133,7 +134,7 @@ def collect(repeats: int, say: Any) -> dict[str, Any]:
             for number in range(repeats):
                 recipe = {**RECIPE, "weight_steps": 300, "steps": 150}
                 arguments = {"arrays": sizes, "recipe": recipe, "validation": 0.2}
-                settings = JobSettings(f"bench-{number}", "fair", tuple(SITES), arguments)
+                settings = JobSettings(f"bench-{number}", "fair", tuple(SITES), arguments, secure=secure)
                 before, began = grown(kits), time.perf_counter()
                 opened.submit_job(str(write_job(folder / "jobs", settings)))
                 where = run_folder(kits, settings.run)

@@ -145,6 +145,11 @@ def weighted_mean(replies: Tree, weights: jax.Array) -> Tree:
     return jax.tree.map(lambda a: jnp.tensordot(weights.astype(a.dtype), a, axes=1), replies)
 
 
+def sums_up(phase: Phase) -> bool:
+    """Whether the server needs no more of the replies than their weighted sum."""
+    return phase.aggregate is None and phase.relay is None
+
+
 def phases_of(plan: Plan) -> Iterator[tuple[Phase, int]]:
     """Every phase with how often it runs in a round, at most."""
     for item in plan:

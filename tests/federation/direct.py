@@ -1,11 +1,25 @@
 """A federation in one process: the coordinator calls the sites directly, through a channel that can be made to fail."""
 
+import atexit
+import shutil
+import tempfile
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+
 import jax
 import numpy as np
 import pandas as pd
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.x509.oid import NameOID
 
+from fedbilevel.engines.fixed import mean_on_host
 from fedbilevel.federation.protocol.compiled import local_data
 from fedbilevel.federation.protocol.coordinator import Coordinator, Reply
+from fedbilevel.federation.protocol.identity import KitIdentity
 from fedbilevel.federation.protocol.payload import to_arrays
 from fedbilevel.federation.protocol.policy import Approval, Policy, Source
 from fedbilevel.federation.protocol.program import make_program
@@ -21,11 +35,11 @@ SITES = ("site-1", "site-2", "site-3")
 class Direct:
     """A channel whose sites are objects.  ``fault(task, site, request, answer)`` may change an answer, drop it (None) or raise.
 
-    ``seen`` keeps everything that left a site.
+    ``meddle(task, site, request)`` returns what the site is asked instead.  ``seen`` keeps everything that left a site.
     """
 
-    def __init__(self, sites, fault=None):
-        self.all, self.fault, self.seen, self.waits = sites, fault, [], []
+    def __init__(self, sites, fault=None, meddle=None):
+        self.all, self.fault, self.meddle, self.seen, self.waits = sites, fault, meddle, [], []
 
     def sites(self):
         return list(self.all)
@@ -35,7 +49,8 @@ class Direct:
         replies = {}
         for name, request in requests.items():
             # What travels is a copy: nobody may lean on sharing memory.
-            answer = self.all[name].answer(task, copied(request))
+            sent = copied(request)
+            answer = self.all[name].answer(task, sent if self.meddle is None else self.meddle(task, name, sent))
             if self.fault is not None:
                 answer = self.fault(task, name, request, answer)
             if answer is not None:
@@ -49,7 +64,7 @@ def copied(value):
 
 
 OPEN = {
-    "minimum_rows": 1, "minimum_batch": 1, "minimum_cell": 1,
+    "minimum_rows": 1, "minimum_batch": 1, "minimum_cell": 1, "secure_sums": "optional",
     "approval": Approval(auto=True, schemas=("any",), rounds=10**6, runs=1000),
 }  # fmt: skip
 """A site without bounds, where bounds are not what a test is about."""
@@ -57,7 +72,34 @@ OPEN = {
 
 def site(folder, name, settings, source, say=lambda line: None, **policy):
     """A site with its own state folder."""
-    return Site(name, settings, Policy(source, **{**OPEN, **policy}), folder / name, say)
+    identity = KitIdentity(startup(name), folder / name) if settings.secured else None
+    return Site(name, settings, Policy(source, **{**OPEN, **policy}), folder / name, say, identity)
+
+
+@cache
+def startup(name, authority="authority"):
+    """A folder with the certificate and key of a site, issued by one authority for all."""
+    folder = Path(tempfile.mkdtemp(prefix="fedbilevel-kit-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    key = rsa.generate_private_key(65537, 2048)
+    issuer = None if name == authority else x509.load_pem_x509_certificate(_authority(authority).read_bytes())
+    signer = key if issuer is None else load_pem_private_key(_authority(authority, "client.key").read_bytes(), None)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    made = (
+        x509.CertificateBuilder().subject_name(subject).issuer_name(subject if issuer is None else issuer.subject)
+        .public_key(key.public_key()).serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.now(UTC) - timedelta(days=1)).not_valid_after(datetime.now(UTC) + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .sign(signer, hashes.SHA256())
+    )  # fmt: skip
+    (folder / "client.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    (folder / "client.crt").write_bytes(made.public_bytes(Encoding.PEM))
+    (folder / "rootCA.pem").write_bytes((issuer or made).public_bytes(Encoding.PEM))
+    return folder
+
+
+def _authority(name, file="client.crt"):
+    return startup(name, name) / file
 
 
 def array_sites(folder, settings, names=SITES, double=True, **policy):
@@ -82,11 +124,21 @@ def fair_array_sites(folder, settings, rng, sizes, features, **policy):
     return sites, secret
 
 
-def settings_for(name, rounds=4, run="run", min_sites=None, record_every=None, weights="uniform", **options):
+def settings_for(
+    name,
+    rounds=4,
+    run="run",
+    min_sites=None,
+    record_every=None,
+    weights="uniform",
+    secure=False,
+    sites=SITES,
+    **options,
+):
     arguments = {"algorithm": name, "rounds": rounds, "options": options, "weights": weights}
     return JobSettings(
-        run, programs.FUNCTION, SITES, arguments, seed=5, double=True, min_sites=min_sites, record_every=record_every,
-        reply_timeout=1,
+        run, programs.FUNCTION, sites, arguments, seed=5, double=True, min_sites=min_sites, record_every=record_every,
+        reply_timeout=1, secure=secure,
     )  # fmt: skip
 
 
@@ -123,7 +175,7 @@ class Runs:
         return read_status(self.home)
 
 
-def written_out(algorithm, data, rounds, seed, lost=()):
+def written_out(algorithm, data, rounds, seed, lost=(), secure=False):
     """A run of a one-phase algorithm written out.
 
     ``lost``: the (round, client) whose reply does not count, with which the client keeps its earlier state.
@@ -143,5 +195,9 @@ def written_out(algorithm, data, rounds, seed, lost=()):
                     message, local[client], local_data(*own[client], client), client_key(key, number, 0, client)
                 )
                 replies.append(reply)
-        server = phase.absorb(server, jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *replies))
+        if secure:
+            mean = mean_on_host(jax.tree.map(lambda *leaves: np.stack(leaves), *replies), np.ones(len(replies)), 1.0)
+        else:
+            mean = jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *replies)
+        server = phase.absorb(server, mean)
     return np.asarray(algorithm.outer(server))

@@ -40,7 +40,8 @@ class Federation:
             self.offer(
                 site,
                 f'[data]\narrays = "{folder / site}.npz"\n[policy]\nfunctions = {FUNCTIONS!r}\n'
-                "minimum_rows = 1\nminimum_batch = 1\n[approve]\nauto = true\nrounds = 1000000\nruns = 1000\n",
+                "minimum_rows = 1\nminimum_batch = 1\nsecure_sums = 'optional'\n"
+                "[approve]\nauto = true\nrounds = 1000000\nruns = 1000\n",
             )
         (self.kits.server / "local" / FILE).write_text(
             f"[policy]\nfunctions = {FUNCTIONS!r}\nminimum_rows = 1\nlargest_megabytes = {LARGEST_MEGABYTES}\n"

@@ -12,7 +12,7 @@ import pytest
 from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.models import numbers, probabilities
 from fedbilevel.fairness.moments import Moments
-from fedbilevel.fairness.program import fair_program
+from fedbilevel.fairness.program import SINGLE, fair_program
 from fedbilevel.fairness.scores import Scores
 from fedbilevel.fairness.trainer import dealt, fit, tuned_threshold
 from fedbilevel.federation.protocol.policy import TELL, Source
@@ -300,7 +300,7 @@ def test_the_folder_of_a_run_over_sites_tells_what_it_may_and_what_is_wrong(tmp_
 def test_a_rare_group_at_a_site_is_compared_together_with_the_next_smallest(tmp_path, method):
     """One positive of the group r at two sites: they train, nothing small is told, and the sentence says what was done."""
     fit_options = FitOptions(method=method, steps=6, weight_steps=4, batch_size=32, compare_with=None)
-    settings = job(fit_options, RARE, SITES)
+    settings = job(fit_options, RARE, SITES, secure=method not in SINGLE)
     sites, frames = {}, list(rare_tables())
     frames[2] = frames[1].assign(group=frames[1]["group"].replace("r", "a").where(frames[1].index % 4 > 0, "r"))
     for name, frame in zip(SITES, frames, strict=True):

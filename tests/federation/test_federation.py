@@ -23,8 +23,8 @@ from tests.federation.federation import SITES, wait_for
 pytestmark = pytest.mark.federation
 
 OPTIONS = {"batch_size": 4, "local_steps": 2}
-NAMES = {True: ["fedbio", "fedbioacc", "fedavg", "fcfl"], False: ["fedbio", "fedbioacc", "fedavg"]}
-"""By whether they compute in float64."""
+NAMES = {True: ["fedbio", "fedbioacc", "fedavg"], False: ["fedbio", "fedbioacc", "fedavg"], "single": ["fcfl"]}
+"""By whether they compute in float64, with secure sums; and in float64 without, what needs single replies."""
 SPOILT_ROUNDS = 4
 WAIT = 2.0
 """Seconds a round waits for a site that two others can do without."""
@@ -32,36 +32,40 @@ WAIT = 2.0
 
 def settings_for(run, program, rounds, double=True, **more):
     arguments = {"rounds": rounds, "options": OPTIONS, "double": double, **more.pop("arguments", {})}
-    return JobSettings(run, program, SITES, arguments, seed=9, double=double, **more)
+    secure = "min_sites" not in more  # a secure sum of three sites needs them all
+    return JobSettings(run, program, SITES, arguments, seed=9, double=double, **{"secure": secure, **more})
 
 
-def expected(name, rounds, double):
+def expected(name, rounds, double, secure=True):
     kind = np.float64 if double else np.float32
     if name == "fcfl":
         rows = [(programs.fair_rows(client, kind), None) for client in range(3)]
         made, data = programs.fair_algorithm(kind), fb.ClientData.from_clients(rows)
     else:
         made, data = programs.algorithm(name, double, **OPTIONS), programs.client_data(double)
-    return np.asarray(fb.simulate(made, data, rounds, seed=9, record_every=None).outer)
+    return np.asarray(fb.simulate(made, data, rounds, seed=9, record_every=None, secure=secure).outer)
 
 
 @pytest.fixture(scope="module")
 def side_by_side(federation):
-    """Three runs at once on the same sites: they must not disturb one another, and starting them together is quicker."""
+    """Four runs at once on the same sites: they must not disturb one another, and starting them together is quicker."""
     made = {
-        double: settings_for(
-            f"same-{double}", programs.SEVERAL, 5, double, arguments={"algorithms": NAMES[double]}, record_every=5
+        kind: settings_for(
+            f"same-{kind}", programs.SEVERAL, 5, bool(kind), arguments={"algorithms": names}, record_every=5,
+            secure=kind != "single",
         )
-        for double in (True, False)
-    }
+        for kind, names in NAMES.items()
+    }  # fmt: skip
     made["spoilt"] = settings_for("spoilt", programs.SPOILT, SPOILT_ROUNDS, min_sites=2)
     return {name: federation.supervise(settings) for name, settings in made.items()}
 
 
-@pytest.mark.parametrize(("double", "tolerance"), [(True, 1e-10), (False, 1e-5)], ids=["float64", "float32"])
-def test_the_numbers_of_the_simulation(side_by_side, double, tolerance):
-    run, names = side_by_side[double], NAMES[double]
-    wanted = [expected(name, 5, double) for name in names]  # meanwhile
+@pytest.mark.parametrize(
+    ("kind", "tolerance"), [(True, 0), (False, 1e-5), ("single", 1e-10)], ids=["float64", "float32", "single"]
+)
+def test_the_numbers_of_the_simulation(side_by_side, kind, tolerance):
+    run, names = side_by_side[kind], NAMES[kind]
+    wanted = [expected(name, 5, bool(kind), kind != "single") for name in names]  # meanwhile
     assert run.finish()["status"] == "complete"
     for name, one, (found,) in zip(names, wanted, read_answers(run.folder), strict=True):
         assert found.dtype == one.dtype
@@ -69,6 +73,7 @@ def test_the_numbers_of_the_simulation(side_by_side, double, tolerance):
     exchanges = pd.read_csv(run.folder / "exchanges.csv")
     assert len(exchanges) == len(names) * 5 * 3
     assert (exchanges["outcome"] == "answered").all()
+    assert run.status["secure"] is (kind != "single")
     assert (exchanges[["bytes_up", "bytes_down", "seconds", "site_seconds"]] > 0).all(axis=None)
     assert np.isfinite(pd.read_csv(run.folder / "history.csv")["objective"]).all()
 

@@ -307,6 +307,8 @@ def check(
         warnings.append('It would tell nothing: an audit needs "report" in tell of local/fedbilevel.toml.')
     elif method != "audit" and policy.privacy is None:
         warnings.append("Replies leave without noise: [privacy] in local/fedbilevel.toml would add it.")
+    if method != "audit" and policy.secure_sums == "optional":
+        warnings.append('The coordinator may ask for single replies: secure_sums = "from-three" would not let it.')
     until = f"{opened.until:%Y-%m-%d}"
 
     def shown() -> Iterator[str | tuple[str, Any]]:
@@ -526,6 +528,7 @@ def _of_federation(kits: Kits) -> Rows:
             lost = told["status"] == "running" and told.get("job") not in seen.jobs
             row = {"run": folder.name, "status": "interrupted" if lost else told["status"]}
             row |= {name: told.get(name) for name in ("stage", "round", "rounds")}
+            row["seen"] = "sums" if told.get("secure") else "replies"
             runs.append({**row, "sentence": told.get("sentence", "")})
     return {"sites": sites, "runs": runs}
 

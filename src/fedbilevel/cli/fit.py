@@ -63,6 +63,9 @@ def fit(
     threshold: options.Threshold = None,
     minimum_cell: options.MinimumCell = 10,
     client_weights: options.ClientWeights = "uniform",
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Round averages as secure sums over real sites do, to see what that does.")
+    ] = False,
     test_share: Annotated[float, typer.Option(help="Share of every site's rows kept for testing.")] = 0.3,
     compare_with: Annotated[
         str, typer.Option(help="Train this method too, to compare with; none for none.")
@@ -91,7 +94,7 @@ def fit(
         method=method, formulation=formulation, strength=_strength(strength), steps=steps, weight_steps=weight_steps,
         batch_size=batch_size, client_weights=client_weights, **suited(meaning, metric, model, loss),
         class_weight=class_weight, threshold=threshold, minimum_cell=minimum_cell, test_share=test_share, seed=seed,
-        compare_with=None if compare_with == "none" else compare_with,
+        compare_with=None if compare_with == "none" else compare_with, secure=secure,
     )  # fmt: skip
     folder = out or Path("runs") / f"fit-{re.sub(r'[^A-Za-z0-9]+', '-', meaning.target).strip('-') or 'table'}"
     check_folder(folder)

@@ -125,6 +125,9 @@ Threshold = Annotated[
 MinimumCell = Annotated[
     int, typer.Option(help="Groups with fewer positives or negatives are not shown by themselves.", min=1)
 ]
+SecureAggregation = Annotated[
+    str, typer.Option(help="on: only sums over sites are seen (three or more); off: where policies allow it.")
+]
 LocalSteps = Annotated[int, typer.Option(help="Steps between two exchanges.", min=1)]
 
 # A federation.

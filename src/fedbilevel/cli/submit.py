@@ -58,6 +58,7 @@ def submit(
     client_weights: options.ClientWeights = "uniform",
     validation: Annotated[float | None, typer.Option(help="Share of rows set apart for the outer problem.")] = None,
     seed: options.Seed = 0,
+    secure_aggregation: options.SecureAggregation = "on",
     min_sites: Annotated[int | None, typer.Option(help="Sites that a round needs; all if not given.", min=1)] = None,
     reply_timeout: Annotated[float, typer.Option(help="Seconds a round waits for a site.")] = 300.0,
     patience: Annotated[float, typer.Option(help="Seconds without progress before giving up.")] = 600.0,
@@ -95,11 +96,26 @@ def submit(
         **suited(meaning, metric, model, loss),
     )  # fmt: skip
     settings = job(
-        fit, meaning, sites_of(named, site), run=run, validation=validation, min_sites=min_sites, reply_timeout=reply_timeout
+        fit, meaning, sites_of(named, site), run=run, validation=validation, min_sites=min_sites,
+        reply_timeout=reply_timeout, secure=switched(secure_aggregation),
     )  # fmt: skip
     with ended_by_signals():
         result = carry_out(named, settings, fit, meaning, folder, test, patience, quiet or as_json, mapping)
     tell_result(result, folder, as_json, quiet)
+
+
+def switched(secure_aggregation: str) -> bool:
+    if secure_aggregation not in ("on", "off"):
+        raise ValueError(f"--secure-aggregation must be on or off, not {secure_aggregation!r}.")
+    return secure_aggregation == "on"
+
+
+def how_seen(settings: JobSettings) -> str:
+    """What the coordinator sees of the sites' replies, in words."""
+    if settings.secured:
+        return f"secure sums: what is seen are sums over {settings.needed} sites or more, and no single reply"
+    few = "of fewer than three sites there are no secure sums: " if len(settings.sites) < 3 else "no secure sums: "
+    return f"{few}the coordinator sees every site's replies"
 
 
 def sites_of(kits: Kits, given: list[str] | None) -> list[str]:
@@ -148,6 +164,7 @@ def supervision(kits: Kits, settings: JobSettings, patience: float, quiet: bool)
 
             try:
                 watch.say(f"run {settings.run} with {', '.join(settings.sites)}")
+                watch.say(how_seen(settings))
                 return Supervisor(kits, settings, kits.admin / "transfer", watch.say, patience, stop=look).run()
             except KeyboardInterrupt:
                 watch.say("stopping the run...")
@@ -195,6 +212,7 @@ def demo(
     local_steps: options.LocalSteps = 5,
     rows: Annotated[int | None, typer.Option(help="Take so many of Adult's rows; all if not given.", min=300)] = None,
     seed: options.Seed = 0,
+    secure_aggregation: options.SecureAggregation = "on",
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the federation: kits, tables and logs, in OUT-federation.")
     ] = False,
@@ -220,7 +238,7 @@ def demo(
         raise ValueError(f"{home} is there already: move it away, or name another --out.")
     try:
         with ended_by_signals():
-            result = _run(home, fit, rows, out, talks)
+            result = _run(home, fit, rows, out, talks, switched(secure_aggregation))
     finally:
         if not keep:
             shutil.rmtree(home, ignore_errors=True)
@@ -229,7 +247,7 @@ def demo(
         print(f"Kits, tables and logs are in {home}")
 
 
-def _run(home: Path, fit: FitOptions, rows: int | None, out: Path, talks: bool) -> FederateResult:
+def _run(home: Path, fit: FitOptions, rows: int | None, out: Path, talks: bool, secure: bool) -> FederateResult:
     import jax
 
     from fedbilevel.federation.operator import processes
@@ -243,9 +261,9 @@ def _run(home: Path, fit: FitOptions, rows: int | None, out: Path, talks: bool) 
         if talks:
             print(f"{time.monotonic() - began:5.1f} s  {text}", file=sys.stderr, flush=True)
 
-    made = prepare(home, rows, fit.seed)
+    made = prepare(home, rows, fit.seed, secure)
     sites = list(made.kits.sites)
-    settings = job(fit, made.schema, sites, reply_timeout=60.0)
+    settings = job(fit, made.schema, sites, reply_timeout=60.0, secure=secure)
     say(f"certificates and kits for a server, a coordinator and the sites {', '.join(sites)}")
     environment = {
         "JAX_PLATFORMS": "cpu",

@@ -80,7 +80,8 @@ class Checkpoint:
         if every is None and jax.process_count() > 1:
             every = max(1, rounds // 10)  # hosts have different clocks
         self.file, self.every, self.layout, self.rounds = file, every, simulation.loop.layout, rounds
-        asked = repr(replace(simulation.options, devices=None))
+        # Files from before there was the option are of runs without it.
+        asked = repr(replace(simulation.options, devices=None)).replace(", secure=False", "")
         options = {"seed": seed, "options": asked, "x64": jax.config.read("jax_enable_x64")}
         data = simulation.data
         everything = (data.train, data.val, data.train_sizes, data.val_sizes, simulation.weights)

@@ -28,7 +28,8 @@ class Layout:
     """``clients`` are real ones; ``places`` counts the ghosts that fill up the last device.  ``padded``: the parts whose
     sample axis holds padding that no mask marks.  ``groups``: the ``(positions, train rows, val rows)`` of clients that run
     together when such a part is read whole.  ``cohort``: how many clients a round samples; None for all.
-    ``proportional``: they are drawn in proportion to their weights.  ``zeros``: some weights are 0.
+    ``proportional``: they are drawn in proportion to their weights.  ``zeros``: some weights are 0.  ``secure``: averages are
+    those of secure sums.
     """
 
     clients: int
@@ -41,6 +42,7 @@ class Layout:
     dropout: bool = False
     groups: tuple[tuple[tuple[int, ...], int, int], ...] | None = None
     mesh: Any = None
+    secure: bool = False
 
     @property
     def gathers_cohort(self) -> bool:

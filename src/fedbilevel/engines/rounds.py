@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.calculus import Tree, bytes_of, select, squared_norm, subtract
+from fedbilevel.engines.fixed import fixed_mean
 from fedbilevel.engines.fleet import AXIS, Fleet, Layout, map_clients
 from fedbilevel.plan import (
     SERVER,
@@ -212,7 +213,10 @@ def run_phase(
     weights = cohort.weights / jnp.where(mass > 0, mass, 1)
     if layout.masks:
         replies = that_count(replies, weights)
-    if phase.aggregate is None:
+    if layout.secure:
+        heaviest = largest(fleet.weights, layout)
+        mean = fixed_mean(gathered(replies, layout), gathered(cohort.weights, layout), heaviest)
+    elif phase.aggregate is None:
         mean = jax.tree.map(lambda leaf: total(leaf, layout), weighted_mean(replies, weights))
     else:
         mean = phase.aggregate(gathered(replies, layout), gathered(weights, layout))

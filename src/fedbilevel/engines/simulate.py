@@ -47,6 +47,7 @@ def simulate(
     checkpoint_every: int | None = None,
     client_chunk: int | None = CHUNK,
     devices: Sequence[Any] | None = None,
+    secure: bool = False,
 ) -> Result:
     """Run ``rounds`` rounds of ``algorithm`` over all clients.
 
@@ -67,13 +68,18 @@ def simulate(
     With several JAX devices (or, after ``jax.distributed.initialize``, hosts) the clients are spread over them; on several
     hosts each process passes the clients it holds.
 
+    ``secure``: averages are rounded as secure sums over real sites round them (`fedbilevel.engines.fixed`), so that a run over
+    sites gives the same numbers.  Nothing is hidden from anybody: it is a simulation.
+
     >>> import fedbilevel as fb, jax.numpy as jnp, numpy as np
     >>> algo = fb.fedavg(lambda model, batch: jnp.mean((model - batch) ** 2), init=np.zeros(()), step=0.25, local_steps=1)
     >>> result = fb.simulate(algo, fb.ClientData(train=np.array([[1.0], [3.0]])), rounds=50)
     >>> print(f"{result.outer:.3f}")
     2.000
     """
-    options = Options(weights, participation, sampling, dropout, record_every, diagnostics, client_chunk, devices)
+    options = Options(
+        weights, participation, sampling, dropout, record_every, diagnostics, client_chunk, devices, secure
+    )
     simulation = Simulation(algorithm, data, options)
     with listener(progress, algorithm.name) as told:
         return execute(simulation, algorithm.settings, rounds, seed, told, checkpoint, checkpoint_every)

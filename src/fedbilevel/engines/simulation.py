@@ -21,6 +21,7 @@ import pandas as pd
 
 from fedbilevel.calculus import Solves, Tree, all_finite
 from fedbilevel.engines.diagnose import STEPS, level_for, measure
+from fedbilevel.engines.fixed import check_summed
 from fedbilevel.engines.fleet import CHUNK, Fleet, Layout, host_fleet, size_groups
 from fedbilevel.engines.hosts import client_mesh, of_all_hosts, place_fleet, place_state, seen_from_here, specs_like
 from fedbilevel.engines.result import Result
@@ -54,6 +55,7 @@ class Options:
     diagnostics: str = "auto"
     client_chunk: int | None = CHUNK
     devices: Sequence[Any] | None = None
+    secure: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,10 @@ class Simulation:
         whole_number("client_chunk", options.client_chunk, optional=True)
         if options.sampling not in ("proportional", "uniform"):
             raise ValueError(f"sampling must be 'proportional' or 'uniform', not {options.sampling!r}.")
+        if not isinstance(options.secure, bool):
+            raise TypeError(f"secure must be True or False, not {options.secure!r}.")
+        if options.secure:
+            check_summed(algorithm, data.clients)
         data.check_finite()
         algorithm.check(data)
         self.algorithm, self.data, self.options = algorithm, data, options
@@ -177,6 +183,7 @@ class Simulation:
             zeros=bool((everybody == 0).any()),
             dropout=chance(options.dropout) > 0,
             mesh=mesh,
+            secure=options.secure,
         )
         self._lay_out(layout)
 

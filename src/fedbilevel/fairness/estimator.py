@@ -81,6 +81,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             names=self.groups_,
             row_weights=sample_weight is not None,
             minimum=1,  # nothing leaves this machine
+            secure=self.secure,
             **self._decisions(),
         )
         kept, aside = zip(*program.set_aside(codes, labels, parts), strict=True)
@@ -314,6 +315,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
             chosen on a fifth of every client's rows (up to half where positives are few), which the model is not trained on.
             More than two classes take "auto" alone: probabilities are weighed by the mean of their class.
         client_weights: clients count "uniform" or by "samples", their rows (FedMinMax, FedFB and FairFed: always by rows).
+        secure: averages are rounded as secure sums over real sites round them, to see what that does (not "fcfl", "fairfed").
         history_rows: about how many rounds of every stage ``history_`` shows; 0 records nothing.
         random_state: seed or generator; None for a new one each time.
 
@@ -355,6 +357,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         class_weight: str | dict[Any, float] | None = None,
         threshold: float | str | None = None,
         client_weights: str = "uniform",
+        secure: bool = False,
         history_rows: int = 20,
         random_state: Any = None,
     ) -> None:
@@ -375,6 +378,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         self.class_weight = class_weight
         self.threshold = threshold
         self.client_weights = client_weights
+        self.secure = secure
         self.history_rows = history_rows
         self.random_state = random_state
 
@@ -446,7 +450,7 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         loss: "squared", or "huber": errors beyond one standard deviation of ``y`` count by their size, not their square.
         model: "linear" or "mlp", one hidden layer of ``hidden`` units.
         formulation, strength, hidden, ridge, steps, weight_steps, local_steps, batch_size, step, validation, client_weights,
-        history_rows, random_state: as in `FairFederatedClassifier`.
+        secure, history_rows, random_state: as in `FairFederatedClassifier`.
 
     Attributes:
         n_features_in_, feature_names_in_ (tables with named columns), groups_, clients_: what was seen in fit.
@@ -485,6 +489,7 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         step: float = 0.1,
         validation: float | None = None,
         client_weights: str = "uniform",
+        secure: bool = False,
         history_rows: int = 20,
         random_state: Any = None,
     ) -> None:
@@ -503,6 +508,7 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         self.step = step
         self.validation = validation
         self.client_weights = client_weights
+        self.secure = secure
         self.history_rows = history_rows
         self.random_state = random_state
 

@@ -41,6 +41,8 @@ from fedbilevel.tables.schema import Schema
 
 COUNTED = {"fedminmax": "rows", "fedfb": "positive rows"}
 """Methods whose server must know how many rows every group has, and which rows (of a number: all)."""
+SINGLE = ("fcfl", "fairfed")
+"""Methods whose server needs every client's reply by itself, which secure sums hide."""
 VALIDATION_SHARE = 0.2
 JOB = ("schema", "arrays", "recipe", "formulation", "model", "validation", "class_weight", "threshold", "minimum_cell")
 
@@ -65,8 +67,11 @@ class FairProgram:
     what sentences call the groups.  ``row_weights``: rows have weights of their own.  ``class_weight``: "balanced" (rows /
     (classes * rows of the class), over all clients), or one number a class, scaled to mean one over the rows; they multiply
     the rows' weights in all losses.
-    ``threshold``: of decisions.  ``minimum``: smaller counts leave no client; a site may ask for more.
+    ``threshold``: of decisions.  ``minimum``: smaller counts leave no client; a site may ask for more.  ``secure``: averages of
+    a simulation are rounded as secure sums are.
     """
+
+    summed = ("statistics", "groups", "labels")  # what surveys need the sums of alone
 
     recipe: Recipe
     model: Model
@@ -79,6 +84,7 @@ class FairProgram:
     class_weight: str | Sequence[float] | None = None
     threshold: Threshold = field(default_factory=Threshold)
     minimum: int = MINIMUM
+    secure: bool = False
     _tables: dict[int, Parsed] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -96,6 +102,10 @@ class FairProgram:
             )
         self._check_class_weight()
         method = self.recipe.method
+        if not isinstance(self.secure, bool):
+            raise TypeError(f"secure must be True or False, not {self.secure!r}.")
+        if self.secure:
+            check_secure(method)
         if method not in COMPARES_GROUPS:
             return
         if self.groups < 2:
@@ -547,6 +557,15 @@ class FairProgram:
         parts = [{name: leaf[index] for name, leaf in whole.items()} for index in taken]
         rows = Rows(parts[0], parts[1], parts[2], parts[3])
         return self._compared_as_told(rows, self._visible(rows, self._minimum(source)))
+
+
+def check_secure(method: str) -> None:
+    """Refuse a method that secure sums cannot serve."""
+    if method in SINGLE:
+        raise ValueError(
+            f"{method} needs every client's reply by itself, which secure sums hide: use fedbioacc, fedbio, fedavg, fedreg, "
+            "fedminmax or fedfb, or leave secure sums out."
+        )
 
 
 def fair_program(arguments: dict[str, Any]) -> FairProgram:

@@ -282,7 +282,7 @@ class Trainer:
         if number in self._laid_out:
             return self._laid_out[number].on(data)
         every = None if self.record_every is None else min(self.record_every, stage.rounds)
-        options = Options(stage.weights, record_every=every, diagnostics="cheap")
+        options = Options(stage.weights, record_every=every, diagnostics="cheap", secure=self.program.secure)
         made = Simulation(stage.algorithm, data, options)
         if self.narrow is not None:
             width = self.narrow.model.features

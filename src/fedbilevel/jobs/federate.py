@@ -17,11 +17,11 @@ from fedbilevel.fairness import findings
 from fedbilevel.fairness.disclosure import Visible
 from fedbilevel.fairness.methods import BILEVEL
 from fedbilevel.fairness.moments import Scale
-from fedbilevel.fairness.program import fair_program
+from fedbilevel.fairness.program import check_secure, fair_program
 from fedbilevel.fairness.saving import FittedModel
 from fedbilevel.federation.protocol.program import answer_trees
 from fedbilevel.federation.protocol.record import Progress, read_answers
-from fedbilevel.federation.protocol.settings import JobSettings
+from fedbilevel.federation.protocol.settings import LEAST, JobSettings
 from fedbilevel.jobs.fit import HISTORY_ROWS, SCHEMA_FILE, FitOptions, save, warnings
 from fedbilevel.jobs.measuring import REPORTED, Measured, cells_of, found_at_sites, measured, of_rows, received
 from fedbilevel.jobs.sites import Part, encoded
@@ -53,8 +53,12 @@ def job(
     validation: float | None = None,
     min_sites: int | None = None,
     reply_timeout: float = 300.0,
+    secure: bool = True,
 ) -> JobSettings:
     """What is submitted; see `JobSettings`.  ``run``: its name, made from the options if None."""
+    secured = secure and len(sites) >= LEAST
+    if secured:
+        check_secure(fit.method)
     recipe: dict[str, Any] = {
         "method": fit.method, "local_steps": fit.local_steps, "batch_size": fit.batch_size, "step": fit.step,
         "client_weights": fit.client_weights,
@@ -75,12 +79,12 @@ def job(
     settled = fair_program(arguments).recipe
     rounds = max(settled.rounds, settled.weight_rounds if fit.method in BILEVEL else 0)
     if run is None:
-        identity = json.dumps([arguments, list(sites), fit.seed, False], sort_keys=True)
+        identity = json.dumps([arguments, list(sites), fit.seed, False, *["secure"] * secured], sort_keys=True)
         name = re.sub(r"[^A-Za-z0-9]+", "-", schema.target).strip("-").lower()[:40] or "run"
         run = f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
     return JobSettings(
         run, "fair", tuple(sites), arguments, fit.seed, min_sites=min_sites, reply_timeout=reply_timeout,
-        record_every=max(1, rounds // HISTORY_ROWS),
+        record_every=max(1, rounds // HISTORY_ROWS), secure=secured,
     )  # fmt: skip
 
 
@@ -177,6 +181,7 @@ def run(
         "convention": "between_groups",
         **{name: value for name, value in fit.configuration().items() if name not in ("test_share", "compare_with")},
         **({} if validation is None else {"validation": validation}),
+        **({"secure_aggregation": True} if settings.secured else {}),
         **({} if test is None else {"test": str(test.path)}),
         "run": settings.run,  # last: where it follows from the options, the option that differs is to be named first
     }

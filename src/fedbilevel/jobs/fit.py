@@ -82,6 +82,7 @@ class FitOptions:
     compare_with: str | None = "fedavg"
     task: str = "classification"
     loss: str = "squared"
+    secure: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.test_share < 1:
@@ -139,7 +140,7 @@ class FitOptions:
         model = Model(self.model, features, 1 if number else classes, self.hidden, self.loss if number else "log")
         return FairProgram(
             self.recipe(groups), model, groups, curvature=curvature, names=names, class_weight=self.class_weight,
-            threshold=Threshold.parse(self.threshold), minimum=self.minimum_cell,
+            threshold=Threshold.parse(self.threshold), minimum=self.minimum_cell, secure=self.secure,
         )  # fmt: skip
 
     def program_of(self, schema: Schema, curvature: float) -> FairProgram:
@@ -151,6 +152,7 @@ class FitOptions:
         """What was asked for; the hidden units only of a model that has some, a loss only of a number."""
         unused = set() if self.model == "mlp" else {"hidden"}
         unused |= set() if self.task == "regression" else {"task", "loss"}
+        unused |= set() if self.secure else {"secure"}
         return {name: value for name, value in asdict(self).items() if value is not None and name not in unused}
 
 

@@ -12,6 +12,7 @@ from nvflare.apis.signal import Signal
 
 from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.nvflare.job import STATE, check_job, read_job
+from fedbilevel.federation.protocol.identity import KitIdentity
 from fedbilevel.federation.protocol.payload import BadReply, packed, unpacked
 from fedbilevel.federation.protocol.site import Site
 
@@ -31,7 +32,9 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         try:
             check_job(Path(fl_ctx.get_workspace().get_app_dir(fl_ctx.get_job_id())))
             settings, policy, folder = read_job(self.settings, fl_ctx.get_workspace(), STATE)
-            self.site = Site(fl_ctx.get_identity_name(), settings, policy, folder, self.logger.info)
+            startup = Path(fl_ctx.get_workspace().get_root_dir()) / "startup"
+            identity = KitIdentity(startup, folder) if settings.secured else None
+            self.site = Site(fl_ctx.get_identity_name(), settings, policy, folder, self.logger.info, identity)
         except Refused as error:
             self.refusal = error.reason
             self.log_error(fl_ctx, str(error))

@@ -33,8 +33,11 @@ class Demo:
     test: Path
 
 
-def prepare(folder: Path, rows: int | None = None, seed: int = 0) -> Demo:
-    """Write everything under ``folder``; ``rows`` takes that many of Adult's training rows, all if None."""
+def prepare(folder: Path, rows: int | None = None, seed: int = 0, secure: bool = True) -> Demo:
+    """Write everything under ``folder``; ``rows`` takes that many of Adult's training rows, all if None.
+
+    ``secure``: the sites take part in secure sums only.
+    """
     tables, test = write_tables(folder / "tables", rows, seed)
     # In a real federation one site drafts the schema and the others check it; the file is all that travels.
     schema = infer([open_table(next(iter(tables.values())))], target=ADULT_TARGET, sensitive=SENSITIVE)
@@ -42,7 +45,7 @@ def prepare(folder: Path, rows: int | None = None, seed: int = 0) -> Demo:
     port, admin_port = free_ports(2)
     kits = establish(folder / "federation", Roster(tuple(SHARES), port=port, admin_port=admin_port)).kits
     for site, table in tables.items():
-        storage.write(kits.sites[site] / "local" / FILE, policy_text(table, schema))
+        storage.write(kits.sites[site] / "local" / FILE, policy_text(table, schema, secure))
     return Demo(kits, schema, test)
 
 
@@ -59,11 +62,12 @@ def write_tables(folder: Path, rows: int | None, seed: int) -> tuple[dict[str, P
     return tables, _csv(frame.iloc[TRAIN_ROWS:], folder / "test.csv")
 
 
-def policy_text(table: Path, schema: Schema) -> str:
+def policy_text(table: Path, schema: Schema, secure: bool = True) -> str:
     """The file of a site that lets runs by ``schema`` read ``table`` and tell everything, without asking anybody."""
     data = {"table": table, "columns": schema.needed()}
     # Adult is public: no group of it is too small to be spoken of.
     bounds = {"tell": TELL, "minimum_rows": MINIMUM_ROWS, "minimum_batch": MINIMUM_BATCH, "minimum_cell": 1}
+    bounds["secure_sums"] = "from-three" if secure else "optional"
     policy = storage.toml_text({"data": data, "policy": bounds, "approve": {"auto": True, "schemas": [schema.digest]}})
     return f"# What this site allows; see docs/federation.md.\n{policy}"
 

@@ -23,7 +23,7 @@ from fedbilevel.federation.protocol.policy import Policy
 from fedbilevel.federation.protocol.privacy import read_account
 from fedbilevel.federation.protocol.program import make_program
 from fedbilevel.federation.protocol.record import Record
-from fedbilevel.federation.protocol.settings import JobSettings, RunFailed, TooFewSites
+from fedbilevel.federation.protocol.settings import LEAST, JobSettings, RunFailed, TooFewSites
 from fedbilevel.federation.protocol.site import Site
 from fedbilevel.tables.schema import MISSING
 
@@ -42,7 +42,8 @@ def rehearse(name: str, settings: JobSettings, policy: Policy) -> tuple[list[Lef
 
     ValueError with the site's own reason where it would not take part.
     """
-    alone = replace(settings, sites=(name,), min_sites=None, record_every=1, arguments=_short(settings))
+    alone = replace(settings, sites=(name,), min_sites=None, record_every=1, arguments=_short(settings), secure=False)
+    policy = replace(policy, secure_sums="optional")  # one site has nobody to be summed with
     said: list[str] = []
     with tempfile.TemporaryDirectory(prefix="fedbilevel-") as folder:
         approve(alone, Path(folder) / "site", "rehearsal")  # whoever rehearses is the person to ask
@@ -130,8 +131,18 @@ def in_words(settings: JobSettings, policy: Policy, folder: Path, left: list[Lef
     privacy = policy.privacy
     if not phases:
         yield "Nothing else leaves."
-    elif privacy is None or privacy.noise == 0:
-        yield "Replies leave without noise: the coordinator may be able to conclude something about single rows."
+        return
+    if settings.secured:
+        yield (
+            f"Replies of training, statistics and measures leave masked: the coordinator sees sums over {settings.needed} "
+            "sites or more, and no single reply."
+        )
+    else:
+        why = "fewer than three sites have no secure sums" if len(settings.sites) < LEAST else "it has no secure sums"
+        yield f"The coordinator sees every reply of this site: {why}."
+    if privacy is None or privacy.noise == 0:
+        whom = "sums" if settings.secured else "replies"
+        yield f"There is no noise: whoever sees the {whom} may be able to conclude something about single rows."
     elif replies is not None:
         measured = policy.may_tell("objective") and settings.record_every is not None
         replies += -(-replies // settings.record_every) if measured and settings.record_every else 0

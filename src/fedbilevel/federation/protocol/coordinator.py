@@ -14,12 +14,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from fedbilevel.calculus import Tree
+from fedbilevel.engines.fixed import check_summed, scale_of
 from fedbilevel.engines.stages import REASONS, Expected
 from fedbilevel.federation.protocol.compiled import Compiled, items_of
 from fedbilevel.federation.protocol.payload import Arrays, BadReply, share_of, size_of, stacked, to_arrays, to_tree
 from fedbilevel.federation.protocol.program import Program, Stage, answer_trees
 from fedbilevel.federation.protocol.record import Progress, Record
 from fedbilevel.federation.protocol.settings import JobSettings, RunFailed, TooFewSites
+from fedbilevel.federation.protocol.sums import Sums
 from fedbilevel.federation.protocol.vault import NOTES, Label
 from fedbilevel.plan import Plan, Repeat, ServerStep
 
@@ -89,15 +91,24 @@ class Attendance:
 
     def ask_all(self, task: str, request: dict[str, Any]) -> dict[str, Reply]:
         """Ask every site of the job the same; the answers that are no refusals, in the order of the sites."""
+        return self.ask_each(task, dict.fromkeys(self.here(), request))
+
+    def here(self) -> list[str]:
         there = self.channel.sites()
-        here = [site for site in self.settings.sites if site in there]
-        replies = self.ask(task, dict.fromkeys(here, request), self.settings.start_timeout)
+        return [site for site in self.settings.sites if site in there]
+
+    def ask_each(
+        self, task: str, requests: dict[str, dict[str, Any]], seconds: float | None = None
+    ) -> dict[str, Reply]:
+        """Ask every site its own; the answers that are no refusals."""
+        seconds = self.settings.start_timeout if seconds is None else seconds
+        replies = self.ask(task, requests, seconds)
         answered: dict[str, Reply] = {}
-        for site in here:
+        for site in requests:
             reply = replies.get(site)
             if reply is None:
                 if self._missed(site):
-                    self.record.say(f"{site} did not answer ({task}) within {self.settings.start_timeout:g} s")
+                    self.record.say(f"{site} did not answer ({task}) within {seconds:g} s")
                 continue
             try:
                 reply.check()
@@ -116,8 +127,13 @@ class Attendance:
 
         Reports may be empty.
         """
+        return self.numbers_in(task, self.ask_all(task, request), what, expected, least)
+
+    def numbers_in(
+        self, task: str, replies: Mapping[str, Reply], what: str, expected: dict[str, Expected], least: int
+    ) -> dict[str, dict[str, np.ndarray]]:
         numbers = {}
-        for site, reply in self.ask_all(task, request).items():
+        for site, reply in replies.items():
             told = reply.content.get("numbers")
             try:
                 numbers[site] = share_of(told, {} if task == "finish" and told == {} else expected, what)
@@ -213,6 +229,11 @@ class Coordinator:
             + (f"; absent: {', '.join(absent)}" if absent else "")
         )
         self.attendance.enough([site for site in self.settings.sites if site in here], "are in this job")
+        self.sums: Sums | None = None
+        if self.settings.secured:
+            self.record.say(f"secure sums of {self.settings.needed} sites or more: no single reply is seen")
+            self.sums = Sums(self.settings, self.attendance, self.progress.attempt)
+            self.sums.meet()
         self._surveys(self.program.surveys)
         while (stage := self._stage()) is not None:
             self._train(stage)
@@ -226,7 +247,10 @@ class Coordinator:
             number = self.progress.surveys
             request = {"survey": number, "agreed": self.progress.agreed, "answers": self.progress.answers}
             expected = self.program.expected(number)
-            told = self.attendance.ask_numbers("survey", request, "the survey", expected, self.least)
+            if self.sums is None:
+                told = self.attendance.ask_numbers("survey", request, "the survey", expected, self.least)
+            else:
+                told = self.sums.survey(request, expected, getattr(self.program, "summed", ()), self.least)
             self.attendance.enough([*told], f"answered survey {number + 1}")
             self.progress.agreed |= self.program.agree(number, [*told.values()], self.progress.agreed)
             self.progress.surveys += 1
@@ -244,6 +268,8 @@ class Coordinator:
     def _train(self, stage: Stage) -> None:
         progress = self.progress
         self.stage = stage
+        if self.sums is not None:
+            check_summed(stage.algorithm, len(self.settings.sites))
         self.compiled = Compiled(stage.algorithm, self.settings.seed, stage.example)
         self._prepare()
         if progress.began:
@@ -293,7 +319,7 @@ class Coordinator:
         progress = self.progress
         self.cohort: set[str] | None = None
         there = {*self.channel.sites()} - self.declined
-        self.spared = self.attendance.rested() & there
+        self.spared = self.attendance.rested() & there if self.sums is None else set()  # a sum is asked for once
         self.asked = there - self.spared
         self.floor = dict(progress.since)
         rows: list[dict[str, Any]] = []
@@ -334,19 +360,23 @@ class Coordinator:
         progress, settings = self.progress, self.settings
         label = Label(progress.stage, progress.round, ordinal, progress.attempt)
         arrays = to_arrays(self.compiled.send(self.server, item=item))
-        like = self.compiled.reply_like(item)
+        like = wanted = self.compiled.reply_like(item)
+        more_down, more_up = 0, 0
         answers: dict[str, Tree] = {}
         while True:
             requests = self._requests(label, item, arrays)
+            if self.sums is not None:
+                requests = self.sums.enclosed(requests, f"work/{label.stage}/{label.round}/{label.ordinal}")
+                wanted, (more_down, more_up) = self.sums.masked_like(like), self.sums.overhead
             replies = self.attendance.ask("work", requests, settings.reply_timeout)
             for site, request in requests.items():
                 reply = replies.get(site)
-                outcome = self.attendance.accept(site, reply, like, answers)
+                outcome = self.attendance.accept(site, reply, wanted, answers)
                 if site in answers and site not in self.ready and not self._admit(site, replies[site]):
                     del answers[site]
                     outcome = "refused: its number of rows"
-                down = size_of(arrays) + size_of(request["parcel"] or [])
-                up = size_of(to_arrays(answers[site])) if site in answers else 0
+                down = size_of(arrays) + size_of(request["parcel"] or []) + more_down
+                up = size_of(to_arrays(answers[site])) + more_up if site in answers else 0
                 progress.bytes_down, progress.bytes_up = progress.bytes_down + down, progress.bytes_up + up
                 rows.append(
                     {
@@ -365,8 +395,13 @@ class Coordinator:
         if self.cohort is not None and lost:
             self.record.say(f"round {label.round + 1} goes on without {', '.join(sorted(lost))}")
         self.cohort = set(answers)
-        weights = np.array([self._weight(site) if site in answers else 0.0 for site in settings.sites])
-        replied = stacked([answers.get(site) for site in settings.sites], like)
+        if self.sums is None:
+            weights = np.array([self._weight(site) if site in answers else 0.0 for site in settings.sites])
+            replied = stacked([answers.get(site) for site in settings.sites], like)
+        else:
+            shares = {site: self._weight(site) / self._scale() for site in settings.sites if site in answers}
+            weights = np.ones(1)
+            replied = stacked([self.sums.mean({site: answers[site][0] for site in answers}, shares, like)], like)
         self.server, parcels, finite = self.compiled.absorb(
             self.server, replied, weights, label.round, ordinal, item=item
         )
@@ -374,9 +409,10 @@ class Coordinator:
             largest = {site: max((float(np.abs(array).max()) for array in to_arrays(tree) if array.size), default=0.0)
                        for site, tree in answers.items()}  # fmt: skip
             most = max(largest, key=lambda site: largest[site])
+            whose = f" The largest number came from {most}: {largest[most]:.3g}." if self.sums is None else ""
             raise RunFailed(
                 f"The run diverged in round {label.round + 1} of {self.stage.name}: the coordinator's update gave a NaN or an "
-                f"infinity. Try smaller steps. The largest number came from {most}: {largest[most]:.3g}."
+                f"infinity. Try smaller steps.{whose}"
             )
         for site in answers:
             progress.since[site] = list(label)
@@ -397,6 +433,7 @@ class Coordinator:
                 "since": progress.since.get(site),
                 "floor": self.floor.get(site),
                 "arrays": arrays,
+                "scale": self._scale(),
                 "parcel": progress.packed.get(site),
                 "parcel_item": progress.parcels.get(site),
                 **({} if site in self.ready else {"prepare": self.preparing}),
@@ -415,16 +452,20 @@ class Coordinator:
         progress = self.progress
         label = Label(progress.stage, progress.round, 0, progress.attempt)
         requests = self._requests(label, 0, to_arrays(self.server))
-        values: dict[str, float] = {}
-        for site, reply in self.attendance.ask("measure", requests, self.settings.reply_timeout).items():
-            value = reply.content.get("objective")
-            if isinstance(value, float) and np.isfinite(value):
-                values[site] = value
-        weights = np.array([self._weight(site) for site in values])
-        mean = float(np.average([*values.values()], weights=weights)) if values else float("nan")
+        if self.sums is not None:
+            mean, count = self.sums.measure(requests, f"measure/{label.stage}/{label.round}")
+        else:
+            values: dict[str, float] = {}
+            for site, reply in self.attendance.ask("measure", requests, self.settings.reply_timeout).items():
+                value = reply.content.get("objective")
+                if isinstance(value, float) and np.isfinite(value):
+                    values[site] = value
+            weights = np.array([self._weight(site) for site in values])
+            mean = float(np.average([*values.values()], weights=weights)) if values else float("nan")
+            count = len(values)
         row = {
             "stage": progress.stage, "round": progress.round, "step": progress.round * self.stage.algorithm.local_steps,
-            "objective": repr(mean), "sites": len(values), "bytes_down": progress.bytes_down, "bytes_up": progress.bytes_up,
+            "objective": repr(mean), "sites": count, "bytes_down": progress.bytes_down, "bytes_up": progress.bytes_up,
             "seconds": f"{time.perf_counter() - self.began:.3f}",
         }  # fmt: skip
         self.record.note("history", [row])
@@ -458,6 +499,9 @@ class Coordinator:
 
     def _weight(self, site: str) -> float:
         return float(self.rows[site]) if self.stage.weights == "samples" else 1.0
+
+    def _scale(self) -> float:
+        return scale_of([self._weight(site) for site in self.ready])
 
 
 def check_rows(told: np.ndarray, least: int) -> None:

@@ -1,8 +1,9 @@
 """The one way out of a site: replies, statistics, measures, reports, refusals.
 
 Whatever leaves has passed `Door`: it was paid for, clipped and blurred where the site wants noise; it is finite, of bounded
-size and of enough rows; and a refusal is one of `REASONS`, never a sentence that quotes a job or a cell.  The details are in
-the site's own log, and everything that left is a line in ``left.csv``.
+size and of enough rows; in a run with secure sums it is then weighted, rounded and masked; and a refusal is one of `REASONS`,
+never a sentence that quotes a job or a cell.  The details are in the site's own log, and everything that left is a line in
+``left.csv``.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from fedbilevel.engines.fixed import OutOfRange
 from fedbilevel.engines.stages import Numbers, Refused
 from fedbilevel.federation.protocol.payload import Arrays, BadReply, named_arrays, size_of
 from fedbilevel.federation.protocol.policy import Policy
 from fedbilevel.federation.protocol.privacy import Guard, fingerprint
+from fedbilevel.federation.protocol.secure import Insecure
 from fedbilevel.federation.protocol.vault import Label
 
 LEFT = "left.csv"
@@ -54,8 +57,9 @@ class Door:
         except Refused as error:
             told = {"refused": error.reason}
             self.say(f"refused {task}: {error}")
-        except BadReply as error:
-            told = {"refused": "request"}
+        except (BadReply, Insecure, OutOfRange) as error:
+            reason = {Insecure: "sums", OutOfRange: "range"}.get(type(error), "request")
+            told = {"refused": reason}
             self.say(f"refused {task}: {error}")
         except Exception as error:
             # What went wrong may depend on the rows, down to the kind of error.
@@ -65,18 +69,28 @@ class Door:
         return told
 
     def reply(
-        self, task: str, compute: Callable[[], Arrays], like: Sequence[Any], message: Sequence[np.ndarray], label: Label
+        self,
+        task: str,
+        compute: Callable[[], Arrays],
+        like: Sequence[Any],
+        message: Sequence[np.ndarray],
+        label: Label,
+        seal: Callable[[Arrays], Arrays] | None = None,
     ) -> Arrays:
-        """The arrays that ``compute`` returns, of the shapes and types ``like``, in answer to ``message``."""
+        """The arrays that ``compute`` returns, of the shapes and types ``like``, in answer to ``message``.
+
+        ``seal`` masks them, last of all.
+        """
         if self.left[task] >= OFTEN * self.planned + SPARE:
             raise Refused("often", f"{self.left[task]} replies have left; the rounds need {self.planned}.")
         self.check_size([np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) for leaf in like])
         if self.guard is not None:
-            return self.guard.protect(compute, like, message, fingerprint(task, label, message))
-        arrays = compute()
-        if not all(np.isfinite(array).all() for array in arrays):
-            raise Refused("finite")
-        return arrays
+            arrays = self.guard.protect(compute, like, message, fingerprint(task, label, message))
+        else:
+            arrays = compute()
+            if not all(np.isfinite(array).all() for array in arrays):
+                raise Refused("finite")
+        return arrays if seal is None else seal(arrays)
 
     def numbers(self, told: Numbers, section: str | None = None) -> Numbers:
         """Numbers about rows, where the policy tells them (``section``, or what stands before the "/" of their names)."""

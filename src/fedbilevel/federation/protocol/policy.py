@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedbilevel.tables.reading import Table
 
 FILE = "fedbilevel.toml"
+SECURE_SUMS = ("from-three", "always", "optional")
 TOLD_BY_DEFAULT = ("rows", "seconds", "objective", "smoothness", "statistics")
 
 
@@ -69,15 +70,21 @@ class Source:
 
 @dataclass(frozen=True)
 class Privacy:
-    """Clipping to norm ``clip`` and Gaussian noise of ``noise`` times ``clip`` on every reply; stop at (epsilon, delta)."""
+    """Clipping to norm ``clip`` and Gaussian noise of ``noise`` times ``clip`` on every reply; stop at (epsilon, delta).
+
+    ``shared``: in a secure sum, where nobody sees the reply, its share of that noise: the sum has all of it.
+    """
 
     clip: float
     noise: float = 0.0
     epsilon: float | None = None
     delta: float = 1e-5
+    shared: bool = False
 
     def __post_init__(self) -> None:
         positive("privacy.clip", self.clip)
+        if not isinstance(self.shared, bool):
+            raise ValueError(f"privacy.shared must be true or false, not {self.shared!r}.")
         if isinstance(self.noise, bool) or not isinstance(self.noise, int | float) or not 0 <= self.noise < 1e6:
             raise ValueError(f"privacy.noise must be a number of at least 0, not {self.noise!r}.")
         if self.epsilon is not None:
@@ -122,6 +129,10 @@ class Policy:
     ``minimum_batch``: no step reads fewer; ``minimum_cell``: nothing is told of a group, class or column with fewer.
     ``largest_scale``: how many times larger or smaller than the site's own a common spread may be, and how many of the
     site's own spreads away a common mean.  ``largest_megabytes``: of one message.
+
+    ``secure_sums``: "from-three" takes part in runs of three sites and more only where nothing but sums over sites is seen;
+    "always" in no others at all; "optional" leaves that to whoever submits.  ``minimum_sites``: that a sum is of.
+    ``partners``: the other sites that it may be of, since whoever makes kits could make up sites; none listed: any.
     """
 
     source: Source = field(default_factory=Source)
@@ -135,8 +146,13 @@ class Policy:
     privacy: Privacy | None = None
     folder: Path | None = None
     approval: Approval = field(default_factory=Approval)
+    secure_sums: str = "from-three"
+    minimum_sites: int = 3
+    partners: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.secure_sums not in SECURE_SUMS:
+            raise ValueError(f"policy.secure_sums must be {', '.join(SECURE_SUMS)}, not {self.secure_sums!r}.")
         for name in LEAST:
             whole_number(f"policy.{name}", getattr(self, name))
         for name in LARGEST:
@@ -147,18 +163,28 @@ class Policy:
     def may_tell(self, name: str) -> bool:
         return name in self.tell
 
+    def check_sums(self, others: Sequence[str], needed: int | None) -> None:
+        """Refuse a run with ``others`` whose secure sums are of ``needed`` sites at least (None: it has none)."""
+        if needed is None and (self.secure_sums == "always" or (self.secure_sums == "from-three" and len(others) >= 2)):
+            raise Refused("secure", f"policy.secure_sums = {self.secure_sums!r}, and there are {len(others)} others.")
+        strange = [name for name in others if self.partners and name not in self.partners]
+        if needed is not None and strange:
+            raise Refused("cohort", f"{strange[0]} is not among policy.partners.")
+        if needed is not None and needed < self.minimum_sites:
+            raise Refused("cohort", f"{needed} sites are fewer than policy.minimum_sites = {self.minimum_sites}.")
+
     def require(self, name: str) -> None:
         if not self.may_tell(name):
             raise Refused(f"tell {name}")
 
 
-LEAST = ("minimum_rows", "minimum_batch", "minimum_cell")
+LEAST = ("minimum_rows", "minimum_batch", "minimum_cell", "minimum_sites")
 LARGEST = ("largest_scale", "largest_megabytes")
 KNOWN: dict[str, tuple[str, ...]] = {
     "data": ("table", "arrays", "columns", "mapping"),
-    "policy": ("tell", "functions", *LEAST, *LARGEST),
+    "policy": ("tell", "functions", "secure_sums", "partners", *LEAST, *LARGEST),
     "approve": tuple(each.name for each in fields(Approval)),
-    "privacy": ("clip", "noise", "epsilon", "delta"),
+    "privacy": tuple(each.name for each in fields(Privacy)),
     "state": ("folder",),
 }
 
@@ -197,7 +223,7 @@ def read_policy(folder: Path) -> Policy:
     strange = [name for name in tell if name not in TELL]
     if strange:
         raise ValueError(f"{file}: policy.tell lists {strange[0]!r}; choose from {', '.join(TELL)}.")
-    bounds = {name: policy[name] for name in (*LEAST, *LARGEST) if name in policy}
+    bounds = {name: policy[name] for name in ("secure_sums", *LEAST, *LARGEST) if name in policy}
     lists = {name: names("approve", name) for name in ("schemas", "methods")}
     approval = Approval(**{**sections.get("approve", {}), **lists})
     if "mapping" in data and "table" not in data:
@@ -205,6 +231,6 @@ def read_policy(folder: Path) -> Policy:
     table, arrays, mapping = (path(data.get(name)) for name in ("table", "arrays", "mapping"))
     source = Source(table, arrays, names("data", "columns"), mapping=mapping)
     privacy = Privacy(**sections["privacy"]) if "privacy" in sections else None
-    functions = names("policy", "functions")
+    functions, bounds["partners"] = names("policy", "functions"), names("policy", "partners")
     folder_named = path(state.get("folder"))
     return Policy(source, tell, functions, **bounds, privacy=privacy, folder=folder_named, approval=approval)

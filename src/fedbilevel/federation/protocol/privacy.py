@@ -15,6 +15,10 @@ z_1 .. z_T, each chosen in view of the earlier ones, are together one with multi
 Cor. 3.3), whose epsilon at the given delta `dp_accounting` computes.  The account runs over all jobs of the site, whatever
 their names.  Surveys, counts, reports and the time a reply takes are outside of it: ``policy.tell`` decides about these.
 
+With ``shared`` and secure sums, a sum of ``among`` replies or more, of equal weight, is one mechanism: a site's reply moves it
+by ``clip`` at most, and the sites' shares of the noise, of variance ``(noise clip)^2 / among`` each, add up to all of it.  The
+account is the same; it holds against whoever sees the sums.  Sites that tell the coordinator their shares take these out of it.
+
 Noise comes from the operating system's cryptographic generator, never from the job's seed, which the coordinator knows: with
 noise a run over sites and a simulation do not give the same numbers.  The latest reply, asked for again after a fault, is
 sent again as it was, since fresh noise on the same numbers would tell more of them; any other is one more on the account.
@@ -75,6 +79,8 @@ class Guard:
         self, privacy: Privacy, folder: Path, run: str, digest: str, say: Callable[[str], None] = lambda line: None
     ) -> None:
         self.privacy, self.folder, self.digest, self.say = privacy, folder, digest, say
+        self.among = 1
+        """Sites that a reply is summed with at least, itself among them, where the noise is shared by them."""
         self.file = folder / run / "released.npz"
         self.last: tuple[str, Arrays] | None = None
         if privacy.noise > 0:
@@ -100,7 +106,7 @@ class Guard:
         public = references(like, message)
         if self.privacy.noise > 0:
             self._spend()
-        noisy = clip_and_blur(self._computed(compute, public), public, self.privacy)
+        noisy = clip_and_blur(self._computed(compute, public), public, self.privacy, self.among)
         write_leaves(self.file, noisy, digest=self.digest, asked=asked)
         self.last = (asked, noisy)
         return noisy
@@ -135,8 +141,11 @@ def references(reply: Sequence[Any], message: Sequence[np.ndarray]) -> Arrays:
     return public
 
 
-def clip_and_blur(reply: Arrays, public: Arrays, privacy: Privacy) -> Arrays:
-    """With noise, a reply that is not finite counts as one that is not there; without, it is refused."""
+def clip_and_blur(reply: Arrays, public: Arrays, privacy: Privacy, among: int = 1) -> Arrays:
+    """With noise, a reply that is not finite counts as one that is not there; without, it is refused.
+
+    ``among``: replies that share the noise.
+    """
     moves = [
         np.asarray(array, np.float64) - np.asarray(base, np.float64) for array, base in zip(reply, public, strict=True)
     ]
@@ -146,7 +155,7 @@ def clip_and_blur(reply: Arrays, public: Arrays, privacy: Privacy) -> Arrays:
             raise Refused("finite")
         moves, norm = [np.zeros(base.shape) for base in public], 0.0
     factor = min(1.0, privacy.clip / norm) if norm > 0 else 1.0
-    spread = privacy.noise * privacy.clip
+    spread = privacy.noise * privacy.clip / math.sqrt(among)
     return [
         (base + factor * move + (spread * normal(move.shape) if spread > 0 else 0.0)).astype(base.dtype)
         for base, move in zip(public, moves, strict=True)

@@ -181,6 +181,7 @@ class Record:
     def status(self, status: str, sentence: str = "", **more: Any) -> None:
         """``status``: running, waiting, stopped, failed or complete."""
         told = {"run": self.settings.run, "job": self.job, "status": status, "sentence": sentence, **more}
+        told |= {"secure": self.settings.secured}
         storage.write_json(self.folder / "status.json", told)
 
     def end(self, status: str, sentence: str, **more: Any) -> None:

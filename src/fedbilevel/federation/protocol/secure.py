@@ -1,78 +1,53 @@
 """Sums that show nobody's single reply: secure aggregation with dropouts.
 
 K. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, with fresh masks for every
-label (a phase of a round).  The coordinator relays everything and learns the sum, and nothing else, as long as fewer than
-``threshold`` sites work with it:
+ticket (one sum).  The coordinator relays everything and learns the sum, and nothing else, as long as fewer than ``threshold``
+sites work with it:
 
-    hello       once a run: a site's key for sealed letters to each other site, signed with its certificate
-    advertise   per label: a key for masks, signed; and letters with one Shamir share each of that key and of its own seed
+    hello       once a run: a site's keys for sealed letters and for its signature, signed with its certificate
+    advertise   per ticket: a key for masks, signed; and letters with one Shamir share each of that key and of its own seed
     mask        x_u + PRG(b_u) + sum over v > u of PRG(s_uv) - sum over v < u of PRG(s_uv)   (mod 2^64)
     unmask      of every site whose masked numbers arrived, the share of its seed b; of every other, the share of its key s
 
-``b_u`` is a site's own seed for the label, ``s_uv`` what two sites agree on (X25519, HKDF).  A site's two secrets never leave
-together: it hands out one kind of share of each other site, once a label.  Two lists of survivors would need two thresholds,
-so a threshold above half of the cohort keeps a lying coordinator from both.
+``b_u`` is a site's own seed for the ticket, ``s_uv`` what two sites agree on (X25519, HKDF) about the same question: sites that
+were asked differently have masks that do not cancel.  A site's two secrets never leave together: it hands out one kind of share
+of each other site, once an exchange, also where a run is submitted again.  Two lists of survivors would need two thresholds, so
+a threshold above half of the cohort keeps a lying coordinator from both.
 
-What travels is fixed point modulo 2^64: `Fixed`.  Keys, letters and masks are X25519, HKDF, ChaCha20 and ChaCha20-Poly1305 of
-``cryptography``.  Every secret of a label follows from the site's master secret and the label, so a site that was killed goes
-on with the same numbers; what it has answered is kept in `Answered`.
+What travels is fixed point modulo 2^64 (`fedbilevel.engines.fixed`).  Keys, letters and masks are X25519, Ed25519, HKDF,
+ChaCha20 and ChaCha20-Poly1305 of ``cryptography``.  Every secret of a ticket follows from the site's master secret and the
+ticket, so a site that was killed goes on with the same numbers; what it has answered is kept in `Answered`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from numpy.typing import NDArray
+
+from fedbilevel.engines.fixed import Words
+from fedbilevel.federation.protocol.settings import LEAST, quorum
 
 PRIME = 2**255 - 19
 """Shares are numbers below it; secrets have 31 bytes, so every one fits."""
 SECRET = 31
-LEAST = 3
-"""A cohort of two would tell each site the other's numbers."""
-Words = NDArray[np.uint64]
 
 
 class Insecure(ValueError):
     """A site will not do this, or a sum cannot be had: the sentence says why, and nothing was unmasked."""
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """Numbers as fixed point: steps of 2^-``bits``, up to ``largest`` in size, summed over at most ``sites``.
-
-    Rounding is to the nearest step, so a sum of n numbers is off by n 2^-(bits+1) at most.
-    """
-
-    bits: int = 32
-    largest: float = 2.0**20
-    sites: int = 2**10
-
-    def __post_init__(self) -> None:
-        if self.largest * 2.0**self.bits * self.sites > 2.0**62:
-            raise ValueError(
-                f"Sums of {self.sites} numbers up to {self.largest:g} in steps of 2^-{self.bits} overflow."
-            )
-
-    def encode(self, values: Any) -> Words:
-        numbers = np.asarray(values, np.float64)
-        if not np.isfinite(numbers).all():
-            raise Insecure("A reply holds a NaN or an infinity.")
-        if numbers.size and float(np.abs(numbers).max()) > self.largest:
-            raise Insecure(f"A reply holds a number beyond {self.largest:g}, which the sum could not hold.")
-        return np.rint(numbers * 2.0**self.bits).astype(np.int64).view(np.uint64)
-
-    def decode(self, words: Words) -> NDArray[np.float64]:
-        return words.view(np.int64).astype(np.float64) / 2.0**self.bits
 
 
 @dataclass(frozen=True)
@@ -98,7 +73,7 @@ class Cohort:
     def usual(cls, run: str, names: Iterable[str]) -> Cohort:
         """Two thirds of the sites, and at least three."""
         ordered = tuple(sorted(names))
-        return cls(run, ordered, max(LEAST, -(-2 * len(ordered) // 3), len(ordered) // 2 + 1))
+        return cls(run, ordered, quorum(len(ordered)))
 
     @property
     def digest(self) -> bytes:
@@ -110,21 +85,26 @@ class Cohort:
 
 
 class Hello(NamedTuple):
-    """Once a run: the key that letters to a site are sealed for."""
+    """Once a run: the key that letters to a site are sealed for, and the one that it signs adverts with."""
 
     name: str
     key: bytes
+    signing: bytes
+    certificate: bytes
     signature: bytes
 
 
 class Advert(NamedTuple):
-    """Once a label: a key for masks, the digest of the seed, and a sealed letter to every other site."""
+    """Once a ticket: a key for masks, the digest of the seed, and a sealed letter to every other site.
+
+    A letter is nobody else's business and cannot be changed, so a site is sent its own alone, and no signature covers it.
+    """
 
     name: str
     key: bytes
     seed: bytes
-    letters: dict[str, bytes]
     signature: bytes
+    letters: dict[str, bytes]
 
 
 class Shares(NamedTuple):
@@ -134,43 +114,82 @@ class Shares(NamedTuple):
     keys: dict[str, int]
 
 
-Sign = Callable[[bytes], bytes]
-Verify = Callable[[str, bytes, bytes], None]
-"""(name, message, signature): raises ``InvalidSignature`` unless it is the site's, by its pinned certificate."""
+class Identity(Protocol):
+    """Who a site is, by its certificate."""
+
+    @property
+    def certificate(self) -> bytes: ...
+
+    def sign(self, message: bytes) -> bytes: ...
+
+    def verify(self, name: str, certificate: bytes, message: bytes, signature: bytes) -> None:
+        """Raises ``InvalidSignature`` unless the message is signed by the site ``name``, or `Insecure` where the certificate is
+        not the one it is known by."""
 
 
-@dataclass
 class Answered:
-    """What a site has answered, by label: the digest of what it masked, and the survivors it unmasked for."""
+    """What a site has answered: what it masked for a ticket, whom it unmasked an exchange for.  With ``file`` every answer is
+    on disk before it leaves."""
 
-    masked: dict[str, str] = field(default_factory=dict)
-    unmasked: dict[str, list[str]] = field(default_factory=dict)
+    def __init__(self, file: Path | None = None) -> None:
+        self.file = file
+        self.known: dict[tuple[str, str], str] = {}
+        for line in file.read_text().splitlines() if file is not None and file.exists() else ():
+            try:
+                kind, name, value = json.loads(line)
+            except ValueError:
+                continue  # cut short by a crash, so nothing of it left
+            self.known.setdefault((kind, name), value)
+
+    def first(self, kind: str, name: str, value: str) -> str:
+        """The first value that was settled on under this name: ``value`` unless there was one before."""
+        if (kind, name) not in self.known:
+            if self.file is not None:
+                with self.file.open("a") as file:
+                    file.write("\n" * (file.tell() > 0) + json.dumps([kind, name, value]))
+                    file.flush()
+                    os.fsync(file.fileno())
+            self.known[kind, name] = value
+        return self.known[kind, name]
 
 
 class SecureSite:
     """One site's side.  ``master``: 32 secret bytes, kept with ``answered`` for as long as the run may go on."""
 
     def __init__(
-        self, name: str, cohort: Cohort, master: bytes, sign: Sign, verify: Verify, answered: Answered | None = None
+        self, name: str, cohort: Cohort, master: bytes, identity: Identity, answered: Answered | None = None
     ) -> None:
         if name not in cohort.names:
             raise Insecure(f"{name} is not in the cohort.")
-        self.name, self.cohort, self.sign, self.verify = name, cohort, sign, verify
+        self.name, self.cohort, self.identity = name, cohort, identity
         self.answered = answered or Answered()
         self._master = master
         self._channel = X25519PrivateKey.from_private_bytes(self._derive("channel"))
+        self._signing = Ed25519PrivateKey.from_private_bytes(self._derive("signing"))
         self._letters: dict[str, ChaCha20Poly1305] = {}
+        self._signers: dict[str, Ed25519PublicKey] = {}
+        self._verified: tuple[str, Sequence[Advert]] = ("", ())
 
     def hello(self) -> Hello:
-        key = self._channel.public_key().public_bytes_raw()
-        return Hello(self.name, key, self.sign(_hash("hello", self.cohort.digest, self.name, key)))
+        keys = [private.public_key().public_bytes_raw() for private in (self._channel, self._signing)]
+        signature = self.identity.sign(_hash("hello", self.cohort.digest, self.name, *keys))
+        return Hello(self.name, keys[0], keys[1], self.identity.certificate, signature)
 
     def meet(self, hellos: Sequence[Hello]) -> None:
-        """Take the others' keys, each signed by the site it is said to be of."""
-        if sorted(hello.name for hello in hellos) != list(self.cohort.names):
-            raise Insecure("The greetings are not those of the cohort, one each.")
+        """Take the keys of those who are there, each signed by the site it is said to be of."""
+        names = [hello.name for hello in hellos]
+        if names != sorted(set(names)) or not set(names) <= set(self.cohort.names) or self.name not in names:
+            raise Insecure("The greetings are not those of the cohort, one each and this site's own among them.")
+        if len(names) < self.cohort.threshold:
+            raise Insecure(f"{len(names)} sites are fewer than the {self.cohort.threshold} a sum needs.")
+        self._letters, self._signers = {}, {}
         for hello in hellos:
-            self._check(hello.name, _hash("hello", self.cohort.digest, hello.name, hello.key), hello.signature)
+            signed = _hash("hello", self.cohort.digest, hello.name, hello.key, hello.signing)
+            try:
+                self.identity.verify(hello.name, hello.certificate, signed, hello.signature)
+            except InvalidSignature as error:
+                raise Insecure(f"A greeting that is said to be of {hello.name} is not signed by it.") from error
+            self._signers[hello.name] = Ed25519PublicKey.from_public_bytes(hello.signing)
             if hello.name == self.name:
                 if hello.key != self._channel.public_key().public_bytes_raw():
                     raise Insecure("Somebody else's key is passed off as this site's.")
@@ -192,16 +211,20 @@ class SecureSite:
             text = b"".join(shares[place].to_bytes(32, "big") for shares in (keys, seeds))
             letters[other] = sealed.encrypt(about[:12], text, about)
         key, seed = self._mask_key(label).public_key().public_bytes_raw(), _digest(self._secret(label, "seed"))
-        signature = self.sign(_advertised(self.cohort, label, self.name, key, seed, letters))
-        return Advert(self.name, key, seed, letters, signature)
+        signature = self._signing.sign(_advertised(self.cohort, label, self.name, key, seed))
+        return Advert(self.name, key, seed, signature, letters)
 
-    def mask(self, label: str, adverts: Sequence[Advert], words: Words) -> Words:
-        """``words`` behind the masks of everybody who advertised: the same answer to the same question, no other after it."""
+    def mask(
+        self, label: str, adverts: Sequence[Advert], words: Words, exchange: str = "", question: bytes = b""
+    ) -> Words:
+        """``words`` behind the masks of everybody who advertised: the same answer to the same question, no other after it.
+
+        ``exchange``: what the sum is for, by name; ``question``: all that the sites were asked, which must be the same for all.
+        """
         present = self._read(label, adverts)
-        digest = hashlib.sha256(
-            b"".join([_hash("masked", label, *present, *(a.key for a in adverts)), words.tobytes()])
-        )
-        if self.answered.masked.setdefault(label, digest.hexdigest()) != digest.hexdigest():
+        asked = _hash("masked", label, exchange, question, *present, *(advert.key for advert in adverts))
+        digest = hashlib.sha256(asked + words.tobytes()).hexdigest()
+        if self.answered.first("masked", label, f"{digest} {exchange}") != f"{digest} {exchange}":
             raise Insecure(f"{label} was answered before, to another question.")
         masked = words + _stream(_stretch(self._secret(label, "seed"), b"self"), words.size)
         own = self._mask_key(label)
@@ -209,7 +232,8 @@ class SecureSite:
             if advert.name == self.name:
                 continue
             agreed = own.exchange(X25519PublicKey.from_public_bytes(advert.key))
-            stream = _stream(_pair_seed(self.cohort, label, self.name, advert.name, agreed), words.size)
+            about = _about(self.cohort, label, question, self.name, advert.name)
+            stream = _stream(_stretch(agreed, about), words.size)
             masked = masked + stream if self.name < advert.name else masked - stream
         return masked
 
@@ -217,7 +241,8 @@ class SecureSite:
         """One share of each site that advertised: of its seed if its numbers arrived, of its key if not."""
         present = self._read(label, adverts)
         alive = sorted(set(survivors))
-        if label not in self.answered.masked:
+        masked = self.answered.known.get(("masked", label))
+        if masked is None:
             raise Insecure(f"{label} is to be unmasked, but this site has masked nothing for it.")
         if len(alive) < len(survivors) or not set(alive) <= set(present) or self.name not in alive:
             raise Insecure("The list of survivors names strangers, names twice, or leaves out the site it was sent to.")
@@ -225,8 +250,11 @@ class SecureSite:
             raise Insecure(
                 f"{len(alive)} survivors are fewer than the {self.cohort.threshold} a sum needs: nothing is unmasked."
             )
-        if self.answered.unmasked.setdefault(label, alive) != alive:
-            raise Insecure(f"{label} was unmasked before, for another list of survivors.")
+        # An exchange that is done again, by another submission of the run, tells no other sum than before.
+        exchange = masked.partition(" ")[2] or label
+        before = self.answered.first("unmasked", exchange, " ".join(alive))
+        if before != " ".join(alive):
+            raise Insecure(f"{exchange} was unmasked before, for another list of survivors: {before}.")
         seeds, keys = {self.name: self._shares(label, "seed")[self.cohort.place(self.name) - 1]}, {}
         for advert in adverts:
             if advert.name == self.name:
@@ -248,25 +276,25 @@ class SecureSite:
     def _read(self, label: str, adverts: Sequence[Advert]) -> list[str]:
         """The names of those who advertised, every advert being its site's own."""
         names = [advert.name for advert in adverts]
-        if names != sorted(set(names)) or not set(names) <= set(self.cohort.names) or self.name not in names:
+        if self._verified[0] == label and self._verified[1] is adverts:
+            return names
+        if names != sorted(set(names)) or not set(names) <= set(self._signers) or self.name not in names:
             raise Insecure(
                 "The adverts are not of different sites of the cohort, in its order and with this site's own."
             )
         if len(names) < self.cohort.threshold:
             raise Insecure(f"{len(names)} sites are fewer than the {self.cohort.threshold} a sum needs.")
         for advert in adverts:
-            signed = _advertised(self.cohort, label, advert.name, advert.key, advert.seed, advert.letters)
-            self._check(advert.name, signed, advert.signature)
+            signed = _advertised(self.cohort, label, advert.name, advert.key, advert.seed)
+            try:
+                self._signers[advert.name].verify(advert.signature, signed)
+            except InvalidSignature as error:
+                raise Insecure(f"A message that is said to be of {advert.name} is not signed by it.") from error
         own = next(advert for advert in adverts if advert.name == self.name)
         if own.key != self._mask_key(label).public_key().public_bytes_raw():
             raise Insecure("Somebody else's key is passed off as this site's.")
+        self._verified = label, adverts
         return names
-
-    def _check(self, name: str, signed: bytes, signature: bytes) -> None:
-        try:
-            self.verify(name, signed, signature)
-        except InvalidSignature as error:
-            raise Insecure(f"A message that is said to be of {name} is not signed by it.") from error
 
     def _derive(self, *about: str) -> bytes:
         return _stretch(self._master, _hash("site", self.cohort.digest, self.name, *about))
@@ -283,7 +311,12 @@ class SecureSite:
 
 
 def recovered(
-    cohort: Cohort, label: str, adverts: Sequence[Advert], masked: Mapping[str, Words], shares: Mapping[str, Shares]
+    cohort: Cohort,
+    label: str,
+    adverts: Sequence[Advert],
+    masked: Mapping[str, Words],
+    shares: Mapping[str, Shares],
+    question: bytes = b"",
 ) -> Words:
     """The coordinator's step: the sum over the sites in ``masked``, by the shares that ``threshold`` of them gave."""
     alive = sorted(masked)
@@ -315,7 +348,7 @@ def recovered(
             raise Insecure(f"The shares of {name}'s key do not make the key it advertised: a site gave a wrong one.")
         for other in alive:
             agreed = key.exchange(X25519PublicKey.from_public_bytes(present[other].key))
-            stream = _stream(_pair_seed(cohort, label, name, other, agreed), total.size)
+            stream = _stream(_stretch(agreed, _about(cohort, label, question, name, other)), total.size)
             # What ``other`` added for the pair is taken back.
             total = total - stream if other < name else total + stream
     return total
@@ -362,13 +395,13 @@ def join(shares: Mapping[int, int]) -> int:
     return secret
 
 
-def _advertised(cohort: Cohort, label: str, name: str, key: bytes, seed: bytes, letters: Mapping[str, bytes]) -> bytes:
-    sealed = [part for item in sorted(letters.items()) for part in item]
-    return _hash("advert", cohort.digest, label, name, key, seed, *sealed)
+def _advertised(cohort: Cohort, label: str, name: str, key: bytes, seed: bytes) -> bytes:
+    return _hash("advert", cohort.digest, label, name, key, seed)
 
 
-def _pair_seed(cohort: Cohort, label: str, one: str, other: str, agreed: bytes) -> bytes:
-    return _stretch(agreed, _hash("pair", cohort.digest, label, *sorted((one, other))))
+def _about(cohort: Cohort, label: str, question: bytes, *pair: str) -> bytes:
+    """What the mask of a pair is for."""
+    return _hash("pair", cohort.digest, label, question, *sorted(pair))
 
 
 def _digest(secret: bytes) -> bytes:

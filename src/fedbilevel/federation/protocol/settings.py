@@ -17,6 +17,13 @@ from fedbilevel.problem import whole_number
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 OPERATIONAL = ("min_sites", "reply_timeout", "start_timeout", "record_every")
 """What may differ when a run is submitted again: it decides how to wait, not what is computed."""
+LEAST = 3
+"""Sites of a secure sum: of two, each would know the other's numbers."""
+
+
+def quorum(sites: int) -> int:
+    """How many of a run's sites a secure sum needs: two thirds, more than half, and three at least."""
+    return max(LEAST, -(-2 * sites // 3), sites // 2 + 1)
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,8 @@ class JobSettings:
     the order that numbers the clients.  ``double``: compute in float64.  ``min_sites``: how many must answer (None: all).
     ``reply_timeout``: seconds a round waits for a site before it goes on without it; ``start_timeout``: the same while sites
     read their data and compile.  ``record_every``: rounds between two measurements of the objective; None takes none.
+    ``secure``: what the sites send is masked, and only sums over `quorum` sites or more are seen; with fewer than three sites
+    there is no such sum, and replies are seen one by one.
     """
 
     run: str
@@ -40,6 +49,7 @@ class JobSettings:
     reply_timeout: float = 300.0
     start_timeout: float = 300.0
     record_every: int | None = None
+    secure: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sites", tuple(self.sites))
@@ -60,6 +70,8 @@ class JobSettings:
         if self.min_sites is not None and self.min_sites > len(self.sites):
             raise ValueError(f"min_sites={self.min_sites} is more than the {len(self.sites)} sites of the run.")
         whole_number("record_every", self.record_every, optional=True)
+        if not isinstance(self.secure, bool):
+            raise TypeError(f"secure must be true or false, not {self.secure!r}.")
         for name in ("reply_timeout", "start_timeout"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e7:
@@ -68,7 +80,13 @@ class JobSettings:
     @property
     def needed(self) -> int:
         """Sites that must answer for the run to go on."""
-        return len(self.sites) if self.min_sites is None else self.min_sites
+        wanted = len(self.sites) if self.min_sites is None else self.min_sites
+        return max(wanted, quorum(len(self.sites))) if self.secured else wanted
+
+    @property
+    def secured(self) -> bool:
+        """Whether replies travel in secure sums."""
+        return self.secure and len(self.sites) >= LEAST
 
     def client(self, site: str) -> int:
         """The number of a site among the clients: part of its random keys."""
@@ -80,6 +98,8 @@ class JobSettings:
     def digest(self) -> str:
         """What must be equal for two jobs to be the same run."""
         kept = {name: value for name, value in asdict(self).items() if name not in OPERATIONAL}
+        if not self.secure:
+            del kept["secure"]  # runs that began before there was the setting had none
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> str:

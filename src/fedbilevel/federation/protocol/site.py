@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from fedbilevel.calculus import Tree
+from fedbilevel.engines.fixed import FIXED, Words, check_summed, exact_words, to_words
 from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.protocol import approval
 from fedbilevel.federation.protocol.compiled import Compiled, local_data, options_of
@@ -23,19 +24,31 @@ from fedbilevel.federation.protocol.door import Door, effective_rows
 from fedbilevel.federation.protocol.payload import Arrays, named_arrays, to_arrays, to_tree
 from fedbilevel.federation.protocol.policy import Policy
 from fedbilevel.federation.protocol.program import Numbers, Program, Stage, answer_trees, make_program
+from fedbilevel.federation.protocol.secure import Identity
 from fedbilevel.federation.protocol.settings import JobSettings
+from fedbilevel.federation.protocol.sums import Masking
 from fedbilevel.federation.protocol.vault import NOTES, Label, Vault, read_arrays, write_arrays
 from fedbilevel.plan import Phase, phases_of
 from fedbilevel.problem import ClientData
 
-TASKS = ("survey", "prepare", "work", "measure", "finish")
+TASKS = ("survey", "prepare", "work", "measure", "finish", "hello", "meet", "unmask")
+MASKED = ("hello", "meet", "unmask")
 Say = Callable[[str], None]
 
 
 class Site:
-    """One site in one job.  ``folder`` is where it keeps what must survive a restart."""
+    """One site in one job.  ``folder`` is where it keeps what must survive a restart; ``identity``: who it is to the others,
+    which secure sums need."""
 
-    def __init__(self, name: str, settings: JobSettings, policy: Policy, folder: Path, say: Say) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: JobSettings,
+        policy: Policy,
+        folder: Path,
+        say: Say,
+        identity: Identity | None = None,
+    ) -> None:
         self.name, self.settings, self.policy, self.say = name, settings, policy, say
         if name not in settings.sites:
             raise Refused("run", f"{name} is not one of the sites of the run.")
@@ -45,6 +58,11 @@ class Site:
         self.folder = folder / settings.run
         self.vault = Vault(self.folder, settings.digest)
         self.door = Door(policy, folder, settings.run, settings.digest, say)
+        self.masking: Masking | None = None
+        if settings.secured:
+            if identity is None:
+                raise Refused("site", "Secure sums need the certificate and key of a kit.")
+            self.masking = Masking(name, settings, identity, self.folder)
         self.stage: Stage | None = None
         self.number = -1
 
@@ -56,15 +74,40 @@ class Site:
                 raise Refused("run")
             if task not in TASKS:
                 raise Refused("request", f"There is no task {task!r}.")
+            if task in MASKED:
+                return self._masked(task, request)
             told: dict[str, Any] = getattr(self, f"_{task}")(request)
             return told
 
         return self.door.answer(task, work)
 
+    def _masked(self, task: str, request: dict[str, Any]) -> dict[str, Any]:
+        """This site's part in secure sums."""
+        if self.masking is None:
+            raise Refused("request", "The run has no secure sums.")
+        if task == "hello":
+            return self.masking.hello()
+        return self.masking.meet(request) if task == "meet" else self.masking.unmask(request)
+
+    def _check_sums(self) -> None:
+        """Whether what training tells of this site leaves as the site wants it."""
+        needed = self.masking.site.cohort.threshold if self.masking is not None else None
+        self.policy.check_sums([site for site in self.settings.sites if site != self.name], needed)
+
     def _survey(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._check_sums()
         agreed, answers = self._common({"answers": (), **request})
-        told = self.program.survey(int(request["survey"]), self.policy.source, agreed, answers)
-        return {"numbers": self.door.numbers(told)}
+        number = int(request["survey"])
+        told = self.door.numbers(self.program.survey(number, self.policy.source, agreed, answers))
+        if self.masking is None:
+            return {"numbers": told}
+        summed = {name for name in told if name.split("/")[0] in getattr(self.program, "summed", ())}
+        hidden = {name: told[name] for name in sorted(summed)}
+        words = exact_words(np.concatenate([*(np.ravel(each) for each in hidden.values()), np.zeros(0)]))
+        return {
+            "numbers": {name: told[name] for name in told if name not in summed},
+            "arrays": [self.masking.mask(request, f"survey/{number}", words)],
+        }
 
     def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Read and encode the rows of a stage, and compile its work."""
@@ -73,6 +116,12 @@ class Site:
         stage = self.program.stage(number, agreed, answers) if len(answers) == number else None
         if stage is None:
             raise Refused("stage", f"It was stage {number}.")
+        self._check_sums()
+        if self.masking is not None:
+            try:
+                check_summed(stage.algorithm, len(self.settings.sites))
+            except ValueError as error:
+                raise Refused("single", str(error)) from error
         before = [self.program.stage(k, agreed, answers[:k]) for k in range(number)]
         stages = [stage, *(each for each in before if each is not None)]
         rounds = sum(each.rounds for each in stages)
@@ -85,7 +134,11 @@ class Site:
         self.data = jax.device_put(local_data(train, val, self.client))
         self.enrolled = self.compiled.enroll()
         self._warm_up()
-        self.stage, self.number = stage, number
+        self.stage, self.number, self.rows = stage, number, rows
+        guard = self.door.guard
+        if guard is not None:
+            shares = guard.privacy.shared and self.masking is not None and stage.weights == "uniform"
+            guard.among = self.masking.site.cohort.threshold if shares and self.masking is not None else 1
         self.door.planned = rounds * max(sum(times for _, times in phases_of(each.algorithm.plan)) for each in stages)
         if stage.weights == "samples":
             self.policy.require("rows")
@@ -110,7 +163,9 @@ class Site:
             return to_arrays(reply)
 
         like = jax.tree.leaves(self.compiled.reply_like(item))
-        arrays = self.door.reply("work", compute, like, request["arrays"], label)
+        exchange = f"work/{label.stage}/{label.round}/{label.ordinal}"
+        seal = self._seal(request, exchange, lambda arrays: to_words(arrays, self._share(request)))
+        arrays = self.door.reply("work", compute, like, request["arrays"], label, seal)
         told: dict[str, Any] = {**prepared, "arrays": arrays}
         self.vault.keep(label, after[0], floor, since)
         if self.policy.may_tell("seconds"):
@@ -123,8 +178,17 @@ class Site:
     def _measure(self, request: dict[str, Any]) -> dict[str, Any]:
         """The objective on this site's rows, where it may be told: with noise a reply like any other."""
         label = self._label(request, measured=True)
+        exchange = f"measure/{label.stage}/{label.round}"
+
+        def words(arrays: Arrays) -> Words:
+            """The objective times the weight, the weight, and one: zeros where nothing is told."""
+            return np.append(to_words([arrays[0], 1.0], self._share(request)), FIXED.encode(1.0))
+
+        seal = self._seal(request, exchange, words)
         if not self.policy.may_tell("objective"):
-            return {}
+            if self.masking is None:
+                return {}
+            return {"arrays": [self.masking.mask(request, exchange, np.zeros(3, np.uint64))]}
         server = to_tree(request["arrays"], self.compiled.server_like, "the coordinator's state")
         kept = self.vault.state(Label.read(request["since"]), self.number, self.enrolled)
         local = self._with_parcel(kept.local, request)
@@ -132,8 +196,26 @@ class Site:
         def compute() -> Arrays:
             return [np.asarray(self.compiled.measure(server, local, self.data), np.float64)]
 
-        (value,) = self.door.reply("measure", compute, [jax.ShapeDtypeStruct((), np.float64)], request["arrays"], label)
-        return {"objective": float(value)}
+        like = [np.zeros((), np.float64)]
+        (value,) = self.door.reply("measure", compute, like, request["arrays"], label, seal)
+        return {"objective": float(value)} if seal is None else {"arrays": [value]}
+
+    def _seal(
+        self, request: dict[str, Any], exchange: str, words: Callable[[Arrays], Words]
+    ) -> Callable[[Arrays], Arrays] | None:
+        """What masks a reply, where the run has secure sums."""
+        masking = self.masking
+        return None if masking is None else lambda arrays: [masking.mask(request, exchange, words(arrays))]
+
+    def _share(self, request: dict[str, Any]) -> float:
+        """The weight of this site's reply, over a power of two that no site's exceeds."""
+        assert self.stage is not None
+        if self.stage.weights != "samples":
+            return 1.0
+        scale = request["scale"]
+        if not isinstance(scale, float) or not self.rows <= scale < 2.0**64 or np.log2(scale) % 1:
+            raise Refused("request", f"{scale!r} is no power of two above this site's {self.rows} rows.")
+        return self.rows / scale
 
     def _finish(self, request: dict[str, Any]) -> dict[str, Any]:
         """Keep the answer here too, and report on it where that may be told."""

@@ -1,0 +1,277 @@
+"""Secure sums as they travel: what a site does for one (`Masking`), and what the coordinator does (`Sums`).
+
+Coordinator and sites meet once a submission.  Then a sum takes two exchanges: the request that asks for masked numbers carries
+the adverts, and the one that unmasks brings back the adverts for the next sum.  A ticket, ``submission.number``, names a sum;
+its exchange (``work/0/12/0``: stage, round, ordinal) is the same whenever the round is done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from fedbilevel import storage
+from fedbilevel.calculus import Tree
+from fedbilevel.engines.fixed import FIXED, LIMBS, Words, exact_sums, to_mean
+from fedbilevel.engines.stages import Expected, Refused
+from fedbilevel.federation.protocol.payload import BadReply, to_tree
+from fedbilevel.federation.protocol.secure import (
+    Advert,
+    Answered,
+    Cohort,
+    Hello,
+    Identity,
+    Insecure,
+    SecureSite,
+    Shares,
+    recovered,
+)
+from fedbilevel.federation.protocol.settings import JobSettings, RunFailed, TooFewSites
+
+if TYPE_CHECKING:
+    from fedbilevel.federation.protocol.coordinator import Attendance
+
+MASTER, ANSWERED = "secure.key", "answered.jsonl"
+LONGEST = 1 << 16
+"""Bytes of a certificate, or letters of an advert."""
+ADVERT, LETTER, SHARE = 128, 80, 32
+"""Bytes: of an advert without letters, of a letter, of a share."""
+
+
+def question_of(request: Mapping[str, Any]) -> bytes:
+    """A digest of all that decides what a site's numbers mean: it must be the same for every site of a sum."""
+    digest = hashlib.sha256(repr([request.get(name) for name in ("exchange", "item", "scale")]).encode())
+    for array in request.get("arrays", ()):
+        digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+    return digest.digest()
+
+
+class Masking:
+    """A site's side in one run; ``folder`` is its own in that run."""
+
+    def __init__(self, name: str, settings: JobSettings, identity: Identity, folder: Path) -> None:
+        file = folder / MASTER
+        if not file.exists():
+            storage.write(file, secrets.token_bytes(32), mode=0o600)
+        cohort = Cohort.usual(settings.digest, settings.sites)
+        self.site = SecureSite(name, cohort, file.read_bytes(), identity, Answered(folder / ANSWERED))
+        self._adverts: tuple[str, list[Advert]] = ("", [])
+
+    def hello(self) -> dict[str, Any]:
+        return {"hello": self.site.hello()._asdict()}
+
+    def meet(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self.site.meet([_read(Hello, hello) for hello in request["hellos"]])
+        return self._advertised(request["ticket"])
+
+    def mask(self, request: Mapping[str, Any], exchange: str, words: Words) -> Words:
+        """The last word counts the sites: a sum in which it is wrong is no sum."""
+        if request.get("exchange") != exchange:
+            raise Insecure(f"What is asked for is called {request.get('exchange')!r} and not {exchange!r}.")
+        ticket = _ticket(request["ticket"])
+        self._adverts = ticket, [_read(Advert, advert) for advert in request["adverts"]]
+        counted = np.append(words, np.uint64(1))
+        return self.site.mask(ticket, self._adverts[1], counted, exchange, question_of(request))
+
+    def unmask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        ticket, survivors = _ticket(request["ticket"]), request["survivors"]
+        if self._adverts[0] != ticket:
+            raise Insecure(f"{ticket} is to be unmasked, but this site has masked nothing for it since it was started.")
+        if not all(isinstance(name, str) for name in survivors):
+            raise Insecure("The survivors are no list of names.")
+        shares = self.site.unmask(ticket, self._adverts[1], survivors)
+        told = {
+            kind: {name: _bytes(value) for name, value in given.items()} for kind, given in shares._asdict().items()
+        }
+        return {"shares": told, **self._advertised(request["next"])}
+
+    def _advertised(self, ticket: Any) -> dict[str, Any]:
+        return {"advert": self.site.advertise(_ticket(ticket))._asdict()}
+
+
+class Sums:
+    """The coordinator's side in one submission of a run."""
+
+    def __init__(self, settings: JobSettings, attendance: Attendance, attempt: int) -> None:
+        self.settings, self.attendance, self.attempt = settings, attendance, attempt
+        self.cohort = Cohort.usual(settings.digest, settings.sites)
+        self.number = 0
+        self.hellos: dict[str, Hello] = {}
+        self.adverts: dict[str, Advert] = {}
+        self.asked: list[str] = []
+        self.question = b""
+
+    @property
+    def ticket(self) -> str:
+        return f"{self.attempt}.{self.number}"
+
+    def meet(self) -> None:
+        """The sites' greetings, and their adverts for the first sum."""
+        self.hellos = self._told("hello", Hello, self.attendance.ask_all("hello", {}))
+        self.attendance.enough([*self.hellos], "greet the others")
+        self._advertise()
+        self.attendance.enough([*self.adverts], "can take part in secure sums")
+
+    def _advertise(self) -> None:
+        greetings = [self.hellos[name]._asdict() for name in sorted(self.hellos)]
+        replies = self.attendance.ask_all("meet", {"hellos": greetings, "ticket": self.ticket})
+        self.adverts = self._told("advert", Advert, replies)
+
+    def _told(self, what: str, kind: Any, replies: Mapping[str, Any]) -> dict[str, Any]:
+        """What the sites' replies hold of a kind, each under its own name."""
+        told: dict[str, Any] = {}
+        for site, reply in replies.items():
+            try:
+                told[site] = _read(kind, reply.content.get(what))
+                if told[site].name != site:
+                    raise Refused("request")
+            except Refused:
+                told.pop(site, None)
+                self.attendance.refuse(site, f"its {what} is not one")
+        return told
+
+    def enclosed(self, requests: Mapping[str, dict[str, Any]], exchange: str) -> dict[str, dict[str, Any]]:
+        """The requests of those who take part in a sum, with everything they need for it."""
+        if not set(requests) & set(self.hellos) <= set(self.adverts):  # somebody missed the last sum
+            self._advertise()
+        self.asked = sorted(set(requests) & set(self.adverts))
+        self.attendance.enough(self.asked, "can take part in a secure sum")
+        enclosed = {}
+        for site in (site for site in requests if site in self.asked):
+            adverts = (self.adverts[name] for name in self.asked)
+            sent = [
+                advert._replace(letters={site: advert.letters[site]} if site in advert.letters else {})._asdict()
+                for advert in adverts
+            ]
+            enclosed[site] = {**requests[site], "exchange": exchange, "ticket": self.ticket, "adverts": sent}
+        self.question = question_of(next(iter(enclosed.values())))
+        return enclosed
+
+    @property
+    def overhead(self) -> tuple[int, int]:
+        """Bytes down and up that a sum costs a site besides its numbers."""
+        count = len(self.asked)
+        return count * (ADVERT + LETTER), ADVERT + (len(self.hellos) - 1) * LETTER + count * SHARE
+
+    def total(self, masked: Mapping[str, Words]) -> Words:
+        """The sum over the sites whose masked numbers came, by what `threshold` of them say; nothing where there is none."""
+        alive, ticket, adverts = sorted(masked), self.ticket, [self.adverts[name] for name in self.asked]
+        if len(alive) < self.cohort.threshold:
+            raise TooFewSites(
+                f"Only {len(alive)} of the {self.cohort.threshold} sites that a secure sum needs answer: nothing is unmasked.",
+                [name for name in self.asked if name not in masked],
+            )
+        self.number += 1
+        request = {"ticket": ticket, "survivors": alive, "next": self.ticket}
+        replies = self.attendance.ask_each("unmask", dict.fromkeys(alive, request), self.settings.reply_timeout)
+        self.adverts = self._told("advert", Advert, replies)
+        shares = {site: given for site, reply in replies.items() if (given := _shares(reply.content)) is not None}
+        if len(shares) < self.cohort.threshold:
+            self.attendance.enough([*shares], "helped to unmask a secure sum")
+        try:
+            words = recovered(self.cohort, ticket, adverts, masked, shares, self.question)
+        except Insecure as error:
+            raise RunFailed(str(error)) from error
+        if words[-1] != len(alive):
+            raise RunFailed("The masks of a sum did not cancel: a site sent something else than its masked numbers.")
+        return words[:-1]
+
+    def masked_like(self, like: Tree) -> Tree:
+        """What a site's masked reply looks like."""
+        return [np.zeros(sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(like)) + 1, np.uint64)]
+
+    def mean(self, masked: Mapping[str, Words], shares: Mapping[str, float], like: Tree) -> Tree:
+        """The mean of the replies ``like``, by the sites' weights."""
+        words = self.total(masked)
+        if words.size and float(np.abs(FIXED.decode(words)).max()) > len(masked) * FIXED.largest:
+            raise RunFailed("A secure sum is larger than its sites' numbers may be: a site sent numbers out of range.")
+        leaves, structure = jax.tree.flatten(like)
+        mass = float(np.array([*shares.values()]).sum())
+        return jax.tree.unflatten(structure, to_mean(words, mass, leaves))
+
+    def measure(self, requests: Mapping[str, dict[str, Any]], exchange: str) -> tuple[float, int]:
+        """The mean objective and how many sites tell it; NaN where too few answer to be summed."""
+        asked = self.enclosed(requests, exchange)
+        replies = self.attendance.ask("measure", asked, self.settings.reply_timeout)
+        masked: dict[str, Words] = {}
+        for site, reply in replies.items():
+            with contextlib.suppress(BadReply):
+                (masked[site],) = to_tree(reply.content.get("arrays"), [np.zeros(4, np.uint64)], "its measure")
+        if len(masked) < self.cohort.threshold:
+            self.number, self.adverts = self.number + 1, {}  # masks are for one sum only, had or not
+            return float("nan"), 0
+        value, weight, count = FIXED.decode(self.total(masked))
+        return (float(value / weight) if count else float("nan")), int(count)
+
+    def survey(
+        self, request: dict[str, Any], expected: Mapping[str, Expected], summed: Sequence[str], least: int
+    ) -> dict[str, dict[str, np.ndarray]]:
+        """What the sites tell, by site: numbers that are summed stand with the first of them, zeros with the others."""
+        asked = self.enclosed(dict.fromkeys(self.attendance.here(), request), f"survey/{request['survey']}")
+        replies = self.attendance.ask_each("survey", asked)
+        hidden = {name: like.shape for name, like in sorted(expected.items()) if name.split("/")[0] in summed}
+        shown = {name: like for name, like in expected.items() if name not in hidden}
+        told = self.attendance.numbers_in("survey", replies, "the survey", shown, least)
+        words = np.zeros(LIMBS * sum(math.prod(shape) for shape in hidden.values()) + 1, np.uint64)
+        masked: dict[str, Words] = {}
+        for site in [*told]:
+            try:
+                (masked[site],) = to_tree(replies[site].content.get("arrays"), [words], "the survey")
+            except BadReply as error:
+                del told[site]
+                self.attendance.refuse(site, str(error))
+        self.attendance.enough([*masked], f"answered survey {request['survey'] + 1}")
+        values = exact_sums(self.total(masked))
+        for name, shape in hidden.items():
+            part, values = np.split(values, [math.prod(shape)])
+            for number, numbers in enumerate(told.values()):
+                numbers[name] = part.reshape(shape) * (number == 0)
+        return told
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """A `Hello` or an `Advert` from a message; refused where it is not one."""
+    if not isinstance(value, Mapping) or set(value) != set(kind._fields):
+        raise Refused("request", f"A {kind.__name__.lower()} has other parts.")
+    for name, given in value.items():
+        right = {"name": str, "letters": Mapping}.get(name, bytes)
+        if not isinstance(given, right) or len(given) > LONGEST:
+            raise Refused("request", f"{name} in a {kind.__name__.lower()} is not of its kind.")
+    if not all(isinstance(part, bytes) for part in value.get("letters", {}).values()):
+        raise Refused("request", "A letter is not bytes.")
+    if any(len(value[name]) != 32 for name in ("key", "signing", "seed") if name in value):
+        raise Refused("request", "A key is not of 32 bytes.")
+    return kind(**value)
+
+
+def _shares(content: Mapping[str, Any]) -> Shares | None:
+    """What a site gave to unmask a sum; None where that is nothing of the kind."""
+    given = content.get("shares")
+    try:
+        return Shares(**{kind: {name: _number(part) for name, part in given[kind].items()} for kind in Shares._fields})
+    except (TypeError, KeyError, AttributeError, ValueError):
+        return None
+
+
+def _number(part: Any) -> int:
+    if not isinstance(part, bytes) or len(part) != SHARE:
+        raise ValueError("A share has 32 bytes.")
+    return int.from_bytes(part, "big")
+
+
+def _bytes(value: int) -> bytes:
+    return value.to_bytes(SHARE, "big")
+
+
+def _ticket(value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) < 64:
+        raise Refused("request", "A ticket is a short text.")
+    return value

@@ -1,0 +1,349 @@
+"""Runs with secure sums, sites in this process: the simulation's numbers, sites lost on the way, every trick refused."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedbilevel as fb
+from fedbilevel.federation.protocol import privacy, secure
+from fedbilevel.federation.protocol.identity import PEERS
+from fedbilevel.federation.protocol.policy import Privacy
+from fedbilevel.federation.protocol.record import Progress
+from fedbilevel.federation.protocol.settings import JobSettings, RunFailed, TooFewSites, quorum
+from tests.federation import direct, programs
+from tests.federation.direct import SITES, Direct, array_sites, coordinate, fair_array_sites, settings_for, written_out
+from tests.federation.test_secure import uniform
+
+pytestmark = pytest.mark.usefixtures("shared_compilation")
+FIVE = tuple(f"site-{number}" for number in range(1, 6))
+OPTIONS = {"batch_size": 4, "local_steps": 2}
+
+
+def submit(folder, settings, fault=None, meddle=None, **policy):
+    channel = Direct(array_sites(folder, settings, settings.sites, **policy), fault, meddle)
+    return coordinate(folder, settings, channel)[0], channel
+
+
+def tasks(channel, *names):
+    return [task for task, *_ in channel.seen if task in names]
+
+
+@pytest.fixture
+def five(monkeypatch):
+    monkeypatch.setattr(programs, "CLIENTS", 5)
+    return settings_for("fedbio", rounds=3, min_sites=4, sites=FIVE, secure=True, **OPTIONS)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("name", ["fedavg", "fedbio", "fedbioacc"])
+def test_the_numbers_of_the_simulation_bit_for_bit(tmp_path, name, weights):
+    settings = settings_for(name, rounds=5, record_every=2, weights=weights, secure=True, **OPTIONS)
+    found, channel = submit(tmp_path, settings)
+    options = {"rounds": 5, "seed": 5, "weights": weights, "diagnostics": "cheap"}
+    data, made = programs.client_data(), programs.algorithm(name, **OPTIONS)
+    wanted = fb.simulate(made, data, secure=True, **options)
+    np.testing.assert_array_equal(found, wanted.outer)
+    np.testing.assert_allclose(found, fb.simulate(made, data, **options).outer, atol=1e-8)
+    measured = pd.read_csv(tmp_path / "runs/run/history.csv").set_index("round")["objective"]
+    expected = wanted.history.set_index("round").loc[measured.index, "objective"]
+    np.testing.assert_allclose(measured, expected, rtol=1e-8)
+    assert len(tasks(channel, "hello", "meet")) == 6, "the sites meet once"
+    assert len(tasks(channel, "unmask")) == len(tasks(channel, "work", "measure"))
+    assert not any("objective" in told for _, _, told in channel.seen)
+
+
+def test_a_site_lost_before_or_after_it_masked(tmp_path, five):
+    """Site 5 sends no masked numbers in round 1; site 2 sends them in round 2, and then does not help to unmask."""
+
+    def fault(task, name, request, answer):
+        number = fault.round = request.get("label", [0, fault.round])[1]
+        gone = (task, name, number) in {("work", "site-5", 1), ("unmask", "site-2", 2)}
+        return None if gone else answer
+
+    fault.round = 0
+    found, _ = submit(tmp_path, five, fault)
+    made, data = programs.algorithm("fedbio", **OPTIONS), programs.client_data()
+    np.testing.assert_array_equal(found, written_out(made, data, 3, 5, {(1, 4)}, secure=True))
+
+
+@pytest.mark.parametrize(
+    "place", [("hello", 2), ("meet", 1), ("work", 4), ("unmask", 4), ("unmask", 8), ("measure", 1)]
+)
+def test_killed_anywhere_and_submitted_again(tmp_path, place):
+    """The numbers are those of a run without a fault, and no exchange is told for two lists of sites."""
+    settings = settings_for("fedbioacc", rounds=4, record_every=3, secure=True, **OPTIONS)
+    seen = []
+
+    def die(task, name, request, answer):
+        seen.append(task)
+        if seen.count(task) > place[1] and task == place[0]:
+            raise KeyboardInterrupt
+        return answer
+
+    with pytest.raises(KeyboardInterrupt):
+        submit(tmp_path, settings, die)
+    found, _ = submit(tmp_path, settings)
+    made, data = programs.algorithm("fedbioacc", **OPTIONS), programs.client_data()
+    np.testing.assert_array_equal(found, written_out(made, data, 4, 5, secure=True))
+
+
+@pytest.mark.parametrize("task", ["work", "unmask"])
+def test_fewer_survivors_end_the_round_and_unmask_nothing(tmp_path, task):
+    settings = settings_for("fedbio", rounds=2, min_sites=2, secure=True, **OPTIONS)
+    assert settings.needed == quorum(3) == 3, "two of three would tell each what the other sent"
+
+    def lose(what, name, request, answer):
+        return None if (what, name) == (task, "site-3") else answer
+
+    channel = Direct(array_sites(tmp_path, settings), lose)
+    with pytest.raises(TooFewSites, match="Only 2 of the 3 sites"):
+        coordinate(tmp_path, settings, channel)
+    assert len(tasks(channel, "unmask")) == (0 if task == "work" else 2)
+    assert np.isfinite(submit(tmp_path, settings)[0]).all(), "all three are back"
+
+
+# A coordinator that plays tricks: what the sites are asked is changed on its way to them.
+
+
+def plays_another_site(task, name, request):
+    """With a certificate in that site's name which its own authority issued."""
+    if task == "meet" and name == "site-1":
+        forged = direct.startup("site-2", "forger")
+        request["hellos"][1] |= {"certificate": (forged / "client.crt").read_bytes()}
+    return request
+
+
+def swaps_a_key(task, name, request):
+    if task == "meet" and name == "site-1":
+        request["hellos"][1]["key"] = request["hellos"][2]["key"]
+    return request
+
+
+def swaps_a_mask_key(task, name, request):
+    if task == "work" and name == "site-1":
+        request["adverts"][1]["key"] = request["adverts"][2]["key"]
+    return request
+
+
+def leaves_two(task, name, request):
+    if task == "work":
+        request["adverts"] = request["adverts"][:2]
+    return request
+
+
+def all_but_one_are_gone(task, name, request):
+    return {**request, "survivors": [name]} if task == "unmask" else request
+
+
+def names_a_stranger(task, name, request):
+    return {**request, "survivors": [*request["survivors"], "site-9"]} if task == "unmask" else request
+
+
+def replays_a_ticket(task, name, request):
+    if task == "work" and request["label"][1] == 1:
+        request["ticket"] = "1.0"
+    return request
+
+
+def renames_the_exchange(task, name, request):
+    return {**request, "exchange": "work/0/7/0"} if task == "work" else request
+
+
+ASKED = [
+    plays_another_site, swaps_a_key, swaps_a_mask_key, leaves_two, all_but_one_are_gone, names_a_stranger, replays_a_ticket,
+    renames_the_exchange,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("trick", ASKED, ids=lambda trick: trick.__name__)
+def test_a_coordinator_that_plays_tricks_is_refused(tmp_path, trick):
+    with pytest.raises((TooFewSites, RunFailed), match="secure sum"):
+        submit(tmp_path, settings_for("fedbio", rounds=3, secure=True, **OPTIONS), meddle=trick)
+
+
+def another_model_for_the_others(task, name, request):
+    """Whose replies it could guess, and take from the sum."""
+    if task == "work" and name != "site-1":
+        request["arrays"] = [np.zeros_like(array) for array in request["arrays"]]
+        request["arrays"][0] += 1
+    return request
+
+
+def another_scale_for_the_others(task, name, request):
+    return {**request, "scale": 2.0**40} if task == "work" and name != "site-1" else request
+
+
+@pytest.mark.parametrize("trick", [another_model_for_the_others, another_scale_for_the_others])
+def test_sites_that_were_asked_differently_have_no_sum(tmp_path, trick):
+    with pytest.raises(RunFailed, match="did not cancel"):
+        submit(tmp_path, settings_for("fedbio", rounds=2, weights="samples", secure=True, **OPTIONS), meddle=trick)
+
+
+def test_two_lists_of_survivors_and_both_kinds_of_shares(tmp_path, five):
+    """Asked for site 5's seed, and then for its key, a site gives one of them."""
+    asked = []
+
+    def ask_twice(task, name, request, answer):
+        if task == "unmask" and name == "site-1":
+            again = {**request, "survivors": list(FIVE[:4])}
+            asked.append((answer, channel.all[name].answer("unmask", {**again, "digest": five.digest})))
+        return answer
+
+    channel = Direct(array_sites(tmp_path, five, FIVE), ask_twice)
+    coordinate(tmp_path, five, channel)
+    for first, second in asked:
+        assert "site-5" in first["shares"]["seeds"]
+        assert not first["shares"]["keys"]
+        assert second == {"refused": "sums"}
+
+
+def test_a_key_that_is_not_the_one_a_site_is_known_by(tmp_path, monkeypatch):
+    """Whoever holds the authority can make a certificate in any name: the sites remember the first."""
+    submit(tmp_path, settings_for("fedbio", rounds=1, secure=True, **OPTIONS))
+    assert (tmp_path / "site-1" / PEERS).exists()
+    before = direct.startup
+    renewed = direct.startup.__wrapped__("site-2")
+    monkeypatch.setattr(direct, "startup", lambda name: renewed if name == "site-2" else before(name))
+    said = []
+    with pytest.raises(RunFailed, match="refuses its part in a secure sum"):
+        submit(tmp_path, settings_for("fedbio", rounds=1, run="second", secure=True, **OPTIONS), say=said.append)
+    assert len([line for line in said if "The key of site-2 is not the one this site knows it by." in line]) == 3
+
+
+# Sites that break.
+
+
+def garbage(answer):
+    return {
+        **answer,
+        "arrays": [np.random.default_rng(0).integers(0, 2**64, array.shape, np.uint64) for array in answer["arrays"]],
+    }
+
+
+def not_masked(answer):
+    return {**answer, "arrays": [np.zeros_like(array) for array in answer["arrays"]]}
+
+
+def wrong_length(answer):
+    return {**answer, "arrays": [array[:-1] for array in answer["arrays"]]}
+
+
+def clear(answer):
+    return {**answer, "arrays": [np.zeros(array.shape) for array in answer["arrays"]]}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [(garbage, "did not cancel"), (not_masked, "did not cancel"), (wrong_length, "instead of"), (clear, "instead of")],
+)
+def test_a_site_that_sends_something_else(tmp_path, spoil, sentence):
+    def fault(task, name, request, answer):
+        return spoil(answer) if (task, name) == ("work", "site-2") else answer
+
+    with pytest.raises(RunFailed, match=sentence):
+        submit(tmp_path, settings_for("fedbio", rounds=2, secure=True, **OPTIONS), fault)
+
+
+def test_numbers_out_of_range_stay_at_the_site(tmp_path):
+    settings = settings_for("fedbio", rounds=40, secure=True, outer_step=10.0, **OPTIONS)
+    with pytest.raises(RunFailed, match=r"more than 2\^20 in size"):
+        submit(tmp_path, settings)
+
+
+def test_single_replies_look_uniform_and_the_test_can_fail(tmp_path, monkeypatch):
+    def captured(folder):
+        folder.mkdir()
+        settings = settings_for("fedbioacc", rounds=30, record_every=1, secure=True, **OPTIONS)
+        _, channel = submit(folder, settings)
+        return [told["arrays"][0] for task, _, told in channel.seen if task in ("work", "measure")]
+
+    assert uniform(captured(tmp_path / "masked")) > 1e-6
+    monkeypatch.setattr(secure, "_stream", lambda key, size: np.zeros(size, np.uint64))
+    assert uniform(captured(tmp_path / "not")) < 1e-12
+
+
+def test_noise_comes_before_the_mask_and_a_reply_is_paid_for_once(tmp_path):
+    pytest.importorskip("dp_accounting")
+    settings = settings_for("fedbio", rounds=2, secure=True, **OPTIONS)
+    found, channel = submit(tmp_path, settings, privacy=Privacy(clip=0.5, noise=1.0))
+    assert np.isfinite(found).all()
+    assert {array.dtype for task, _, told in channel.seen if task == "work" for array in told["arrays"]} == {
+        np.dtype("u8")
+    }
+    assert '"replies": 2' in (tmp_path / "site-1/privacy.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("secured", "weights", "spread"), [(True, "uniform", 3), (True, "samples", 1), (False, "uniform", 1)]
+)
+def test_noise_is_shared_by_the_sites_of_a_sum_and_by_nobody_else(tmp_path, monkeypatch, secured, weights, spread):
+    """In a sum of three a site's noise has a third of the variance; where replies are seen, or weigh differently, all of it."""
+    pytest.importorskip("dp_accounting")
+    drawn = []
+    monkeypatch.setattr(privacy, "normal", lambda shape: drawn.append(shape) or np.full(shape, 1.0))
+    settings = settings_for("fedavg", rounds=1, weights=weights, secure=secured, local_steps=1, batch_size=4)
+    found, _ = submit(tmp_path, settings, privacy=Privacy(clip=2e-6, noise=5e5, shared=True))
+    assert len(drawn) == 3
+    np.testing.assert_allclose(found, 1 / np.sqrt(spread), rtol=1e-5)  # from a model of zeros, nearly without a step
+
+
+@pytest.mark.parametrize("method", ["fedminmax", "fedfb"])
+def test_counts_of_groups_travel_as_sums(tmp_path, method):
+    recipe = {"method": method, "steps": 4, "local_steps": 2, "batch_size": 16}
+    arguments = {"arrays": {"features": 6, "groups": 2}, "recipe": recipe, "minimum_cell": 1}
+    found, agreed = [], []
+    for secured in (False, True):
+        settings = JobSettings(f"fair-{secured}", "fair", SITES, arguments, secure=secured)
+        folder = tmp_path / str(secured)
+        folder.mkdir()
+        rng = np.random.default_rng(0)
+        sites, _ = fair_array_sites(folder, settings, rng, (61, 67, 71), 6, tell=("rows", "smoothness", "groups"))
+        channel = Direct(sites)
+        found.append(coordinate(folder, settings, channel)[0])
+        agreed.append(Progress.read(folder / "runs" / settings.run / "state.npz").agreed)
+        names = {name for _, _, told in channel.seen for name in told.get("numbers", {})}
+        assert ("groups" in names) is not secured
+    if (
+        method == "fedminmax"
+    ):  # at a model of zeros all groups have the same loss, and FedFB steps along what is rounded
+        np.testing.assert_allclose(*found, atol=1e-6)
+    for name, value in agreed[0].items():
+        np.testing.assert_array_equal(value, agreed[1][name], err_msg=name)
+
+
+# What takes part in what.
+
+
+def test_methods_that_need_single_replies_name_others(tmp_path):
+    arguments = {"algorithms": ["fcfl"], "rounds": 1, "double": True}
+    settings = JobSettings("run", programs.SEVERAL, SITES, arguments, double=True, secure=True)
+    sites = array_sites(tmp_path, settings, functions=(programs.SEVERAL,))
+    asked = {"digest": settings.digest, "stage": 0, "agreed": {}, "answers": []}
+    assert sites["site-1"].answer("prepare", asked) == {"refused": "single"}
+    made = programs.fair_algorithm(np.float64)
+    data = fb.ClientData.from_clients([(programs.fair_rows(client, np.float64), None) for client in range(3)])
+    with pytest.raises(ValueError, match=r"fcfl needs every client's reply by itself .* use fedbioacc, fedbio, fedavg"):
+        fb.simulate(made, data, 1, secure=True)
+
+
+@pytest.mark.parametrize(
+    ("sites", "secured", "policy", "refused"),
+    [
+        (3, False, {"secure_sums": "from-three"}, "takes part in secure sums only"),
+        (2, False, {"secure_sums": "from-three"}, None),
+        (2, True, {"secure_sums": "from-three"}, None),
+        (2, True, {"secure_sums": "always"}, "takes part in secure sums only"),
+        (3, True, {"secure_sums": "always"}, None),
+        (3, True, {"minimum_sites": 4}, "fewer sites, or of others, than this site wants"),
+        (3, True, {"partners": ("site-1", "site-2")}, "fewer sites, or of others, than this site wants"),
+        (3, True, {"partners": SITES}, None),
+        (3, False, {"secure_sums": "optional"}, None),
+    ],
+)
+def test_what_a_site_takes_part_in(tmp_path, sites, secured, policy, refused):
+    settings = settings_for("fedavg", rounds=1, secure=secured, sites=SITES[:sites], **OPTIONS)
+    if refused is None:
+        assert np.isfinite(submit(tmp_path, settings, **policy)[0]).all()
+    else:
+        with pytest.raises(RunFailed, match=refused):
+            submit(tmp_path, settings, **policy)
