@@ -242,7 +242,7 @@ def _read(kind: Any, value: Any) -> Any:
     if not isinstance(value, Mapping) or set(value) != set(kind._fields):
         raise Refused("request", f"A {kind.__name__.lower()} has other parts.")
     for name, given in value.items():
-        right = {"name": str, "letters": Mapping}.get(name, bytes)
+        right: Any = {"name": str, "letters": Mapping}.get(name, bytes)
         if not isinstance(given, right) or len(given) > LONGEST:
             raise Refused("request", f"{name} in a {kind.__name__.lower()} is not of its kind.")
     if not all(isinstance(part, bytes) for part in value.get("letters", {}).values()):
@@ -254,7 +254,7 @@ def _read(kind: Any, value: Any) -> Any:
 
 def _shares(content: Mapping[str, Any]) -> Shares | None:
     """What a site gave to unmask a sum; None where that is nothing of the kind."""
-    given = content.get("shares")
+    given: Any = content.get("shares")
     try:
         return Shares(**{kind: {name: _number(part) for name, part in given[kind].items()} for kind in Shares._fields})
     except (TypeError, KeyError, AttributeError, ValueError):
