@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from fedbilevel.calculus import Tree
-from fedbilevel.engines.fixed import WORKING
 from fedbilevel.plan import Algorithm
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ REASONS = {
     "account": "The site cannot read its own privacy account, so it releases nothing more.",
     "accountant": "The site's privacy settings need the package dp-accounting, 0.6 or later: install fedbilevel[privacy].",
     "secure": "This site takes part in secure sums only: submit the run without --secure-aggregation off.",
-    "single": f"The method needs every site's reply by itself, which secure sums hide: use {WORKING}.",
+    "single": "The method needs every site's reply by itself, which secure sums hide: use fedbioacc, fedavg or fedreg.",
     "cohort": "The sums of this run could be of fewer sites, or of others, than this site wants its numbers to be among.",
     "sums": "The site refuses its part in a secure sum; its own log says why.",
     "range": "The reply holds numbers that a secure sum cannot hold: more than 2^20 in size. Try smaller steps.",
