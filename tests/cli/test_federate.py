@@ -418,7 +418,7 @@ def test_a_person_approves_what_waits(run, refused, done, north, schema, tmp_pat
     for words in (
         "It trains a logistic model by fedavg, in 20 rounds.",
         "It reads age, colour",
-        "It predicts outcome (yes or no",
+        "It predicts outcome (positive: yes)",
         "This site would be ready for model: 240 training rows",
         "Before training, exactly and on no privacy account: how many rows there are (1 number)",
         "In every round: what training replies, part 1 (5 numbers)",
