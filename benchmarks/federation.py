@@ -121,7 +121,7 @@ def collect(repeats: int, say: Any, secure: bool = False) -> dict[str, Any]:
         for site in SITES:
             (kits.sites[site] / "local" / FILE).write_text(
                 f'[data]\narrays = "{folder / site}.npz"\n[policy]\nminimum_cell = 1\n'
-                'secure_sums = "optional"\n[approve]\nauto = true\n'
+                'secure_sums = "optional"\n[approve]\nauto = true\nrounds = 1000000\n'
             )
         began = time.perf_counter()
         environment = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(folder / "jax")}

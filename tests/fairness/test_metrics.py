@@ -26,7 +26,8 @@ from fedbilevel.fairness import (
 )
 from fedbilevel.fairness.intervals import gap_difference_ends, gap_ends
 from fedbilevel.fairness.metrics import CONVENTIONS, CRITERIA, Counts, wilson
-from fedbilevel.jobs.measuring import measured
+from fedbilevel.jobs.measuring import Tally, measured
+from fedbilevel.tables.schema import Column, Schema
 
 checked = settings(deadline=None, max_examples=60)
 FUNCTIONS = {
@@ -303,6 +304,7 @@ def test_other_bad_input(call, message):
 
 
 GROUPS = ("a", "b", "c")
+SCHEMA = Schema("y", ("0", "1"), "1", ("sex",), GROUPS, (Column("x"),))
 
 
 @pytest.fixture(params=range(3))
@@ -331,7 +333,7 @@ def test_accuracy_and_gap(rows, metric, method):
     wanted = disparity(labels, decided, sensitive_features=names, criterion=metric, method=method).value
     assert float(counts.gap(metric, method)) == wanted
     if method == "between_groups":
-        row = measured("train", counts, None, GROUPS, 3, metric, 10, "FedAvg").row
+        row = measured("train", Tally(counts, None, GROUPS, 3), SCHEMA, metric, 10, "FedAvg").row
         assert row["train_accuracy"] == (labels == decided).mean()
         assert row["train_gap"] == wanted
         assert row["train_gap_low"] <= wanted <= row["train_gap_high"]
@@ -344,7 +346,8 @@ def test_the_lead_of_the_majority_has_a_sign():
 
 def test_rates_of_groups(rows):
     labels, decided, groups = rows
-    found = measured("train", counted(*rows), None, GROUPS, 3, "equal_opportunity", 10, "").groups.set_index("group")
+    told = measured("train", Tally(counted(*rows), None, GROUPS, 3), SCHEMA, "equal_opportunity", 10, "")
+    found = told.groups.set_index("group")
     wanted = group_table(labels, decided, sensitive_features=np.array(GROUPS)[groups])
     for column in wanted.columns.drop(["negatives", "selected"]):
         np.testing.assert_array_equal(found[column], wanted[column], err_msg=column)
@@ -355,7 +358,7 @@ def test_rates_of_groups(rows):
 
 def test_a_group_without_rows_is_left_out():
     counts = counted(np.array([0, 1]), np.array([1, 1]), np.array([0, 2]))
-    found = measured("train", counts, None, GROUPS, 3, "equal_opportunity", 10, "")
+    found = measured("train", Tally(counts, None, GROUPS, 3), SCHEMA, "equal_opportunity", 10, "")
     assert found.groups["group"].tolist() == ["a", "c"]
     assert {finding.code for finding in found.found} >= {"group-without-positives", "group-without-negatives"}
     assert counts.present().cells.shape == (2, 2, 2)

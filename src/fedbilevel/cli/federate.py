@@ -233,6 +233,7 @@ def install(
 def revoke(
     site: Annotated[str, typer.Argument(help="The site that is to take part no more.")],
     folder: options.KitsFolder = None,
+    as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Take a site out of the federation, for good.
@@ -250,14 +251,15 @@ def revoke(
     try:
         with hushed():
             disable(kits, site)
-        when = "The server refuses it from now on."
+        when, at_once = "The server refuses it from now on.", True
     except NoServer:
+        at_once = False
         when = (
             f"The server does not answer. It will refuse {site} when it starts with {kits.server}. If the server's kit lies "
             "on another machine, copy disabled_clients.json from there into it, and start it again."
         )
-    if not quiet:
-        print(f"{site} is taken out. {when}")
+    told = {"site": site, "at_once": at_once, "server": str(kits.server)}
+    tell(as_json, quiet, told, [f"{site} is taken out. {when}"])
 
 
 def check(
