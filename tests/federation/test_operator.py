@@ -17,6 +17,7 @@ pytest.importorskip("nvflare", reason="needs the federation extra: pip install '
 
 from fedbilevel.federation.operator.demo import policy_text
 from fedbilevel.federation.operator.processes import OUTPUT, end, running
+from fedbilevel.federation.protocol.identity import KitIdentity
 from fedbilevel.federation.protocol.policy import FILE, read_policy
 from fedbilevel.federation.protocol.record import read_answers, read_status
 from fedbilevel.federation.protocol.settings import JobSettings
@@ -128,10 +129,12 @@ def test_a_run_is_stopped_killed_and_taken_up_again(federation, tables):
     settings = JobSettings.from_json((place / "settings.json").read_text())
     assert settings.min_sites == 1
     policies = {site: read_policy(federation.kits.sites[site] / "local") for site in SITES}
-    sites = {
-        site: Site(site, settings, policy, federation.folder / "alone" / site, lambda line: None)
-        for site, policy in policies.items()
-    }
+    sites = {}
+    for site, policy in policies.items():
+        alone = federation.folder / "alone" / site
+        alone.mkdir(parents=True)
+        identity = KitIdentity(federation.kits.sites[site] / "startup", alone)
+        sites[site] = Site(site, settings, policy, alone, lambda line: None, identity)
     with jax.enable_x64(False):
         wanted = coordinate(federation.folder / "alone", settings, Direct(sites))
     np.testing.assert_allclose(read_answers(place)[-1][0], wanted[0], rtol=1e-6)
