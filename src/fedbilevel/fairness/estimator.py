@@ -19,7 +19,8 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from fedbilevel.datasets import partition
 from fedbilevel.fairness.findings import Finding, of_model
 from fedbilevel.fairness.formulation import Deviation, Formulation
-from fedbilevel.fairness.methods import Recipe
+from fedbilevel.fairness.frontier import explained
+from fedbilevel.fairness.methods import Recipe, check_aims
 from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.models import Model, numbers, probabilities
 from fedbilevel.fairness.program import FairProgram, smoothness
@@ -41,6 +42,10 @@ class UselessModel(UserWarning):
     """A classifier selects (almost) nobody or everybody."""
 
 
+class AimMissed(UserWarning):
+    """The gap that was aimed at was not reached, or the model of the strength asked for is of no use."""
+
+
 class FairFederated(BaseEstimator):  # type: ignore[misc]
     """What the classifier and the regressor share: tables in, groups, clients, training, coefficients, and a file."""
 
@@ -59,7 +64,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             sensitive_features: the group of every row: a column, or a table whose columns are joined.  None: everybody is
                 one group, and nothing is made fair; a warning says so.
             clients: which site every row belongs to.  None: one client holds all rows.
-            sample_weight: a weight of every row ("fedavg", "fedbio", "fedbioacc").
+            sample_weight: a weight of every row ("fedpath", "fedavg", "fedbio", "fedbioacc").
         """
         features, labels = self._learn(X, y)
         codes = self._groups(sensitive_features, features)
@@ -93,8 +98,13 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         )
         self.threshold_ = tuned_threshold(program, fitted.params, rows, aside)
         self.params_, self.history_ = fitted.params, fitted.history
+        self.frontier_ = None if fitted.frontier is None else fitted.frontier.table
         self._name_weights(fitted.weights)
         self._look(features, labels, codes)
+        if fitted.frontier is not None:
+            for finding in explained(fitted.frontier, features, codes, self.groups_):
+                self.findings_.append(finding)
+                warnings.warn(finding.sentence, AimMissed, stacklevel=2)
         return self
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
@@ -150,6 +160,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             "features": int(self.n_features_in_),
             "names": None if names is None else list(names),
             "findings": self.findings_,
+            "frontier": None if self.frontier_ is None else self.frontier_.to_dict("list"),
             "history": json.loads(self.history_.to_json(orient="split", double_precision=15)),
         }
         model = FittedModel(
@@ -177,6 +188,8 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         estimator.clients_, estimator.n_features_in_ = remembered["clients"], remembered["features"]
         if remembered["names"] is not None:
             estimator.feature_names_in_ = np.asarray(remembered["names"], dtype=object)
+        frontier = remembered.get("frontier")
+        estimator.frontier_ = None if frontier is None else pd.DataFrame(frontier)
         estimator.history_ = pd.DataFrame(**remembered["history"])
         estimator._name_weights(model.weights)
         return estimator
@@ -185,12 +198,13 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         self.group_weights_ = None if weights is None else named_weights(weights, self.groups_, self._labels)
 
     def _recipe(self) -> Recipe:
+        check_aims(self.method, self.strength, self.gap, self.accuracy_loss)
         form = Formulation(self.formulation, self.metric, temperature=self.temperature, ridge=self.ridge)
         # One group has no rates to compare: the outer level then draws rows as the inner one does.
         outer_batch = "batch" if len(self.groups_) == 1 else None
         recipe = Recipe(
             self.method, form, self.steps, self.weight_steps, self.local_steps, self.batch_size, outer_batch, self.step,
-            client_weights=self.client_weights,
+            client_weights=self.client_weights, gap=self.gap, accuracy_loss=self.accuracy_loss,
         )  # fmt: skip
         return recipe.asked(len(self.groups_), self.strength, self.validation)
 
@@ -287,21 +301,26 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
 class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[misc]
     """Classifier with equal rates over sensitive groups, trained over clients that keep their rows (simulated here).
 
-    With the defaults FedBiOAcc learns one weight per (group, label) cell so that the groups' true-positive rates agree, then
-    FedAvg trains a logistic regression with those weights.  Groups count by their share: a small one costs others little, and
-    gains little.  docs/fairness.md says which method suits when, with measurements.
+    With the defaults FedPath trains a logistic regression on rows with one weight per (group, label) cell, and learns these
+    weights so that the groups' true-positive rates agree: from equal weights on, along a path of growing strength.  Groups
+    count by their share: a small one costs others little, and gains little.  docs/fairness.md says which method suits when,
+    with measurements.
 
     Args:
-        method: "fedbioacc", "fedbio", "fedavg" (no fairness), "fedreg", "fedminmax", "fcfl", "fedfb" or "fairfed".
-        formulation: "cells" (ours) or "paper" (one weight per group, group-balanced validation set); bilevel methods only.
-        metric: what "cells" equalises: "equal_opportunity", "equalized_odds", "demographic_parity", or a function like those
-            in `fedbilevel.fairness.formulation`.
-        strength: how much "cells" cares about that, against the loss; for "fedreg" the weight of its penalty.
-            None: the method's default (cells: 5, FedReg: 0.1).
+        method: "fedpath", "fedbioacc", "fedbio", "fedavg" (no fairness), "fedreg", "fedminmax", "fcfl", "fedfb" or "fairfed".
+        formulation: of the two-stage methods "fedbioacc" and "fedbio": "cells" (ours) or "paper" (one weight per group,
+            group-balanced validation set).
+        metric: what FedPath and "cells" even out: "equal_opportunity", "equalized_odds", "demographic_parity", "calibration",
+            or a function like those in `fedbilevel.fairness.formulation`.
+        strength: how much that counts, against the loss; for "fedreg" the weight of its penalty.  None: the method's default
+            (5; FedReg: 0.1).
+        gap: "fedpath": instead of a strength, the gap to aim at, such as 0.02; measured as in ``frontier_``.
+        accuracy_loss: "fedpath": instead, how much accuracy to spend at most, such as 0.005.
         temperature: sharpness of the soft decisions in ``metric``.
         model: "logistic" (two or more classes) or "mlp", one hidden layer of ``hidden`` units.
-        ridge: weight of the squared parameters in the loss.
-        steps: training steps of the model; None: 2,000 (FCFL: 1,020 rounds).
+        ridge: weight of the squared parameters in the loss.  None: 1e-3; "fedpath": one over the number of rows.
+        steps: training steps of the model; None: 2,000 (FCFL: 1,020 rounds).  Neither this nor ``weight_steps``,
+            ``local_steps``, ``batch_size`` and ``step`` mean anything to "fedpath".
         weight_steps: steps of the bilevel stage; None: 1,000 ("cells") or 2,000 ("paper").
         local_steps: steps between two rounds of communication (FedMinMax and FCFL: always 1).
         batch_size: rows a step draws; cut to the smallest client's rows.
@@ -309,12 +328,12 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         validation: the share of each client's rows that the outer level reads and the inner one does not.  None: "cells" reads
             the same rows on both levels (it fits a handful of numbers), "paper" takes a fifth.
         class_weight: "balanced" (classes count alike, whatever their shares), or a dict of numbers by class; they multiply
-            ``sample_weight`` ("fedavg", "fedbio", "fedbioacc").
+            ``sample_weight`` ("fedpath", "fedavg", "fedbio", "fedbioacc").
         threshold: two classes: the second is predicted where its probability is above this.  A number; None: 0.5; "auto": the
             best balanced accuracy; "rate=0.1", "recall=0.8": a share selected, a share of positives found.  All but numbers are
             chosen on a fifth of every client's rows (up to half where positives are few), which the model is not trained on.
             More than two classes take "auto" alone: probabilities are weighed by the mean of their class.
-        client_weights: clients count "uniform" or by "samples", their rows (FedMinMax, FedFB and FairFed: always by rows).
+        client_weights: clients count "uniform" or by "samples", their rows (FedPath, FedMinMax, FedFB, FairFed: always by rows).
         secure: averages are rounded as secure sums over real sites round them, to see what that does (not "fcfl", "fairfed").
         history_rows: about how many rounds of every stage ``history_`` shows; 0 records nothing.
         random_state: seed or generator; None for a new one each time.
@@ -322,6 +341,8 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
     Attributes:
         classes_, n_features_in_, feature_names_in_ (tables with named columns), groups_, clients_: what was seen in fit.
         group_weights_: the learned weights, a Series over groups or over (group, label); None for methods without.
+        frontier_: "fedpath": strength, accuracy, gap, floor (the gap of a fair model on so many rows), usable and chosen, for
+            every point of the path, on the training rows; 0 is the unweighted model.
         history_: objective, bytes sent and calls of gradients at ``history_rows`` rounds.
         params_, model_, encoder_: the fitted model; threshold_ of its decisions; coef_, intercept_ (logistic):
             for the features get_feature_names_out names; `coefficients` gives them in the units of the table.
@@ -331,7 +352,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
     >>> rng = np.random.default_rng(0)
     >>> X, sex, site = rng.normal(size=(300, 3)), rng.choice(["f", "m"], 300), rng.choice(["A", "B"], 300)
     >>> y = np.where(X[:, 0] + 0.3 * rng.normal(size=300) > 0, "yes", "no")
-    >>> clf = FairFederatedClassifier(steps=200, weight_steps=50, batch_size=32, random_state=0)
+    >>> clf = FairFederatedClassifier(random_state=0)
     >>> clf = clf.fit(X, y, sensitive_features=sex, clients=site)
     >>> bool(clf.score(X, y) > 0.85), clf.clients_, list(clf.group_weights_.index)
     (True, ['A', 'B'], [('f', 'no'), ('f', 'yes'), ('m', 'no'), ('m', 'yes')])
@@ -339,15 +360,17 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
 
     def __init__(
         self,
-        method: str = "fedbioacc",
+        method: str = "fedpath",
         *,
         formulation: str = "cells",
         metric: str | Deviation = "equal_opportunity",
         strength: float | None = None,
+        gap: float | None = None,
+        accuracy_loss: float | None = None,
         temperature: float = 2.0,
         model: str = "logistic",
         hidden: int = 16,
-        ridge: float = 1e-3,
+        ridge: float | None = None,
         steps: int | None = None,
         weight_steps: int | None = None,
         local_steps: int = 5,
@@ -365,6 +388,8 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         self.formulation = formulation
         self.metric = metric
         self.strength = strength
+        self.gap = gap
+        self.accuracy_loss = accuracy_loss
         self.temperature = temperature
         self.model = model
         self.hidden = hidden
@@ -438,31 +463,31 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
 class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[misc]
     """Regressor with equal mean errors over sensitive groups, trained over clients that keep their rows (simulated here).
 
-    With the defaults FedBiOAcc learns a weight for each group below and above the mean of ``y``, so that the groups' mean
-    errors come closer, then FedAvg trains a linear regression with those weights.  ``y`` is standardised for training;
-    predictions are in its own units.
+    With the defaults FedPath trains a linear regression on rows with a weight for each group below and above the mean of ``y``,
+    and learns these weights so that the groups' mean errors come closer.  ``y`` is standardised for training; predictions are
+    in its own units.
 
     Args:
-        method: "fedbioacc", "fedbio", "fedavg" (no fairness), "fedreg", "fedminmax", "fcfl" or "fairfed".  "fedfb" compares
+        method: "fedpath", "fedbioacc", "fedbio", "fedavg" (no fairness), "fedreg", "fedminmax", "fcfl" or "fairfed".  "fedfb" compares
             rows with the same label, and numbers have none.
         metric: what is evened out between groups: "mean_error" (prediction minus truth) or "mean_prediction"; for "cells" also
             a function like those in `fedbilevel.fairness.formulation`, of standardised predictions.
         loss: "squared", or "huber": errors beyond one standard deviation of ``y`` count by their size, not their square.
         model: "linear" or "mlp", one hidden layer of ``hidden`` units.
-        formulation, strength, hidden, ridge, steps, weight_steps, local_steps, batch_size, step, validation, client_weights,
+        formulation, strength, gap, accuracy_loss, hidden, ridge, steps, weight_steps, local_steps, batch_size, step, validation, client_weights,
         secure, history_rows, random_state: as in `FairFederatedClassifier`.
 
     Attributes:
         n_features_in_, feature_names_in_ (tables with named columns), groups_, clients_: what was seen in fit.
         group_weights_: the learned weights, a Series over groups or over (group, side of the mean); None for methods without.
-        history_, params_, model_, encoder_, coef_, intercept_: as in `FairFederatedClassifier`; the last two for standardised
+        frontier_, history_, params_, model_, encoder_, coef_, intercept_: as in `FairFederatedClassifier`; the last two for standardised
             ``y``, `coefficients` in its units.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> X, sex = rng.normal(size=(300, 3)), rng.choice(["f", "m"], 300)
     >>> y = 900 + 70 * X[:, 0] - 30 * (sex == "f") + 10 * rng.normal(size=300)
-    >>> reg = FairFederatedRegressor(steps=300, weight_steps=50, batch_size=32, random_state=0)
+    >>> reg = FairFederatedRegressor(random_state=0)
     >>> reg = reg.fit(X, y, sensitive_features=sex)
     >>> bool(reg.score(X, y) > 0.85), list(reg.group_weights_.index)[:2]
     (True, [('f', 'below the mean'), ('f', 'above the mean')])
@@ -473,15 +498,17 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
 
     def __init__(
         self,
-        method: str = "fedbioacc",
+        method: str = "fedpath",
         *,
         formulation: str = "cells",
         metric: str | Deviation = "mean_error",
         strength: float | None = None,
+        gap: float | None = None,
+        accuracy_loss: float | None = None,
         loss: str = "squared",
         model: str = "linear",
         hidden: int = 16,
-        ridge: float = 1e-3,
+        ridge: float | None = None,
         steps: int | None = None,
         weight_steps: int | None = None,
         local_steps: int = 5,
@@ -497,6 +524,8 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         self.formulation = formulation
         self.metric = metric
         self.strength = strength
+        self.gap = gap
+        self.accuracy_loss = accuracy_loss
         self.loss = loss
         self.model = model
         self.hidden = hidden

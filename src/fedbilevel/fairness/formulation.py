@@ -17,7 +17,7 @@ mean predictions or mean errors, in standard deviations of the number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,50 +72,70 @@ def squared_gap(decisions: jax.Array, counting: jax.Array, groups: jax.Array, co
     return jnp.where(several, 2 * (between - jnp.sum(shares * (1 - shares) * noise)) / jnp.where(several, pairs, 1), 0)
 
 
-def _summed(
-    decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int, pairs: Sequence[tuple[int | None, int]]
-) -> jax.Array:
-    """Sum over (label, column) of `squared_gap` of that column's rate among the rows with that label; None: among all."""
+def compared(metric: str, decisions: jax.Array, labels: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+    """What a metric compares between groups: pairs (a value of every row, 1 for the rows that count)."""
+    columns = decisions.shape[1]
 
     def among(label: int | None) -> jax.Array:
         return (jnp.full(decisions.shape[:1], True) if label is None else labels == label).astype(decisions.dtype)
 
-    parts = [squared_gap(decisions[:, column], among(label), groups, count) for label, column in pairs]
+    if metric in ("calibration", "mean_error"):
+        numbered = columns == 1
+        truth = (labels[:, None] if numbered else labels[:, None] == jnp.arange(columns, dtype=labels.dtype)[None, :])
+        error = decisions - truth.astype(decisions.dtype)
+        if metric == "mean_error":
+            return [(error[:, 0], among(None))]
+        return [(error[:, c] * side[:, c], among(None)) for c in range(columns) for side in (decisions, 1 - decisions)]
+    pairs: dict[str, list[tuple[int | None, int]]] = {
+        "equal_opportunity": [(1, 0)] if columns == 1 else [(c, c) for c in range(columns)],
+        "equalized_odds": [(label, column) for label in range(max(2, columns)) for column in range(columns)],
+    }
+    every: list[tuple[int | None, int]] = [(None, column) for column in range(columns)]
+    return [(decisions[:, column], among(label)) for label, column in pairs.get(metric, every)]
+
+
+def _summed(metric: str, decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
+    """Sum of `squared_gap` of everything the metric compares."""
+    parts = [squared_gap(values, counting, groups, count) for values, counting in compared(metric, decisions, labels)]
     return jnp.sum(jnp.stack(parts))
 
 
 def equal_opportunity(decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
     """Two classes: the true-positive rates.  More: how often each class is recognised."""
-    columns = decisions.shape[1]
-    return _summed(decisions, labels, groups, count, [(1, 0)] if columns == 1 else [(c, c) for c in range(columns)])
+    return _summed("equal_opportunity", decisions, labels, groups, count)
 
 
 def equalized_odds(decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
     """Two classes: the true- and the false-positive rates.  More: every rate of deciding one class given another."""
-    columns = decisions.shape[1]
-    pairs = [(label, column) for label in range(max(2, columns)) for column in range(columns)]
-    return _summed(decisions, labels, groups, count, pairs)
+    return _summed("equalized_odds", decisions, labels, groups, count)
 
 
 def demographic_parity(decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
     """The rates of the decisions themselves, whatever the labels."""
-    return _summed(decisions, labels, groups, count, [(None, column) for column in range(decisions.shape[1])])
+    return _summed("demographic_parity", decisions, labels, groups, count)
+
+
+def calibration(decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
+    """How far probabilities are above the truth, among rows by how probable the class is and by how improbable: the means of
+    (p - y) p and (p - y) (1 - p).  With p the probabilities themselves: the temperature is 1."""
+    return _summed("calibration", decisions, labels, groups, count)
 
 
 def mean_prediction(decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
     """The means of the predicted numbers, whatever the truth."""
-    return squared_gap(decisions[:, 0], jnp.ones_like(decisions[:, 0]), groups, count)
+    return _summed("mean_prediction", decisions, labels, groups, count)
 
 
 def mean_error(decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
     """How far predictions are above the truth on average."""
-    return mean_prediction(decisions - labels.astype(decisions.dtype)[:, None], labels, groups, count)
+    return _summed("mean_error", decisions, labels, groups, count)
 
 
 METRICS: dict[str, Deviation] = {
     "equal_opportunity": equal_opportunity,
     "equalized_odds": equalized_odds,
     "demographic_parity": demographic_parity,
+    "calibration": calibration,
     "mean_prediction": mean_prediction,
     "mean_error": mean_error,
 }
@@ -200,14 +220,14 @@ class Formulation:
     """What is fair, and how much it counts.
 
     ``metric`` names one of `METRICS` or is a function of the same signature; ``temperature`` sharpens the soft decisions;
-    ``ridge`` makes the inner problem strongly convex.  "paper" does not read ``metric``, ``strength`` and ``temperature``.
+    ``ridge`` makes the inner problem strongly convex; None: the method's own (`Recipe.settled`).  "paper" does not read ``metric``, ``strength`` and ``temperature``.
     """
 
     kind: str = "cells"
     metric: str | Deviation = "equal_opportunity"
     strength: float = 5.0
     temperature: float = 2.0
-    ridge: float = 1e-3
+    ridge: float | None = 1e-3
 
     def __post_init__(self) -> None:
         if self.kind not in FORMULATIONS:
@@ -219,7 +239,8 @@ class Formulation:
         if not isinstance(self.metric, str) and not callable(self.metric):
             raise TypeError(f"metric must be a name or a function, not {type(self.metric).__name__}.")
         not_negative("strength", self.strength)
-        not_negative("ridge", self.ridge)
+        if self.ridge is not None:
+            not_negative("ridge", self.ridge)
         positive("temperature", self.temperature)
 
     def cells(self, groups: int, classes: int) -> int:
@@ -239,6 +260,15 @@ class Formulation:
             return None
         return METRICS[self.metric] if isinstance(self.metric, str) else self.metric
 
+    @property
+    def sharpness(self) -> float:
+        """The temperature in use: calibration is about probabilities as they are."""
+        return 1.0 if self.metric == "calibration" else float(self.temperature)
+
+    def decisions(self, scores: jax.Array) -> jax.Array:
+        """What is compared, ``[n, columns]``: softened decisions, or the predicted numbers."""
+        return scores[:, None] if self.metric in OF_NUMBERS else soft_decisions(scores, self.sharpness)
+
     def skips_padding(self) -> bool:
         """Whether the outer loss can be trusted to leave padding out: not with a metric of the user's."""
         return self.deviation() is None or isinstance(self.metric, str)
@@ -248,6 +278,39 @@ class Formulation:
         values = np.asarray(outer, np.float64)
         raised = np.exp(values - values.max())
         return np.asarray(len(values) * raised / raised.sum())
+
+
+def statistics(form: Formulation, scores: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
+    """Sums over rows from which the squared gap of *all* clients' rows follows (`spread_of`): for everything compared and every
+    group, how many rows count, and the sums of their values and of the squares, ``[compared, 3, groups]``.  Of a metric of the
+    user's: its value times the rows, since only its mean over clients can be had."""
+    decisions = form.decisions(scores)
+    if not isinstance(form.metric, str):
+        return jnp.asarray(len(labels), scores.dtype) * form.metric(decisions, labels, groups, count)
+    parts = [
+        group_totals(jnp.stack([counting, counting * values, counting * values**2]), groups, count)
+        for values, counting in compared(form.metric, decisions, labels)
+    ]
+    return jnp.stack(parts)
+
+
+def spread_of(form: Formulation, means: jax.Array, rows: Any) -> jax.Array:
+    """The sum of squared gaps (`squared_gap`) from `statistics` divided by the number of ``rows`` they are of."""
+    if not isinstance(form.metric, str):
+        return means
+    number = jnp.asarray(rows, means.dtype) * means[:, 0]
+    known = number >= 2
+    share = jnp.where(known, means[:, 0], 0)
+    safe, number = jnp.where(known, means[:, 0], 1), jnp.where(known, number, 2)
+    rates = jnp.where(known, means[:, 1] / safe, 0)
+    noise = jnp.where(known, (means[:, 2] / safe - rates**2) / (number - 1), 0)
+    total = jnp.sum(share, axis=1, keepdims=True)
+    share = share / jnp.where(total > 0, total, 1)
+    between = jnp.sum(share * (rates - jnp.sum(share * rates, axis=1, keepdims=True)) ** 2, axis=1)
+    pairs = jnp.sum(share * (1 - share), axis=1)
+    several = jnp.sum(known, axis=1) >= 2
+    gaps = 2 * (between - jnp.sum(share * (1 - share) * noise, axis=1)) / jnp.where(several, pairs, 1)
+    return jnp.sum(jnp.where(several, gaps, 0))
 
 
 def fair_problem(
@@ -261,10 +324,10 @@ def fair_problem(
     whole_number("groups", groups)
     cells = formulation.cells(groups, model.classes)
     weights = Weights(cells)
-    numbers = float(formulation.strength), float(formulation.temperature)
+    numbers = float(formulation.strength), formulation.sharpness
     outer_loss = OuterLoss(model.scores, groups, *numbers, formulation.deviation(), model.losses)
     start = Start(cells, model.start)
-    ridge = float(formulation.ridge)
+    ridge = float(formulation.ridge or 0)
     if model.kind == "logistic" and model.classes == 2 and not row_weights:
         linear = LinearInner(weights, ridge, cells="cells", kernel=kernel)
         return linear_problem(linear, outer_loss, start)

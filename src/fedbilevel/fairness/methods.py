@@ -1,8 +1,9 @@
 """The methods by name: how each is run (`Recipe`: every option, with the paper's default where it names one) and its algorithm.
 
-FedBiO and FedBiOAcc take two stages: the bilevel problem gives the weights of the groups or cells, then FedAvg trains one
-common model on rows weighted by them.  (The clients' own inner models of stage one never leave them and are not used.)  All
-others train the model at once.  `fedbilevel.fairness.program` puts the stages together.
+FedPath, the default, solves the bilevel problem for the common model itself, in one stage.  FedBiO and FedBiOAcc take two
+stages: the bilevel problem gives the weights of the groups or cells, then FedAvg trains one common model on rows weighted by
+them.  (The clients' own inner models of stage one never leave them and are not used.)  All others train the model at once.
+`fedbilevel.fairness.program` puts the stages together.
 """
 
 from __future__ import annotations
@@ -22,14 +23,21 @@ from fedbilevel.fairness.fairfed import fairfed
 from fedbilevel.fairness.fcfl import fcfl
 from fedbilevel.fairness.fedfb import fedfb
 from fedbilevel.fairness.fedminmax import fedminmax
+from fedbilevel.fairness.fedpath import fedpath, rounds_of
 from fedbilevel.fairness.fedreg import fedreg
 from fedbilevel.fairness.formulation import Formulation
 from fedbilevel.fairness.models import Model, RowLosses, mean_of, mistaken, penalty, predicted, recognised, row_losses
 from fedbilevel.hypergradients.neumann import neumann
 from fedbilevel.plan import Algorithm
-from fedbilevel.problem import BilevelProblem, positive, whole_number
+from fedbilevel.problem import BilevelProblem, not_negative, positive, whole_number
 
-METHODS = ("fedavg", "fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", "fedbio", "fedbioacc")
+METHODS = ("fedavg", "fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", "fedbio", "fedbioacc", "fedpath")
+PATH = "fedpath"
+STRENGTHS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
+"""Of FedPath's path; a strength that was asked for comes in between."""
+LARGEST_LOSS = 0.005
+"""Accuracy that ``strength="auto"`` spends at most."""
+RIDGE = 1e-3
 BILEVEL = ("fedbio", "fedbioacc")
 COMPARES_GROUPS = ("fedreg", "fedminmax", "fcfl", "fedfb", "fairfed")
 """Methods of one level that are defined by two or more groups."""
@@ -68,11 +76,14 @@ class Recipe:
     cannot be told from a few rows); "batch" is as many as an inner step draws, "whole" is all.
     ``penalty``: FedReg's.  ``group_step``, ``risks``: FedMinMax's.  ``epsilon``: FCFL's.  ``alpha``: FedFB's step of the
     groups' shares.  ``beta``: FairFed's, of the clients' weights.  ``client_weights``: "uniform" as in the paper, or "samples"
-    (FedMinMax, FedFB and FairFed are defined by the latter).
+    (FedMinMax, FedFB, FairFed and FedPath are defined by the latter).
     ``train_on``: "all" rows of a client, or "train" to leave its validation rows out of the model's training.
+    ``gap``, ``accuracy_loss``: what to aim at along FedPath's path instead of the formulation's strength: the smallest strength
+    whose gap is at most this, or the smallest gap for at most this much accuracy.  FedPath reads all rows in every round and
+    sets its steps itself: of the other options it reads none.
     """
 
-    method: str = "fedbioacc"
+    method: str = "fedpath"
     formulation: Formulation = field(default_factory=Formulation)
     steps: int | None = None
     weight_steps: int | None = None
@@ -92,6 +103,8 @@ class Recipe:
     beta: float = 0.1
     client_weights: str = "uniform"
     train_on: str = "all"
+    gap: float | None = None
+    accuracy_loss: float | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -101,6 +114,14 @@ class Recipe:
         for name in ("steps", "weight_steps", "batch_size"):
             whole_number(name, getattr(self, name), optional=True)
         whole_number("local_steps", self.local_steps)
+        if self.method == PATH and self.formulation.kind != "cells":
+            raise ValueError(
+                f"formulation={self.formulation.kind!r} takes two stages: name fedbioacc or fedbio as the method with it."
+            )
+        for name in ("gap", "accuracy_loss"):
+            if getattr(self, name) is not None and not 0 <= not_negative(name, getattr(self, name)) < 1:
+                raise ValueError(f"{name} must lie between 0 and 1, such as 0.02, not {getattr(self, name)}.")
+        check_aims(self.method, None, self.gap, self.accuracy_loss)
         for name in ("step", "series_step", "inner_step", "outer_step"):
             if getattr(self, name) is not None:
                 positive(name, getattr(self, name))
@@ -112,9 +133,19 @@ class Recipe:
     def asked(self, groups: int, strength: float | None, share: float | None = None) -> Recipe:
         """For so many groups, with what people call the strength, and trained on all rows wherever some are set `apart`."""
         chosen = replace(self, train_on="all" if self.apart(groups, share) else "train")
+        if self.method == PATH and groups == 1:  # there is nothing to even out
+            strength, chosen = 0.0, replace(chosen, gap=None, accuracy_loss=None)
         if strength is None:
             return chosen
         return replace(chosen, formulation=replace(self.formulation, strength=strength), penalty=strength)
+
+    @property
+    def strengths(self) -> tuple[float, ...]:
+        """FedPath's path, without the unweighted model it starts from."""
+        if self.gap is not None or self.accuracy_loss is not None:
+            return STRENGTHS
+        asked = float(self.formulation.strength)
+        return tuple(sorted({*STRENGTHS, asked})) if asked > 0 else ()
 
     def apart(self, groups: int, share: float | None = None) -> bool:
         """Whether validation rows are taken out of the training rows: where a ``share`` is asked for, and for the paper's
@@ -122,9 +153,13 @@ class Recipe:
         balanced = self.formulation.kind == "paper" and groups > 1
         return self.method in BILEVEL and (share is not None or balanced)
 
-    def settled(self, smallest: int, val_smallest: int, val_largest: int, curvature: float) -> Recipe:
-        """Batches that every client can draw, from how many rows clients have; and smaller steps, also of stage one, where
-        the features make the loss steeper (``curvature``, see `fedbilevel.fairness.program.smoothness`) than usual."""
+    def settled(self, smallest: int, val_smallest: int, val_largest: int, curvature: float, total: float) -> Recipe:
+        """Batches that every client can draw, from how many rows clients have; smaller steps, also of stage one, where the
+        features make the loss steeper (``curvature``, see `fedbilevel.fairness.program.smoothness`) than usual; and the ridge
+        where none was asked for: `RIDGE`, but one over all rows for FedPath, which trains to the end."""
+        if self.formulation.ridge is None:
+            form = replace(self.formulation, ridge=1 / total if self.method == PATH else RIDGE)
+            return replace(self, formulation=form).settled(smallest, val_smallest, val_largest, curvature, total)
         steeper = max(1.0, curvature / SMOOTH)
         batch = None if self.batch_size is None else min(self.batch_size, smallest)
         chosen = replace(self, batch_size=batch, step=self.step / steeper)
@@ -156,6 +191,8 @@ class Recipe:
     @property
     def rounds(self) -> int:
         """Rounds of the model's training."""
+        if self.method == PATH:
+            return rounds_of(self.strengths)
         if self.method == "fcfl":
             return sum(FCFL_STAGES) if self.steps is None else self.steps
         steps = STEPS if self.steps is None else self.steps
@@ -176,7 +213,7 @@ class Recipe:
     @property
     def _between(self) -> int:
         """Steps of the model's training between two rounds."""
-        return 1 if self.method in SINGLE_STEP else self.local_steps
+        return 1 if self.method in (*SINGLE_STEP, PATH) else self.local_steps
 
     def record_every(self, rows: int) -> int:
         """How often to record the longer stage for about so many rows of history."""
@@ -201,13 +238,28 @@ class RowWeightedLoss:
         return mean_of(losses, real) + penalty(params, self.ridge)
 
 
+def check_aims(method: str, strength: Any, gap: Any, accuracy_loss: Any) -> None:
+    """Refuse what says twice how much fairness to ask for, or says it to a method that has no path."""
+    given = {"strength": strength, "gap": gap, "accuracy_loss": accuracy_loss}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ValueError(f"{' and '.join(named)} both say how much fairness to ask for: give one of them.")
+    if method != PATH and named and named[0] != "strength":
+        raise ValueError(f"{named[0]} is an aim along the path of fedpath, and {method} has none: leave one of them out.")
+
+
+def path_algorithm(recipe: Recipe, model: Model, groups: int, rows: float, threshold: float) -> Algorithm:
+    """FedPath; the recipe is settled."""
+    return fedpath(recipe.formulation, model, groups, rows, recipe.strengths, threshold=threshold)
+
+
 def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray) -> tuple[Algorithm, str]:
     """The algorithm that trains the model (for the bilevel methods: their second stage), and the clients' weights.
 
     FedAvg and the second stages read a leaf ``weights`` of the rows.  ``counts``: rows of every group over all clients
     (FedMinMax), or positive ones (FedFB; of more than two classes ``[class, group]``, of a number all); others ignore them.
     """
-    ridge = float(recipe.formulation.ridge)
+    ridge = float(recipe.formulation.ridge or 0)
     scores, start, losses = model.scores, model.start, model.losses
     compared = {"mean_prediction": predicted, "mean_error": mistaken}.get(str(recipe.formulation.metric), recognised)
     shared: dict[str, Any] = {"groups": groups, "ridge": ridge, "losses": losses, "compared": compared}

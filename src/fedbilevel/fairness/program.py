@@ -1,6 +1,7 @@
 """A fair fit as a program of surveys and stages (`fedbilevel.engines.stages`): survey, agree, learn weights, train, measure.
 
-FedAvg to FairFed train the model in one stage, FedBiO and FedBiOAcc in two.  The simulation (`fedbilevel.fairness.trainer`)
+FedAvg to FairFed and FedPath train the model in one stage, FedBiO and FedBiOAcc in two.  FedPath's answer is a whole path of
+models; `FairProgram.place` says which of them is used, from what the sites told of each on the way.  The simulation (`fedbilevel.fairness.trainer`)
 and the federation run the same `FairProgram`; the estimator, the commands and the studies only make one.
 
 What the sites tell before training: with a schema, counts, sums and sums of squares of the number columns (``statistics``);
@@ -28,7 +29,16 @@ from fedbilevel.fairness.audit import report_expected, report_of
 from fedbilevel.fairness.baseline import LEAVES
 from fedbilevel.fairness.disclosure import MINIMUM, Visible
 from fedbilevel.fairness.formulation import METRICS, OF_NUMBERS, Formulation, fair_problem
-from fedbilevel.fairness.methods import BILEVEL, COMPARES_GROUPS, Recipe, bilevel_algorithm, single_level
+from fedbilevel.fairness.methods import (
+    BILEVEL,
+    COMPARES_GROUPS,
+    PATH,
+    Recipe,
+    bilevel_algorithm,
+    path_algorithm,
+    single_level,
+)
+from fedbilevel.fairness.frontier import Frontier, frontier_of
 from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.models import Model, numbers, probabilities
 from fedbilevel.fairness.moments import Moments
@@ -106,14 +116,21 @@ class FairProgram:
             raise TypeError(f"secure must be True or False, not {self.secure!r}.")
         if self.secure:
             check_secure(method)
+        if method == PATH and self.share is not None:
+            raise ValueError("fedpath reads all rows on both levels: leave validation out, or use fedbioacc or fedbio.")
+        if (self.recipe.gap, self.recipe.accuracy_loss) != (None, None) and self.threshold.tuned:
+            raise ValueError(
+                f"An aim is measured at a threshold that is known before training, and {self.threshold} is chosen after it: "
+                "name a number, or leave the threshold or the aim out."
+            )
         if method not in COMPARES_GROUPS:
             return
         if self.groups < 2:
             raise ValueError(f"{method} compares groups, but there is only one; use fedavg.")
         if self.row_weights:
-            raise ValueError(f"{method} takes no weights of single rows; use fedbioacc, fedbio or fedavg.")
+            raise ValueError(f"{method} takes no weights of single rows; use fedpath, fedbioacc, fedbio or fedavg.")
         if self.class_weight is not None:
-            raise ValueError(f"{method} takes no class weights; use fedbioacc, fedbio or fedavg, or a threshold.")
+            raise ValueError(f"{method} takes no class weights; use fedpath, fedbioacc, fedbio or fedavg, or a threshold.")
 
     def _check_class_weight(self) -> None:
         given = self.class_weight
@@ -155,6 +172,11 @@ class FairProgram:
         return self.recipe.method in BILEVEL
 
     @property
+    def path(self) -> bool:
+        """Whether the answer is a path of models."""
+        return self.recipe.method == PATH
+
+    @property
     def compares(self) -> bool:
         """Whether replies tell of groups one by one."""
         return self.recipe.method != "fedavg"
@@ -165,7 +187,7 @@ class FairProgram:
         if number == 2:
             rows = self.encoded(source, agreed).aside
             assert rows is not None
-            return self.scores_aside(rows, answers[-1], self._minimum(source)).packed()
+            return self.scores_aside(rows, self.params(answers, agreed), self._minimum(source)).packed()
         if number == 1:
             return self.told(self.encoded(source, agreed), self._minimum(source))
         if self.schema is None:
@@ -244,6 +266,7 @@ class FairProgram:
             "rows": np.array([train.min(), train.max(), val.min(), val.max()]),
             "smoothness": np.array([curvature]),
         }
+        common["total"] = np.array([train.sum()])
         if self.recipe.method in COUNTED:
             common["groups"] = np.sum([share["groups"] for share in told], axis=0)
             self._check_counts(common["groups"])
@@ -281,13 +304,14 @@ class FairProgram:
         rows = f"rows of class number {label[0]}" if label else COUNTED[self.recipe.method]
         raise ValueError(
             f"{self.recipe.method} compares the losses of the groups' {'rows' if self.model.regression else rows}, but group "
-            f"{which} has none, or too few at every site to tell: leave that group out, or use fedbioacc, fedreg or fedavg."
+            f"{which} has none, or too few at every site to tell: leave that group out, or use fedpath, fedreg or fedavg."
         )
 
     def settled(self, agreed: Numbers) -> Recipe:
         """The method's options, with steps that suit the features and batches that every client can draw."""
         smallest, _, val_smallest, val_largest = (int(count) for count in agreed["rows"])
-        return self.recipe.settled(smallest, val_smallest, val_largest, float(agreed["smoothness"][0]))
+        curvature, total = float(agreed["smoothness"][0]), float(agreed["total"][0])
+        return self.recipe.settled(smallest, val_smallest, val_largest, curvature, total)
 
     def encoder(self, agreed: Numbers) -> Encoder:
         """The encoding all sites agreed on."""
@@ -314,6 +338,10 @@ class FairProgram:
             example = ({**rows, "cells": _rows_of(np.int32)}, rows)
             algorithm = bilevel_algorithm(recipe, problem)
             return Stage("weights", algorithm, recipe.weight_rounds, example, recipe.client_weights)
+        if self.path:
+            at = self.threshold.value if not self.threshold.tuned else 0.5
+            algorithm = path_algorithm(recipe, self.model, self.groups, float(agreed["total"][0]), at)
+            return Stage("model", algorithm, recipe.rounds, ({**rows, "cells": _rows_of(np.int32)}, None), "samples")
         if self.two_stages or recipe.method == "fedavg":
             rows["weights"] = _rows_of(np.float32)
         algorithm, weights = single_level(recipe, self.model, self.groups, agreed.get("groups", np.ones(self.groups)))
@@ -322,15 +350,16 @@ class FairProgram:
     def training_rows(
         self, number: int, rows: dict[str, Any], answers: Sequence[Tree], agreed: Numbers
     ) -> dict[str, Any]:
-        """A stage's training rows, with the cells whose weights are learned, or the weights that were; arrays ``[n, ...]`` of
-        one client or ``[clients, n, ...]`` of all."""
+        """A stage's training rows, with the cells whose weights are learned, or, where there is an answer, the weights that
+        were; arrays ``[n, ...]`` of one client or ``[clients, n, ...]`` of all."""
         form = self.recipe.formulation
         rows = self.with_weights(rows, agreed)
-        if self.two_stages:
+        if self.two_stages or self.path:
             cells = form.cell_of(rows["groups"], rows["labels"], self.model.classes)
-            if number == 0:
+            if len(answers) == 0:
                 return {**rows, "cells": cells}
-            weights = form.weights(answers[0])[cells].astype(np.float32)
+            learned = answers[0].outer[self.place(answers, agreed)] if self.path else answers[0]
+            weights = form.weights(learned)[cells].astype(np.float32)
             if self.weighted:
                 weights = weights * np.asarray(rows["weights"], np.float32)
             return {**rows, "weights": weights}
@@ -355,11 +384,30 @@ class FairProgram:
 
     # Afterwards.
 
+    def params(self, answers: Sequence[Tree], agreed: Numbers) -> Tree:
+        """The model that is used."""
+        if not self.path:
+            return answers[-1]
+        place = self.place(answers, agreed)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[place], answers[-1].inner)
+
+    def place(self, answers: Sequence[Tree], agreed: Numbers) -> int:
+        """Where on the path that model is."""
+        return self.frontier(answers, agreed).place
+
+    def frontier(self, answers: Sequence[Tree], agreed: Numbers) -> Frontier:
+        """The path as the sites' averages on their training rows show it."""
+        recipe = self.settled(agreed)
+        return frontier_of(
+            answers[-1], recipe, self.model, float(agreed["total"][0]), self.names or list(range(self.groups))
+        )
+
     def weights(self, agreed: Numbers, answers: Sequence[Tree], server: Any) -> np.ndarray | None:
         """What was learned about the groups ("paper"), cells ("cells") or, by the ``server`` of a method of one level, groups:
         FedMinMax's mu / rho, FedFB's mu / pi (of more than two classes: by group, then class).  None for other methods."""
-        if self.two_stages:
-            return self.recipe.formulation.weights(answers[0])
+        if self.two_stages or self.path:
+            learned = answers[0].outer[self.place(answers, agreed)] if self.path else answers[0]
+            return self.recipe.formulation.weights(learned)
         if self.recipe.method not in COUNTED:
             return None
         counts = agreed["groups"]
@@ -372,9 +420,9 @@ class FairProgram:
         *_, rows, _, visible = self.encoded(source, agreed)
         assert visible is not None
         if self.model.regression:
-            said = numbers(self.model, answers[-1], rows["features"])
+            said = numbers(self.model, self.params(answers, agreed), rows["features"])
             return report_of(Moments.of(rows["labels"], said, rows["groups"], self.groups), visible)
-        predicted = probabilities(self.model, answers[-1], rows["features"])
+        predicted = probabilities(self.model, self.params(answers, agreed), rows["features"])
         decided = decisions(predicted, self.decides(agreed))
         counts = Counts.of(rows["labels"], decided, rows["groups"], self.groups, classes=self.model.classes)
         return report_of(counts, visible, rows["labels"], rows["groups"], self._scored(predicted))
@@ -383,7 +431,7 @@ class FairProgram:
 
     def doubt(self, source: Source, agreed: Numbers, scale: float) -> str | None:
         first = set() if self.schema is None else {f"statistics/{name}" for name in Statistics._fields}
-        second = {"rows", "smoothness"} | ({"groups"} if self.recipe.method in COUNTED else set())
+        second = {"rows", "smoothness", "total"} | ({"groups"} if self.recipe.method in COUNTED else set())
         second |= set() if self.class_weight is None else {"labels"}
         third = {"threshold"} if self.threshold.tuned else set()
         if set(agreed) not in (set(), first, first | second, first | second | third):
@@ -401,6 +449,8 @@ class FairProgram:
         told = agreed["rows"]
         if told.shape != (4,) or ((told - sizes) * [1, -1, 1, -1] > 0).any():
             return f"The site's own {sizes[0]} and {sizes[2]} rows lie outside {told.tolist()}."
+        if agreed["total"].shape != (1,) or not agreed["total"][0] >= sizes[0]:
+            return f"All sites are said to have {agreed['total'].tolist()} rows, and this one alone has {sizes[0]}."
         if "groups" in second and not (agreed["groups"] >= self._counted(rows)).all():
             return "A group has more rows at this site than at all of them."
         if "labels" in second and not (agreed["labels"] >= self._labels(rows, self._minimum(source))).all():
@@ -426,9 +476,9 @@ class FairProgram:
     def weights_behind(self, number: int, train: Tree, message: Tree) -> np.ndarray | None:
         """By the weights of the cells, where the message says them or moves them; by those found in stage one; by those of the
         groups (FedMinMax, FedFB)."""
-        if self.two_stages and number == 0:
+        if (self.two_stages or self.path) and number == 0:
             own: np.ndarray | None = train.get("weights")
-            if message is None:
+            if message is None or (self.path and not hasattr(message, "outer")):
                 return own
             return self._least_even(message, train["cells"]) * (1 if own is None else own)
         if hasattr(message, "row_weights"):
@@ -445,8 +495,8 @@ class FairProgram:
         """The weights of rows that the outer variable in a message stands for, or those that its momentum leads to within a
         round, whichever are further from equal."""
         form, method = self.recipe.formulation, self.recipe.method
-        if method == "fedbio":
-            return np.asarray(form.weights(message)[cells])
+        if method in ("fedbio", PATH):
+            return np.asarray(form.weights(message.outer if method == PATH else message)[cells])
         chosen = {"delta": 0.1, "u": 1.0, **self.recipe.constants()}
         step = chosen["outer_step"] if self.recipe.outer_step is None else self.recipe.outer_step
         reach = step * chosen["delta"] / chosen["u"] ** (1 / 3) * self.recipe.local_steps
@@ -563,8 +613,8 @@ def check_secure(method: str) -> None:
     """Refuse a method that secure sums cannot serve."""
     if method in SINGLE:
         raise ValueError(
-            f"{method} needs every client's reply by itself, which secure sums hide: use fedbioacc, fedbio, fedavg, fedreg, "
-            "fedminmax or fedfb, or leave secure sums out."
+            f"{method} needs every client's reply by itself, which secure sums hide: use fedpath, fedbioacc, fedbio, fedavg, "
+            "fedreg, fedminmax or fedfb, or leave secure sums out."
         )
 
 

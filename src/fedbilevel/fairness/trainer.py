@@ -20,6 +20,7 @@ from fedbilevel.engines.simulation import Options, Simulation, with_numbers
 from fedbilevel.engines.stages import Numbers, Stage
 from fedbilevel.fairness.baseline import LEAVES
 from fedbilevel.fairness.formulation import REAL
+from fedbilevel.fairness.frontier import Frontier
 from fedbilevel.fairness.methods import Recipe
 from fedbilevel.fairness.program import FairProgram, Rows
 from fedbilevel.problem import ClientData
@@ -150,18 +151,16 @@ class Stop(NamedTuple):
 class Fitted(NamedTuple):
     """``params`` of the model; ``weights``: see `FairProgram.weights`; ``answers``: of all stages; ``history``: the recorded
     rounds of all stages, bytes counted through; ``stops``: what was looked at on the way; seconds of computing;
-    ``agreed``: what the clients' surveys agreed on."""
+    ``agreed``: what the clients' surveys agreed on; ``frontier``: of FedPath."""
 
+    params: Tree
     weights: np.ndarray | None
     answers: list[Tree]
     history: pd.DataFrame
     stops: list[Stop]
     seconds: float
     agreed: Numbers
-
-    @property
-    def params(self) -> Tree:
-        return self.answers[-1]
+    frontier: Frontier | None = None
 
     @property
     def diverged(self) -> bool:
@@ -207,7 +206,11 @@ def fit_alike(
     clients = Clients.of(wide, filled, capacity)
     fitted = Trainer(wide, clients, record_every, program if extra else None).run(clients, seed, tell=tell)
     params = jax.tree.map(lambda leaf: leaf[extra:], fitted.params)
-    return fitted._replace(answers=[*fitted.answers[:-1], params])
+    answer = params
+    if program.path:
+        path = fitted.answers[-1]
+        answer = path._replace(inner=jax.tree.map(lambda leaf: leaf[:, extra:], path.inner))
+    return fitted._replace(params=params, answers=[*fitted.answers[:-1], answer])
 
 
 class Trainer:
@@ -259,7 +262,7 @@ class Trainer:
         while (stage := program.stage(len(answers), agreed, answers)) is not None:
             simulation = self._simulation(stage, clients, agreed, answers)
             settings = stage.algorithm.settings
-            if rate is not None:
+            if rate is not None and not program.path:
                 usual = {"inner_step": settings.inner_step} if stage.name == "weights" else {"step": recipe.step}
                 settings = with_numbers(settings, {name: value * factor for name, value in usual.items()})
             if stops is None:
@@ -274,8 +277,10 @@ class Trainer:
                     answer, server = stop.outer, state
             answers.append(jax.tree.map(np.asarray, answer))
             done += stage.rounds
-        weights = program.weights(agreed, answers, server)
-        return Fitted(weights, answers, _chained(frames), seen, time.perf_counter() - began, agreed)
+        weights, params = program.weights(agreed, answers, server), program.params(answers, agreed)
+        frontier = program.frontier(answers, agreed) if program.path else None
+        history, seconds = _chained(frames), time.perf_counter() - began
+        return Fitted(params, weights, answers, history, seen, seconds, agreed, frontier)
 
     def _simulation(self, stage: Stage, clients: Clients, agreed: Numbers, answers: Sequence[Tree]) -> Simulation:
         number, data = len(answers), clients.of_stage(self.program, stage, agreed, answers)

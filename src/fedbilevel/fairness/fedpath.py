@@ -1,0 +1,415 @@
+"""FedPath: a fair model along a path of strengths, in one stage.  Ours.
+
+    minimise over x   L(y(x)) + lambda D(y(x))      subject to   y(x) = argmin_y  mean_i w(x)[cell_i] loss_i(y) + ridge/2 |y|^2
+
+One y for all clients: it is the model that is used.  The means run over the rows of all clients, L is the mean loss with equal
+weights, and D the squared gap of the groups' soft rates over all rows (`fedbilevel.fairness.formulation.spread_of`), not the
+mean of the clients' own gaps.  x has one number a cell, w = cells * softmax(x).  Clients read all their rows; whatever they
+send is averaged by rows, so nothing drifts and secure sums serve every phase.  A round, with H = d2g/dy2:
+
+    slope     down x, y    up omega = grad_y g and g                    H s = -omega   by conjugate gradients:
+    curve     down p       up H p                  PRODUCTS times       y <- y + s
+    rates     down y       up the soft rates' sums S, L, g, and how often each group and class got which decision
+    gap       down c       up b = grad_y (L + <c, S>)                   with c = lambda dD/dS;  H u = b  likewise:
+    adjoint   down p       up H p                  PRODUCTS times
+    weigh     down u       up v = d/dy (mean loss of each cell) . u     nu = -(dw/dx)' v, the hypergradient
+    server    x <- x - B^-1 nu, no entry by more than the radius
+
+The products of the last rounds precondition the next ones (L-BFGS: `MEMORY` pairs p, H p; as in J. L. Morales, J. Nocedal,
+"Automatic preconditioning by limited memory quasi-Newton updating", SIAM J. Optim. 2000): five then leave one or two per cent
+of the error.  B is BFGS's, damped.  A step that raises g, or L + lambda D, is taken back, and the radius halved.
+
+The path: `WARM` rounds with equal weights end at the unweighted model; from there the strengths grow, `STEPS` steps of x each,
+each starting where the last one ended.  x stays within +-`FURTHEST`.  The answer is the whole path.  Large strengths and long
+steps have a trap, a model that decides alike about everybody, whose gap is 0: it lies far from where the path starts, and steps
+into it raise L too much to be kept.
+
+Checked: against a naive NumPy loop, and the end of the path against the exact solution on pooled rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fedbilevel.algorithms.arguments import Count, Kind, Positive, algorithm
+from fedbilevel.calculus import Calls, Tree, counted, no_calls, select
+from fedbilevel.fairness.formulation import Formulation, Weights, spread_of, statistics
+from fedbilevel.fairness.models import Model, decided, mean_of, penalty
+from fedbilevel.plan import Algorithm, Phase, Repeat, View
+from fedbilevel.problem import ClientData, positive
+from fedbilevel.sampling import LocalData
+
+PRODUCTS = 5
+MEMORY = 30
+WARM = 5
+STEPS = 3
+RADIUS, WIDEST, FURTHEST = 0.1, 1.0, 4.0
+"""Of a step of x, entry by entry: the first radius, the largest, and how far from 0 x may go."""
+SLACK = 1e-5
+"""What a step may raise a loss by: rounding."""
+LONGEST = 1e6
+TINY = 1e-20
+
+
+def _rising(name: str, value: Any) -> tuple[float, ...]:
+    strengths = tuple(float(positive(name, each)) for each in value)
+    if list(strengths) != sorted(set(strengths)):
+        raise ValueError(f"{name} must rise, not {value}.")
+    return strengths
+
+
+class Told(NamedTuple):
+    """At one point, averaged over rows: g, L, the sums behind the soft rates, and the shares of rows by group, class and
+    decision (of a number: none)."""
+
+    inner_loss: jax.Array
+    loss: jax.Array
+    sums: jax.Array
+    decisions: jax.Array
+
+
+class Path(NamedTuple):
+    """The answer: x, the model and what was told of it, first unweighted and then at every strength."""
+
+    outer: jax.Array
+    inner: Tree
+    told: Told
+
+
+class Sent(NamedTuple):
+    """Where clients are to look: x and y; and c, where that is asked for."""
+
+    outer: jax.Array
+    inner: jax.Array
+    coefficients: jax.Array | None = None
+
+
+class Slope(NamedTuple):
+    gradient: jax.Array
+    loss: jax.Array
+
+
+class Point(NamedTuple):
+    """x, y as one vector, and what is known there."""
+
+    outer: jax.Array
+    inner: jax.Array
+    told: Told
+
+
+class Solve(NamedTuple):
+    """A system H s = b on its way: s, b - H s, and the direction of the next product, of length one."""
+
+    solution: jax.Array
+    residual: jax.Array
+    direction: jax.Array
+
+
+class Pairs(NamedTuple):
+    """The latest directions and their products, the oldest first; zeros before there are so many."""
+
+    directions: jax.Array
+    products: jax.Array
+
+
+class Server(NamedTuple):
+    """``point``: where the last step led, judged by ``rates``; ``kept``: where it came from.  ``nu``: the hypergradient at
+    ``kept``; ``bend``: B; ``reach``: how long a step of y may be."""
+
+    point: Point
+    kept: Point
+    solve: Solve
+    pairs: Pairs
+    nu: jax.Array
+    bend: jax.Array
+    radius: jax.Array
+    reach: jax.Array
+    coefficients: jax.Array
+    round: jax.Array
+    path: Path
+
+
+class Local(NamedTuple):
+    """The point a client was sent last, and how much it computed."""
+
+    outer: jax.Array
+    inner: jax.Array
+    calls: Calls
+
+
+@algorithm()
+def fedpath(
+    form: Annotated[Formulation, Kind(lambda name, value: value)],
+    model: Annotated[Model, Kind(lambda name, value: value)],
+    groups: Count,
+    rows: Positive,
+    strengths: Annotated[Sequence[float], Kind(_rising)],
+    threshold: Annotated[float, Kind(positive)] = 0.5,
+    products: Count = PRODUCTS,
+    steps: Count = STEPS,
+    warm: Count = WARM,
+) -> Algorithm:
+    """FedPath.  ``rows``: how many there are in all; ``strengths``: of the path, rising; ``threshold``: from which probability
+    on the second of two classes is decided.  Run it for `rounds_of` rounds."""
+    cells = form.cells(groups, model.classes)
+    weights_of, ridge = Weights(cells), float(form.ridge or 0)
+    cut = float(np.log(threshold / (1 - threshold))) if model.classes == 2 else 0.0
+    like = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(model.start, jax.random.key(0)))
+    first, unravel = ravel_pytree(like)
+    kind, size = first.dtype, first.size
+    lambdas = jnp.asarray([0.0, *strengths], kind)
+    rows = jnp.asarray(rows, kind)
+    number = len(strengths)
+
+    def place(round: jax.Array) -> jax.Array:
+        """The place on the path that the step of x at the end of a round is for; 0: there is none."""
+        return jnp.where(round < warm - 1, 0, jnp.clip((round - warm + 1) // steps + 1, 0, number))
+
+    # What clients compute.
+
+    class Rows(NamedTuple):
+        batch: Tree
+        real: jax.Array
+
+        @classmethod
+        def of(cls, data: LocalData) -> Rows:
+            if form.skips_padding():
+                return cls(*data.whole_with_mask("train"))
+            batch = data.whole("train")
+            return cls(batch, jnp.full(batch["labels"].shape, True))
+
+        def losses(self, scores: jax.Array) -> jax.Array:
+            losses = model.losses(scores, self.batch["labels"])
+            own = self.batch["weights"].astype(kind) * losses if "weights" in self.batch else losses
+            return jnp.where(self.real, own, 0)
+
+        def scores(self, inner: jax.Array) -> jax.Array:
+            return model.scores(unravel(inner), self.batch["features"])
+
+        def inner_loss(self, outer: jax.Array, inner: jax.Array) -> jax.Array:
+            table = weights_of(outer)[self.batch["cells"]]
+            return mean_of(table * self.losses(self.scores(inner)), self.real) + penalty(inner, ridge)
+
+        def compared(self, scores: jax.Array) -> jax.Array:
+            shifted = scores if form.metric == "calibration" else scores - cut
+            return statistics(form, shifted, self.batch["labels"], jnp.where(self.real, self.batch["groups"], -1), groups)
+
+        def outer_loss(self, inner: jax.Array, coefficients: jax.Array) -> jax.Array:
+            scores = self.scores(inner)
+            return mean_of(self.losses(scores), self.real) + jnp.sum(coefficients * self.compared(scores) / self.count)
+
+        def by_cell(self, inner: jax.Array) -> jax.Array:
+            members = self.batch["cells"][None, :] == jnp.arange(cells, dtype=jnp.int32)[:, None]
+            return jnp.sum(jnp.where(members, self.losses(self.scores(inner))[None, :], 0), axis=1) / self.count
+
+        def told(self, outer: jax.Array, inner: jax.Array) -> Told:
+            scores = self.scores(inner)
+            return Told(
+                self.inner_loss(outer, inner),
+                mean_of(self.losses(scores), self.real),
+                self.compared(scores) / self.count,
+                self.decisions(scores) / self.count,
+            )
+
+        def decisions(self, scores: jax.Array) -> jax.Array:
+            if model.regression:
+                return jnp.zeros((0,), kind)
+            among = jnp.where(self.real, self.batch["groups"] * model.classes + self.batch["labels"].astype(jnp.int32), -1)
+            both = jnp.where(self.real, among * model.classes + decided(scores - cut), -1)
+            names = jnp.arange(groups * model.classes**2, dtype=jnp.int32)
+            shares = jnp.sum(both[None, :] == names[:, None], axis=1, dtype=kind)
+            return shares.reshape(groups, model.classes, model.classes)
+
+        @property
+        def count(self) -> jax.Array:
+            return jnp.sum(self.real, dtype=kind)
+
+    def slope(message: Sent, local: Local, data: LocalData, key: jax.Array) -> tuple[Slope, Local]:
+        loss, gradient = jax.value_and_grad(Rows.of(data).inner_loss, argnums=1)(message.outer, message.inner)
+        return Slope(gradient, loss), counted(Local(message.outer, message.inner, local.calls), Calls(gradients=1))
+
+    def curve(direction: jax.Array, local: Local, data: LocalData, key: jax.Array) -> tuple[jax.Array, Local]:
+        gradient = jax.grad(Rows.of(data).inner_loss, argnums=1)
+        product = jax.jvp(lambda inner: gradient(local.outer, inner), (local.inner,), (direction,))[1]
+        return product, counted(local, Calls(hessian_vector=1))
+
+    def rates(inner: jax.Array, local: Local, data: LocalData, key: jax.Array) -> tuple[Told, Local]:
+        return Rows.of(data).told(local.outer, inner), local._replace(inner=inner)
+
+    def gap(message: Sent, local: Local, data: LocalData, key: jax.Array) -> tuple[jax.Array, Local]:
+        # The step of y may have been taken back, so y comes again.
+        gradient = jax.grad(Rows.of(data).outer_loss)(message.inner, message.coefficients)
+        return gradient, counted(Local(message.outer, message.inner, local.calls), Calls(gradients=1))
+
+    def weigh(adjoint: jax.Array, local: Local, data: LocalData, key: jax.Array) -> tuple[jax.Array, Local]:
+        along = jax.jvp(Rows.of(data).by_cell, (local.inner,), (adjoint,))[1]
+        return along, counted(local, Calls(cross=1))
+
+    # What the server makes of the means.
+
+    def value(told: Told, strength: jax.Array) -> jax.Array:
+        return told.loss + strength * spread_of(form, told.sums, rows)
+
+    def begin(server: Server, right: jax.Array) -> Server:
+        towards = preconditioned(server.pairs, right)
+        return server._replace(solve=Solve(jnp.zeros_like(right), right, _unit(towards)))
+
+    def onward(server: Server, product: jax.Array) -> Server:
+        """One step of conjugate gradients; the preconditioner changes on the way, so each direction is made conjugate to the
+        last.  Where the loss does not curve upwards there is no step."""
+        solution, residual, along = server.solve
+        bend = along @ product
+        upwards = bend > TINY
+        length = jnp.where(upwards, (residual @ along) / jnp.where(upwards, bend, 1), 0)
+        pairs = select(upwards, remembered(server.pairs, along, product), server.pairs)
+        residual = residual - length * product
+        towards = preconditioned(pairs, residual)
+        conjugate = towards - jnp.where(upwards, (towards @ product) / jnp.where(upwards, bend, 1), 0) * along
+        return server._replace(solve=Solve(solution + length * along, residual, _unit(conjugate)), pairs=pairs)
+
+    def started(server: Server, mean: Slope) -> Server:
+        told = server.point.told._replace(inner_loss=mean.loss)
+        return begin(server._replace(point=server.point._replace(told=told)), -mean.gradient)
+
+    def arrival(server: Server) -> jax.Array:
+        step = server.solve.solution
+        long = jnp.sqrt(step @ step)
+        return server.point.inner + jnp.minimum(1, server.reach / jnp.maximum(long, TINY)) * step
+
+    def judge(server: Server, told: Told) -> Server:
+        """Keeps where the step led, or goes back; then c for the strength of this round."""
+        before, kept = server.point, server.kept
+        new, strength = Point(before.outer, arrival(server), told), lambdas[place(server.round - 1)]
+        moved = server.round >= warm
+        lower = told.inner_loss <= before.told.inner_loss + SLACK
+        fairer = ~moved | (value(told, strength) <= value(kept.told, strength) + SLACK)
+        good = lower & fairer & jnp.isfinite(told.loss)
+        point, length = select(good, new, kept), jnp.max(jnp.abs(before.outer - kept.outer))
+        radius = jnp.where(good, jnp.minimum(1.5 * server.radius, WIDEST), jnp.where(moved, length / 2, server.radius))
+        step = new.inner - before.inner
+        reach = jnp.where(lower, jnp.minimum(2 * server.reach, LONGEST), jnp.sqrt(step @ step) / 4)
+        at = place(server.round - 1)
+        path = jax.tree.map(lambda held, leaf: held.at[at].set(leaf), server.path, Path(*point))
+        slopes = jax.grad(lambda sums: spread_of(form, sums, rows))(point.told.sums)
+        coefficients = lambdas[place(server.round)] * slopes
+        return server._replace(
+            point=point, radius=radius, reach=reach, coefficients=coefficients, path=path, solve=server.solve,
+        )  # fmt: skip
+
+    def move(server: Server, along: jax.Array) -> Server:
+        """x by BFGS within the radius."""
+        point, kept = server.point, server.kept
+        table = weights_of(point.outer)
+        nu = -(table * along - table * (table @ along) / cells)
+        strength, last = lambdas[place(server.round)], lambdas[place(server.round - 1)]
+        step, change = point.outer - kept.outer, nu - server.nu
+        largest = jnp.max(jnp.abs(nu))
+        fresh = jnp.eye(cells, dtype=kind) * jnp.maximum(largest / RADIUS, TINY)
+        bend = jnp.where(last > 0, server.bend * (strength / jnp.maximum(last, TINY)), fresh)
+        # Gradients of two strengths say nothing about the bend of either.
+        bend = jnp.where((last == strength) & (step @ step > 0), bent(bend, step, change), bend)
+        towards = -jnp.linalg.solve(bend, nu)
+        towards = towards * jnp.minimum(1, server.radius / jnp.maximum(jnp.max(jnp.abs(towards)), TINY))
+        outer = jnp.clip(point.outer + towards, -FURTHEST, FURTHEST)
+        outer = jnp.where((strength > 0) & jnp.all(jnp.isfinite(towards)), outer, point.outer)
+        return server._replace(
+            point=point._replace(outer=outer), kept=point, nu=nu, bend=bend, round=server.round + 1
+        )  # fmt: skip
+
+    def init(key: jax.Array) -> Server:
+        inner, _ = ravel_pytree(model.start(key))
+        outer = jnp.zeros(cells, kind)
+        sums = jax.eval_shape(
+            lambda scores: statistics(form, scores, jnp.zeros(2, kind), jnp.zeros(2, jnp.int32), groups),
+            jax.ShapeDtypeStruct((2,) if model.classes <= 2 else (2, model.classes), kind),
+        )
+        shape = (0,) if model.regression else (groups, model.classes, model.classes)
+        zero = jnp.zeros((), kind)
+        told = Told(zero, zero, jnp.zeros(sums.shape, kind), jnp.zeros(shape, kind))
+        point, nothing = Point(outer, inner, told), jnp.zeros_like(inner)
+        path = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (number + 1, *leaf.shape)), Path(*point))
+        return Server(
+            point, point, Solve(nothing, nothing, nothing),
+            Pairs(jnp.zeros((MEMORY, size), kind), jnp.zeros((MEMORY, size), kind)), outer,
+            jnp.eye(cells, dtype=kind), jnp.asarray(RADIUS, kind), jnp.asarray(LONGEST, kind),
+            jnp.zeros(sums.shape, kind), jnp.zeros((), jnp.int32), path,
+        )  # fmt: skip
+
+    def enroll(key: jax.Array) -> Local:
+        return Local(jnp.zeros(cells, kind), jnp.zeros(size, kind), no_calls())
+
+    def check(data: ClientData) -> None:
+        """The program that makes the rows has looked at them."""
+
+    def solving(name: str) -> Repeat:
+        return Repeat((Phase(name, lambda server: server.solve.direction, curve, onward),), products)
+
+    return Algorithm(
+        init,
+        enroll,
+        plan=(
+            Phase("slope", lambda server: Sent(*server.point[:2]), slope, started),
+            solving("curve"),
+            Phase("rates", arrival, rates, judge),
+            Phase("gap", lambda server: Sent(*server.point[:2], server.coefficients), gap, begin),
+            solving("adjoint"),
+            Phase("weigh", lambda server: server.solve.solution, weigh, move),
+        ),
+        outer=lambda server: server.path._replace(inner=jax.vmap(unravel)(server.path.inner)),
+        view=lambda server, local: View(inner=server.point.inner, calls=local.calls),
+        objective=lambda path, inner, data: Rows.of(data).outer_loss(inner, jnp.zeros_like(path.told.sums[0])),
+        check=check,
+    )
+
+
+def rounds_of(strengths: Sequence[float], steps: int = STEPS, warm: int = WARM) -> int:
+    """The last round only looks at where the last step led."""
+    return warm + steps * len(strengths)
+
+
+def remembered(pairs: Pairs, direction: jax.Array, product: jax.Array) -> Pairs:
+    return Pairs(*(jnp.concatenate([held[1:], new[None]]) for held, new in zip(pairs, (direction, product), strict=True)))
+
+
+def preconditioned(pairs: Pairs, vector: jax.Array) -> jax.Array:
+    """The pairs' inverse of H times a vector: the two loops of L-BFGS; pairs of zeros change nothing."""
+    bends = jnp.sum(pairs.directions * pairs.products, axis=1)
+    shares = jnp.where(bends > 0, 1 / jnp.where(bends > 0, bends, 1), 0)
+
+    def back(held: jax.Array, pair: Any) -> tuple[jax.Array, jax.Array]:
+        direction, product, share = pair
+        length = share * (direction @ held)
+        return held - length * product, length
+
+    rest, lengths = jax.lax.scan(back, vector, (*pairs, shares), reverse=True)
+    newest = pairs.products[-1] @ pairs.products[-1]
+    rest = rest * jnp.where(newest > 0, bends[-1] / jnp.where(newest > 0, newest, 1), 1)
+
+    def forth(held: jax.Array, pair: Any) -> tuple[jax.Array, None]:
+        direction, product, share, length = pair
+        return held + (length - share * (product @ held)) * direction, None
+
+    return jax.lax.scan(forth, rest, (*pairs, shares, lengths))[0]
+
+
+def bent(bend: jax.Array, step: jax.Array, change: jax.Array) -> jax.Array:
+    """BFGS's B after a step that changed the gradient so, damped (Powell): B stays positive."""
+    image = bend @ step
+    expected, seen = step @ image, step @ change
+    share = jnp.where(seen >= 0.2 * expected, 1, 0.8 * expected / jnp.maximum(expected - seen, TINY))
+    mixed = share * change + (1 - share) * image
+    return (
+        bend
+        - jnp.outer(image, image) / jnp.maximum(expected, TINY)
+        + jnp.outer(mixed, mixed) / jnp.maximum(step @ mixed, TINY)
+    )
+
+
+def _unit(vector: jax.Array) -> jax.Array:
+    return vector / jnp.maximum(jnp.sqrt(vector @ vector), TINY)

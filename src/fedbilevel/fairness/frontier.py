@@ -1,0 +1,183 @@
+"""Accuracy against gap along FedPath's path, and which point of it is used.
+
+Points are measured on the training rows, by the averages that clients send while they train: no further exchange, and over real
+sites never more than sums.  FedPath fits a handful of weights and a model that is trained once, so training rows flatter it
+little; but a gap on few rows is uncertain, and ``floor`` says how large it would be on average for a model that is exactly
+fair.  Of a number, "accuracy" is the share of its variance that is explained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from fedbilevel.fairness.fedpath import Path
+from fedbilevel.fairness.findings import FEW, Finding, of_model
+from fedbilevel.fairness.methods import Recipe
+from fedbilevel.fairness.metrics import CRITERIA, Counts
+from fedbilevel.fairness.models import Model
+
+DRAWS = 4000
+MOST_ROWS = 20_000
+"""Rows that `told_apart` reads."""
+
+Floats = NDArray[np.float64]
+
+
+class Frontier(NamedTuple):
+    """``table``: strength (0: unweighted), accuracy, gap, floor, usable (it does not decide alike about everybody), chosen;
+    ``place``: the chosen row; ``found``: what to say about the choice; ``ends``: the groups with the largest and smallest rate
+    there, and of which comparison, where an aim was missed for no reason that the counts show."""
+
+    table: pd.DataFrame
+    place: int
+    found: list[Finding]
+    ends: tuple[int, int] | None = None
+
+
+def frontier_of(path: Path, recipe: Recipe, model: Model, rows: float, names: Sequence[Any]) -> Frontier:
+    """From the answer of FedPath, with the recipe's aim."""
+    strengths = (0.0, *recipe.strengths)
+    points = [_point(path, place, recipe, model, rows, names) for place in range(len(strengths))]
+    table = pd.DataFrame([point[0] for point in points])
+    table.insert(0, "strength", strengths)
+    place, found, missed = _chosen(table, recipe, points)
+    ends = None
+    if missed:
+        values = points[place][1].values
+        if values.shape[1] > 1:
+            widest = int(np.argmax(_ranges(values)))
+            ends = int(np.nanargmax(values[widest])), int(np.nanargmin(values[widest]))
+    return Frontier(table.assign(chosen=np.arange(len(table)) == place), place, found, ends)
+
+
+class Compared(NamedTuple):
+    """By comparison and group: the rate or mean, and how many rows it is of; by comparison the variance of a row."""
+
+    values: Floats
+    rows: Floats
+    variance: Floats
+
+
+def _point(
+    path: Path, place: int, recipe: Recipe, model: Model, rows: float, names: Sequence[Any]
+) -> tuple[dict[str, Any], Compared]:
+    told, metric = path.told, recipe.formulation.metric
+    sums = np.asarray(told.sums[place], np.float64)
+    if model.regression:
+        accuracy, usable = 1 - 2 * float(told.loss[place]), True
+    else:
+        counts, first = (_counts(path, at, rows) for at in (place, 0))
+        accuracy = float(counts.overall("accuracy").max()) if counts.classes == 2 else _right(counts)
+        # A table on which the unweighted model is of no use is not this method's fault.
+        usable = not _useless(counts, names) - _useless(first, names)
+    if not isinstance(metric, str):
+        gap = float(np.sqrt(max(float(sums), 0.0)))
+        return {"accuracy": accuracy, "gap": gap, "floor": np.nan, "usable": usable}, Compared(*[np.zeros((1, 1))] * 3)
+    compared = _of_counts(counts, metric) if metric in CRITERIA else _of_sums(sums, rows)
+    gap = float(_ranges(compared.values).max())
+    return {"accuracy": accuracy, "gap": gap, "floor": _floor(compared), "usable": usable}, compared
+
+
+def _counts(path: Path, place: int, rows: float) -> Counts:
+    return Counts(np.rint(np.asarray(path.told.decisions[place], np.float64) * rows).astype(np.int64))
+
+
+def _right(counts: Counts) -> float:
+    return float(np.trace(counts.cells.sum(axis=0)) / max(1, counts.cells.sum()))
+
+
+def _useless(counts: Counts, names: Sequence[Any]) -> set[str]:
+    return {finding.code for finding in of_model(counts, names, "equal_opportunity") if finding.code != "few-rows"}
+
+
+def _of_counts(counts: Counts, metric: str) -> Compared:
+    rates = np.concatenate([np.atleast_2d(counts.rates(rate)) for rate in CRITERIA[metric]])
+    among = np.concatenate([
+        np.atleast_2d(np.broadcast_to(counts.among(rate), np.shape(counts.rates(rate)))) for rate in CRITERIA[metric]
+    ]).astype(np.float64)  # fmt: skip
+    overall = np.nansum(rates * among, axis=1) / np.maximum(among.sum(axis=1), 1)
+    return Compared(rates, among, overall * (1 - overall))
+
+
+def _of_sums(sums: Floats, rows: float) -> Compared:
+    share, total, squares = (sums[:, part] for part in range(3))
+    there = share > 0
+    safe = np.where(there, share, 1)
+    means = np.where(there, total / safe, np.nan)
+    within = np.where(there, squares - total**2 / safe, 0).sum(axis=1) / np.maximum(share.sum(axis=1), 1e-12)
+    return Compared(means, share * rows, within)
+
+
+def _ranges(values: Floats) -> Floats:
+    """Largest minus smallest of the groups that have a value; 0 where fewer than two have."""
+    return np.nan_to_num(np.fmax.reduce(values, axis=1) - np.fmin.reduce(values, axis=1))
+
+
+def _floor(compared: Compared) -> float:
+    """The mean gap of groups that do not differ, on so many rows."""
+    spread = np.sqrt(compared.variance[:, None] / np.maximum(compared.rows, 1))
+    spread = np.where(compared.rows > 0, spread, np.nan)
+    draws = np.random.default_rng(0).normal(size=(DRAWS, *spread.shape)) * spread
+    return float(np.nan_to_num(np.fmax.reduce(draws, axis=2) - np.fmin.reduce(draws, axis=2)).max(axis=1).mean())
+
+
+def _chosen(
+    table: pd.DataFrame, recipe: Recipe, points: Sequence[tuple[dict[str, Any], Compared]]
+) -> tuple[int, list[Finding], bool]:
+    usable = np.flatnonzero(table["usable"].to_numpy(bool))
+    gaps, accuracies = table["gap"].to_numpy(), table["accuracy"].to_numpy()
+    if recipe.accuracy_loss is not None:
+        allowed = usable[accuracies[usable] >= accuracies[0] - recipe.accuracy_loss - 1e-9]
+        return int(allowed[np.argmin(gaps[allowed])]), [], False
+    if recipe.gap is None:
+        asked = int(np.flatnonzero(table["strength"] == recipe.formulation.strength)[0])
+        place = int(usable[usable <= asked].max())
+        if place == asked:
+            return place, [], False
+        sentence = (
+            f"At strength {recipe.formulation.strength:g} the model decides (almost) alike about everybody, so that of "
+            f"strength {table['strength'][place]:g} is used: ask for less, or give it columns that tell more."
+        )
+        return place, [Finding("collapsed", "The model", sentence, blocks=False)], False
+    reached = usable[gaps[usable] <= recipe.gap]
+    if len(reached):
+        return int(reached[0]), [], False
+    place = int(usable[np.argmin(gaps[usable])])
+    floor, fewest = float(table["floor"][place]), float(points[place][1].rows.min())
+    said = f"The gap aimed at, {recipe.gap:g}, was not reached: the smallest on the training rows is {gaps[place]:.3f}"
+    few = 0 < fewest < FEW
+    if few:
+        why = f"a group has {fewest:.0f} rows to compare, too few to tell its rate; gather groups, or more rows"
+    elif floor >= recipe.gap:
+        why = f"with so many rows even a fair model shows {floor:.3f} on average; aim at no less than that"
+    else:
+        why = "weights reach a model only through its features, and these do not tell enough"
+    return place, [Finding("aim-missed", "The model", f"{said}; {why}.", blocks=False)], not few and floor < recipe.gap
+
+
+def told_apart(features: Floats, groups: NDArray[Any], ends: tuple[int, int]) -> float:
+    """How well the features tell two groups apart: the chance that a row of the first scores above one of the second, by the
+    least-squares line (0.5: not at all, 1: always)."""
+    rows = np.flatnonzero(np.isin(groups, ends))
+    rows = rows[:: max(1, len(rows) // MOST_ROWS)]
+    truth = groups[rows] == ends[0]
+    matrix = np.asarray(features[rows], np.float64)
+    line = np.linalg.lstsq(matrix.T @ matrix + 1e-6 * np.eye(matrix.shape[1]), matrix.T @ truth, rcond=None)[0]
+    ranks, first = rankdata(matrix @ line), int(truth.sum())
+    return float((ranks[truth].sum() - first * (first + 1) / 2) / max(1, first * (len(truth) - first)))
+
+
+def explained(frontier: Frontier, features: Floats, groups: NDArray[Any], names: Sequence[Any]) -> list[Finding]:
+    """What was found, with how well the features tell the groups apart where that is the reason."""
+    if frontier.ends is None:
+        return frontier.found
+    chance = told_apart(features, groups, frontier.ends)
+    high, low = (names[place] for place in frontier.ends)
+    how = f" They put a row of {high} and one of {low} in order in {chance:.0%} of cases, and guessing does in 50%."
+    return [finding._replace(sentence=finding.sentence + how) for finding in frontier.found]
