@@ -265,8 +265,8 @@ def revoke(
 def check(
     kit: options.KitFolder,
     schema: Annotated[Path | None, typer.Option(help="The schema of the run to come, from its coordinator.")] = None,
-    method: Annotated[str, typer.Option(help="The method of the run to come, or audit.")] = "fedbioacc",
-    formulation: Annotated[str, typer.Option(help="cells or paper; for fedbioacc and fedbio.")] = "cells",
+    method: Annotated[str, typer.Option(help="The method of the run to come, or audit.")] = "fedpath",
+    formulation: Annotated[str, typer.Option(help="Of fedbioacc and fedbio: cells or paper.")] = "cells",
     metric: options.Metric = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,

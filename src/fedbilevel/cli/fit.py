@@ -48,12 +48,14 @@ def fit(
     positive: options.Positive = None,
     task: options.Task = None,
     keep_sensitive: options.KeepSensitive = False,
-    method: options.Method = "fedbioacc",
+    method: options.Method = "fedpath",
     formulation: options.Formulation = "cells",
     metric: options.Metric = None,
     strength: Annotated[
-        str | None, typer.Option(help="How much fairness counts: a number, or auto to cross-validate on training rows.")
+        str | None, typer.Option(help="How much fairness counts: a number, or auto to spend half a point of accuracy.")
     ] = None,
+    gap: options.Gap = None,
+    accuracy_loss: options.AccuracyLoss = None,
     steps: options.Steps = None,
     weight_steps: options.WeightSteps = None,
     batch_size: options.BatchSize = 128,
@@ -91,7 +93,8 @@ def fit(
     from fedbilevel.jobs import fit as job
 
     chosen = job.FitOptions(
-        method=method, formulation=formulation, strength=_strength(strength), steps=steps, weight_steps=weight_steps,
+        method=method, formulation=formulation, strength=_strength(strength), gap=gap, accuracy_loss=accuracy_loss,
+        steps=steps, weight_steps=weight_steps,
         batch_size=batch_size, client_weights=client_weights, **suited(meaning, metric, model, loss),
         class_weight=class_weight, threshold=threshold, minimum_cell=minimum_cell, test_share=test_share, seed=seed,
         compare_with=None if compare_with == "none" else compare_with, secure=secure,

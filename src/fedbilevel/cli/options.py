@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-METHODS = ("fedbioacc", "fedbio", "fedavg", "fedreg", "fedminmax", "fcfl", "fedfb", "fairfed")
+METHODS = ("fedpath", "fedbioacc", "fedbio", "fedavg", "fedreg", "fedminmax", "fcfl", "fedfb", "fairfed")
 METRICS = ("equal_opportunity", "equalized_odds", "demographic_parity")
 """Names that the shell completes; written out, since what defines them takes seconds to load."""
 
@@ -77,13 +77,13 @@ MappingFile = Annotated[
 Method = Annotated[
     str,
     typer.Option(
-        help="fedbioacc, fedbio, fedavg (no fairness), fedreg, fedminmax, fcfl, fedfb or fairfed.",
+        help="fedpath, fedbioacc, fedbio, fedavg (no fairness), fedreg, fedminmax, fcfl, fedfb or fairfed.",
         autocompletion=one_of(METHODS),
     ),
 ]
 Formulation = Annotated[
     str,
-    typer.Option(help="cells (ours) or paper; for fedbioacc and fedbio.", autocompletion=one_of(("cells", "paper"))),
+    typer.Option(help="Of fedbioacc and fedbio: cells (ours) or paper.", autocompletion=one_of(("cells", "paper"))),
 ]
 ClassMetric = Annotated[
     str,
@@ -103,7 +103,9 @@ Loss = Annotated[
         help="Of a number: squared, or huber, which minds outliers less.", autocompletion=one_of(("squared", "huber"))
     ),
 ]
-Steps = Annotated[int | None, typer.Option(help="Training steps; the method's own if not given.", min=1)]
+Gap = Annotated[float | None, typer.Option(help="Aim at this gap, such as 0.02 (fedpath).")]
+AccuracyLoss = Annotated[float | None, typer.Option(help="Spend at most this much accuracy, such as 0.005 (fedpath).")]
+Steps = Annotated[int | None, typer.Option(help="Training steps; the method's own if not given (fedpath sets its own).", min=1)]
 WeightSteps = Annotated[
     int | None, typer.Option(help="Steps of the bilevel stage; the method's own if not given.", min=1)
 ]
@@ -113,7 +115,7 @@ Model = Annotated[
 ]
 ClientWeights = Annotated[str, typer.Option(help="Sites count alike (uniform) or by their rows (samples).")]
 ClassWeight = Annotated[
-    str | None, typer.Option(help="balanced: classes count alike, however rare (fedbioacc, fedbio, fedavg).")
+    str | None, typer.Option(help="balanced: classes count alike, however rare (fedpath, fedbioacc, fedbio, fedavg).")
 ]
 Threshold = Annotated[
     str | None,

@@ -40,12 +40,14 @@ def submit(
     admin: options.AdminKit = None,
     server: options.ServerKit = None,
     site: Annotated[list[str] | None, typer.Option(help="Only these sites; all if not given.")] = None,
-    method: options.Method = "fedbioacc",
+    method: options.Method = "fedpath",
     formulation: options.Formulation = "cells",
     metric: options.Metric = None,
     strength: Annotated[
         float | None, typer.Option(help="How much fairness counts; the method's own if not given.")
     ] = None,
+    gap: options.Gap = None,
+    accuracy_loss: options.AccuracyLoss = None,
     steps: options.Steps = None,
     weight_steps: options.WeightSteps = None,
     local_steps: options.LocalSteps = 5,
@@ -90,7 +92,8 @@ def submit(
     from fedbilevel.jobs.fit import FitOptions
 
     fit = FitOptions(
-        method=method, formulation=formulation, strength=strength, steps=steps, weight_steps=weight_steps,
+        method=method, formulation=formulation, strength=strength, gap=gap, accuracy_loss=accuracy_loss, steps=steps,
+        weight_steps=weight_steps,
         local_steps=local_steps, batch_size=batch_size, client_weights=client_weights, seed=seed, compare_with=None,
         class_weight=class_weight, threshold=threshold, minimum_cell=minimum_cell,
         **suited(meaning, metric, model, loss),
@@ -205,8 +208,8 @@ def tell_result(result: FederateResult, out: Path, as_json: bool, quiet: bool) -
 
 def demo(
     method: Annotated[
-        str, typer.Option(help="fedbioacc, fedbio, fedavg, fedreg, fedminmax, fcfl, fedfb or fairfed.")
-    ] = "fedbioacc",
+        str, typer.Option(help="fedpath, fedbioacc, fedbio, fedavg, fedreg, fedminmax, fcfl, fedfb or fairfed.")
+    ] = "fedpath",
     steps: Annotated[int, typer.Option(help="Training steps of the model.", min=1)] = 1000,
     weight_steps: Annotated[int, typer.Option(help="Steps of the bilevel stage.", min=1)] = 500,
     local_steps: options.LocalSteps = 5,

@@ -147,7 +147,13 @@ def _chosen(
         return place, [Finding("collapsed", "The model", sentence, blocks=False)], False
     reached = usable[gaps[usable] <= recipe.gap]
     if len(reached):
-        return int(reached[0]), [], False
+        place = int(reached[0])
+        floor = float(table["floor"][place])
+        noise = (
+            f"The gap aimed at, {recipe.gap:g}, is reached on the training rows, but with so many of them even a fair model shows "
+            f"{floor:.3f} on average: on other rows expect as much."
+        )
+        return place, [Finding("aim-below-noise", "The model", noise, blocks=False)] if floor > recipe.gap else [], False
     place = int(usable[np.argmin(gaps[usable])])
     floor, fewest = float(table["floor"][place]), float(points[place][1].rows.min())
     said = f"The gap aimed at, {recipe.gap:g}, was not reached: the smallest on the training rows is {gaps[place]:.3f}"

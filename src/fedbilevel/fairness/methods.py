@@ -217,7 +217,7 @@ class Recipe:
 
     def record_every(self, rows: int) -> int:
         """How often to record the longer stage for about so many rows of history."""
-        return max(1, max(self.rounds, self.weight_rounds) // rows)
+        return max(1, max(self.rounds, self.weight_rounds if self.method in BILEVEL else 0) // rows)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedbilevel.fairness import findings
 from fedbilevel.fairness.disclosure import Visible
-from fedbilevel.fairness.methods import BILEVEL
+from fedbilevel.fairness.methods import BILEVEL, PATH
 from fedbilevel.fairness.moments import Scale
 from fedbilevel.fairness.program import check_secure, fair_program
 from fedbilevel.fairness.saving import FittedModel
@@ -64,6 +64,8 @@ def job(
         "client_weights": fit.client_weights,
     }  # fmt: skip
     recipe |= {name: getattr(fit, name) for name in ("steps", "weight_steps") if getattr(fit, name) is not None}
+    fit = fit.meant()
+    recipe |= {name: getattr(fit, name) for name in ("gap", "accuracy_loss") if getattr(fit, name) is not None}
     formulation: dict[str, Any] = {"kind": fit.formulation, "metric": fit.metric, "ridge": fit.ridge}
     if isinstance(fit.strength, str):
         raise ValueError("--strength auto needs the rows of all sites in one place; name a number.")
@@ -78,13 +80,15 @@ def job(
     }  # fmt: skip
     settled = fair_program(arguments).recipe
     rounds = max(settled.rounds, settled.weight_rounds if fit.method in BILEVEL else 0)
+    # FedPath's sites tell their losses as they train; to measure on the way its whole state would have to travel.
+    record_every = rounds if fit.method == PATH else max(1, rounds // HISTORY_ROWS)
     if run is None:
         identity = json.dumps([arguments, list(sites), fit.seed, False, *["secure"] * secured], sort_keys=True)
         name = re.sub(r"[^A-Za-z0-9]+", "-", schema.target).strip("-").lower()[:40] or "run"
         run = f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
     return JobSettings(
         run, "fair", tuple(sites), arguments, fit.seed, min_sites=min_sites, reply_timeout=reply_timeout,
-        record_every=max(1, rounds // HISTORY_ROWS), secure=secured,
+        record_every=record_every, secure=secured,
     )  # fmt: skip
 
 
@@ -105,12 +109,14 @@ class Outcome:
     @property
     def weights(self) -> np.ndarray | None:
         """Of groups or cells, where the method learns them."""
-        return self.recipe.formulation.weights(self.answers[0]) if self.recipe.method in BILEVEL else None
+        learns = self.program.two_stages or self.program.path
+        return self.program.weights(self.agreed, self.answers, None) if learns else None
 
     def model(self, label: str) -> FittedModel:
         encoder = self.program.encoder(self.agreed)
         threshold = self.program.decides(self.agreed)
-        return FittedModel.of_schema(encoder, self.program.model, self.answers[-1], self.weights, label, threshold)
+        params = self.program.params(self.answers, self.agreed)
+        return FittedModel.of_schema(encoder, self.program.model, params, self.weights, label, threshold)
 
     def measured(self, schema: Schema, metric: str, about: str) -> Measured | None:
         """What the sites' counts, or sums, say of the model on their training rows; None where no site tells them."""
@@ -210,6 +216,8 @@ def _save(folder: RunFolder, done: Outcome, fit: FitOptions, test: Table | None)
         "seconds": progress.seconds,
     }  # fmt: skip
     found = found_at_sites(done.reports, schema, fit.method != "fedavg")
+    frontier = done.program.frontier(done.answers, done.agreed) if done.program.path else None
+    found += [] if frontier is None else frontier.found
     at_sites = done.measured(schema, fit.metric, fit.label)
     parts = [] if at_sites is None else [at_sites]
     if test is not None:
@@ -217,7 +225,9 @@ def _save(folder: RunFolder, done: Outcome, fit: FitOptions, test: Table | None)
         visible = Visible.of(cells_of(rows, len(schema.groups), schema), fit.minimum_cell)
         parts.append(of_rows("test", rows, model, visible, fit.metric))
         found += findings.of_hidden(visible, schema.groups, where=" among the test rows", labels=schema.labels)
-    save(folder, fit, model, len(done.settings.sites), row, parts, found, done.table("history"))
+    table = None if frontier is None else frontier.table
+    history = done.table("history")
+    save(folder, fit.meant(), model, len(done.settings.sites), row, parts, found, history, frontier=table)
 
 
 def held_out(model: FittedModel, table: Table) -> Part:

@@ -1,7 +1,8 @@
 """A fair classifier from your own tables: files in, a run folder with model, tables and page out.
 
-``strength="auto"`` chooses how much fairness to ask for by cross-validation on the training rows alone.  The rule: every site's
-training rows are dealt into three folds (proportions of groups and classes kept).  Each strength, and FedAvg, is trained on two
+``strength="auto"`` of FedPath spends half a point of accuracy at most, by its own path; nothing is trained for it.  With other
+methods it chooses how much fairness to ask for by cross-validation on the training rows alone.  The rule: every site's training
+rows are dealt into three folds (proportions of groups and classes kept).  Each strength, and FedAvg, is trained on two
 folds and decides about the third; so every row is decided about once by a model that has not seen it.  Of the strengths that
 lose at most half a point of accuracy against FedAvg on these decisions, the one with the smallest gap is taken; if all lose
 more, the most accurate.  With class weights or a threshold of one's own, balanced accuracy stands for accuracy.  A strength
@@ -19,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -28,7 +30,8 @@ from fedbilevel.fairness import findings, trainer
 from fedbilevel.fairness.disclosure import MINIMUM, Visible
 from fedbilevel.fairness.effects import TrainingRows, effects
 from fedbilevel.fairness.formulation import Formulation
-from fedbilevel.fairness.methods import BILEVEL, METHODS, Recipe
+from fedbilevel.fairness.frontier import explained
+from fedbilevel.fairness.methods import BILEVEL, LARGEST_LOSS, METHODS, PATH, Recipe, check_aims
 from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.fairness.saving import FittedModel, named_weights
@@ -47,30 +50,31 @@ from fedbilevel.tables.schema import Schema
 SCHEMA_FILE = "schema.toml"
 SEARCH_FILE = "strengths.csv"
 FOLDS = 3
-LARGEST_LOSS = 0.005
 NAMES = {
     "fedavg": "FedAvg", "fedreg": "FedReg", "fedminmax": "FedMinMax", "fcfl": "FCFL", "fedfb": "FedFB",
-    "fairfed": "FairFed", "fedbio": "FedBiO", "fedbioacc": "FedBiOAcc",
+    "fairfed": "FairFed", "fedbio": "FedBiO", "fedbioacc": "FedBiOAcc", "fedpath": "FedPath",
 }  # fmt: skip
 HISTORY_ROWS = 20
 STRENGTHS = {"cells": (0.5, 2.0, 5.0, 10.0), "fedreg": (0.03, 0.1, 0.3, 1.0)}
-"""What ``strength="auto"`` chooses from."""
+"""What ``strength="auto"`` chooses from by cross-validation."""
 
 
 @dataclass(frozen=True)
 class FitOptions:
     """How to fit; what is None takes the method's default.  See `Recipe` and `FairFederatedClassifier` for the meaning."""
 
-    method: str = "fedbioacc"
+    method: str = "fedpath"
     formulation: str = "cells"
     metric: str = "equal_opportunity"
     strength: float | str | None = None
+    gap: float | None = None
+    accuracy_loss: float | None = None
     steps: int | None = None
     weight_steps: int | None = None
     local_steps: int = 5
     batch_size: int = 128
     step: float = 0.1
-    ridge: float = 1e-3
+    ridge: float | None = None
     model: str = "logistic"
     hidden: int = 16
     client_weights: str = "uniform"
@@ -92,8 +96,9 @@ class FitOptions:
         if self.strength is not None and self.knob is None:
             which = f"{self.method} with the paper's formulation" if self.method in BILEVEL else self.method
             raise ValueError(
-                f"--strength means nothing to {which}; it is for fedbio and fedbioacc with cells, and fedreg."
+                f"--strength means nothing to {which}; it is for fedpath, fedbio and fedbioacc with cells, and fedreg."
             )
+        check_aims(self.method, self.strength, self.gap, self.accuracy_loss)
         if isinstance(self.strength, str) and self.strength != "auto":
             raise ValueError(f"--strength must be a number or auto, not {self.strength!r}.")
         self.program(features=1, groups=2, curvature=0.0)
@@ -101,10 +106,15 @@ class FitOptions:
 
     @property
     def knob(self) -> str | None:
-        """Whose strengths there are to choose from: "cells", "fedreg", or None."""
+        """Whose strengths there are to choose from: "cells", "fedreg", "fedpath", or None."""
         if self.method in BILEVEL:
             return "cells" if self.formulation == "cells" else None
-        return "fedreg" if self.method == "fedreg" else None
+        return self.method if self.method in ("fedreg", PATH) else None
+
+    def meant(self) -> FitOptions:
+        """With the strength "auto" of FedPath as the aim that it is."""
+        aims = self.method == PATH and self.strength == "auto"
+        return replace(self, strength=None, accuracy_loss=LARGEST_LOSS) if aims else self
 
     @property
     def label(self) -> str:
@@ -116,10 +126,15 @@ class FitOptions:
         """The same for the method to compare with; None where there is none, or it is this one."""
         if self.compare_with in (None, self.method):
             return None
-        return replace(self, method=str(self.compare_with), strength=None, compare_with=None)
+        form = "cells" if self.compare_with == PATH else self.formulation
+        return replace(
+            self, method=str(self.compare_with), formulation=form, strength=None, gap=None, accuracy_loss=None,
+            compare_with=None,
+        )  # fmt: skip
 
     def recipe(self, groups: int) -> Recipe:
         """The same as a method's options."""
+        chosen = self.meant()
         recipe = Recipe(
             self.method,
             Formulation(self.formulation, self.metric, ridge=self.ridge),
@@ -129,8 +144,10 @@ class FitOptions:
             self.batch_size,
             step=self.step,
             client_weights=self.client_weights,
+            gap=chosen.gap,
+            accuracy_loss=chosen.accuracy_loss,
         )
-        return recipe.asked(groups, None if isinstance(self.strength, str) else self.strength)
+        return recipe.asked(groups, None if isinstance(chosen.strength, str) else chosen.strength)
 
     def program(
         self, features: int, groups: int, curvature: float, names: Sequence[str] | None = None, classes: int = 2
@@ -287,9 +304,29 @@ def _fill(
             row |= measuring.differences(parts["test"], ours, theirs, visible, chosen.metric, **kind)
         row |= _costs(program, fitted)
         history = fitted.history.rename(columns={"hessian_vector_calls": "hvp_calls"})
-        used = training_rows(program, fitted, prepared.train)
-        save(folder, chosen, model, len(prepared.names), row, measured, found, history, used)
+        used, told, more = training_rows(program, fitted, prepared.train), list(found), pd.DataFrame()
+        if fitted.frontier is not None:
+            rows = parts["train"]
+            told += explained(fitted.frontier, rows.features, rows.groups, schema.groups)
+            more = _on_test_rows(fitted, model, parts["test"], visible, chosen.metric)
+        save(folder, chosen, model, len(prepared.names), row, measured, told, history, used, more)
         folder.log(f"{entry.label}: trained in {fitted.seconds:.1f} s")
+
+
+def _on_test_rows(
+    fitted: trainer.Fitted, model: FittedModel, rows: Part, visible: Visible, metric: str
+) -> pd.DataFrame:
+    """The frontier, with every point on the test rows besides: to look at, not to choose by."""
+    assert fitted.frontier is not None
+    path, kept = fitted.answers[-1], rows.take(visible.shown[rows.groups])
+    seen = []
+    for place in range(len(fitted.frontier.table)):
+        point = replace(model, params=jax.tree.map(lambda leaf, place=place: leaf[place], path.inner))
+        said = measuring.answers(point, kept.features)
+        seen.append(measuring.compared(kept, said, model.schema, visible, metric, plain=True))
+    return fitted.frontier.table.assign(
+        test_accuracy=[one["accuracy"] for one in seen], test_gap=[one["gap"] for one in seen]
+    )
 
 
 def _costs(program: FairProgram, fitted: trainer.Fitted) -> dict[str, Any]:
@@ -333,8 +370,8 @@ def train(
 def _with_strength(
     folder: RunFolder, options: FitOptions, prepared: Prepared, visible: Visible, say: Tell
 ) -> FitOptions:
-    if options.strength != "auto":
-        return options
+    if options.strength != "auto" or options.method == PATH:
+        return options.meant()
     strength, search = choose_strength(options, prepared, visible, partial(say, "choosing the strength"))
     target = folder.path / SEARCH_FILE
     try:
@@ -420,12 +457,13 @@ def save(
     found: Sequence[findings.Finding],
     history: pd.DataFrame,
     rows: TrainingRows | None = None,
+    frontier: pd.DataFrame | None = None,
 ) -> None:
     """One fit as a part of a run folder, on one machine or over real sites.
 
     ``measured`` on training and then on test rows; what counts against the model is what was found on the last of them, and
-    ``found`` before anything was trained.  ``row``: further columns; ``rows``: what it was trained on, for the intervals of the
-    features' effects.
+    ``found`` besides.  ``row``: further columns; ``rows``: what it was trained on, for the intervals of the features' effects;
+    ``frontier``: of FedPath.
     """
     schema = model.schema
     key: dict[str, Any] = {
@@ -437,7 +475,7 @@ def save(
     against = findings_table([*(measured[-1].found if measured else ()), *found])
     row = {
         **key,
-        "setting": "" if options.strength is None else f"strength={float(options.strength):g}",
+        "setting": _setting(options, frontier),
         **{name: value for of in measured for name, value in of.row.items()},
         **row,
     }
@@ -446,6 +484,8 @@ def save(
     tables = {"calibration": curves, "gaps": gaps}
     others = {"findings": against} | {name: pd.concat(of, ignore_index=True) for name, of in tables.items() if of}
     row |= {"threshold": model.threshold_words, "usable": not against["blocks"].any()}
+    if frontier is not None and len(frontier):
+        others["frontier"] = frontier
     weights = None
     if model.weights is not None:
         weights = named_weights(model.weights, model.groups, model.classes).reset_index().assign(**key)
@@ -462,10 +502,21 @@ def save(
     )
 
 
+def _setting(options: FitOptions, frontier: pd.DataFrame | None) -> str:
+    """What was asked for, and the strength that this took."""
+    asked = {"gap": options.gap, "accuracy_loss": options.accuracy_loss, "strength": options.strength}
+    told = [f"{name}={float(value):g}" for name, value in asked.items() if value is not None]
+    if frontier is not None and len(frontier) and options.strength is None and told:
+        told.append(f"strength={frontier.loc[frontier['chosen'], 'strength'].iloc[0]:g}")
+    return ", ".join(told)
+
+
 def _effects(options: FitOptions, model: FittedModel, rows: TrainingRows | None) -> dict[str, pd.DataFrame]:
     if model.model.kind != "logistic" or model.model.classes != 2:
         return {}
-    found = effects(model.by_schema, np.asarray(model.params), rows, ridge=options.ridge, level=LEVEL)
+    usual = 1e-3 if options.method != PATH or rows is None else 1 / len(rows.labels)
+    ridge = usual if options.ridge is None else options.ridge
+    found = effects(model.by_schema, np.asarray(model.params), rows, ridge=ridge, level=LEVEL)
     return {"effects": found.assign(method=options.label)[["method", *found.columns]]}
 
 
@@ -481,7 +532,8 @@ def training_rows(program: FairProgram, fitted: trainer.Fitted, parts: Sequence[
     used = program.training_rows(len(fitted.answers) - 1, leaves, fitted.answers, fitted.agreed)
     if "weights" not in used:
         return None
-    share = np.ones(len(sizes)) if program.recipe.client_weights == "samples" else sizes.mean() / sizes
+    by_rows = program.path or program.recipe.client_weights == "samples"
+    share = np.ones(len(sizes)) if by_rows else sizes.mean() / sizes
     weights = np.asarray(used["weights"], np.float64) * np.repeat(share, sizes)
     return TrainingRows(rows.features, rows.labels.astype(np.float64), weights)
 

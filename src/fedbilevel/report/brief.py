@@ -19,7 +19,7 @@ from fedbilevel.report.reading import estimates, reading_of
 from fedbilevel.report.scales import Span, shown, signed
 from fedbilevel.runs import Run
 
-TABLES = ("sites", "facts", "notes", "mapping", "findings", "calibration", "contrast", "contrast-floors")
+TABLES = ("sites", "facts", "notes", "mapping", "findings", "calibration", "frontier", "contrast", "contrast-floors")
 """Tables of a run that a brief or a figure tells."""
 COMMANDS = ("fit", "federate", "audit")
 ASKED = {

@@ -102,7 +102,7 @@ def page_of(run: Run) -> Page:
     tables = [Listing.first(name, table) for name, table in run.others.items()
               if len(table) and name not in TABLES]  # fmt: skip
     drawn = figures
-    if run.command in ("rates", "fairness") or "calibration" in run.others:
+    if run.command in ("rates", "fairness") or {"calibration", "frontier"} & set(run.others):
         from fedbilevel.report.studies import charts as drawn
     return Page(run, told, drawn(told), tables)
 

@@ -28,7 +28,8 @@ def charts(reading: Reading) -> list[Chart]:
         return rates(tables) if tables else []
     calibrated = reading.run.others.get("calibration")
     usual, more = figures(reading), front(tables, reading) if calibrated is None else calibration(calibrated)
-    return usual if more is None else [*usual[:1], more, *usual[1:]]
+    path = frontier(reading.run.others.get("frontier"))
+    return [*usual[:1], *(chart for chart in (path, more) if chart is not None), *usual[1:]]
 
 
 def write_figures(command: str, tables: Tables, folder: Path) -> list[Path]:
@@ -134,6 +135,34 @@ def calibration(table: pd.DataFrame) -> Chart | None:
         panels.append((head, across, across._replace(label="share of positives"), curves))
     note = "Below the straight line the model predicts too much. Bands: 95 % intervals (Wilson)."
     return _lines("calibration", "Predicted and observed", note, panels)
+
+
+def frontier(table: pd.DataFrame | None) -> Chart | None:
+    """Accuracy against gap along a path of strengths, on training rows and, where there are any, on test rows; the model that
+    is used, and the gap that a fair model would show on the training rows."""
+    if table is None:
+        return None
+    used = table[table["chosen"]].iloc[0]
+    parts = {"training rows": "", **({"test rows": "test_"} if "test_gap" in table else {})}
+    sketch = Sketch([*parts, *(f"the model, {name}" for name in parts)])
+    marks, lines = [], []
+    for series, (name, part) in enumerate(parts.items()):
+        lines.append(Line(series, "", tuple(table[f"{part}gap"]), tuple(table[f"{part}accuracy"])))
+        for row in table.to_dict("records"):
+            told = {"rows": name, "strength": f"{row['strength']:g}"}
+            told |= {what: shown(row[f"{part}{what}"], "rate") for what in ("accuracy", "gap")}
+            sketch.tell(0, series, told | {"": "" if row["usable"] else "decides alike about everybody"})
+        tip = f"strength {used['strength']:g}, {name}: accuracy {used[f'{part}accuracy']:.3f}, gap {used[f'{part}gap']:.3f}"
+        marks.append(Mark(series + len(parts), used[f"{part}gap"], used[f"{part}accuracy"], tip=tip))
+    drawn: dict[str, Any] = {"marks": tuple(marks), "lines": tuple(lines)}
+    floor = float(used["floor"])
+    across, up = Axis("gap (left is fairer)", "rate", floor=0), Axis("accuracy", "rate")
+    sketch.panels.append(Panel(0, "", across, up, baseline=floor if np.isfinite(floor) else None, **drawn))
+    note = (
+        "From the unweighted model on the right, with growing strength; the strength was chosen on the training rows. Dotted: "
+        "the gap that a fair model shows on so many training rows on average."
+    )
+    return sketch.chart("frontier", "plane", "Frontier: accuracy against gap", note)
 
 
 def _slope(curves: list[Curve], start: float, exponent: float, name: str) -> list[Curve]:
