@@ -8,6 +8,7 @@ them.  (The clients' own inner models of stage one never leave them and are not 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -79,7 +80,7 @@ class Recipe:
     (FedMinMax, FedFB, FairFed and FedPath are defined by the latter).
     ``train_on``: "all" rows of a client, or "train" to leave its validation rows out of the model's training.
     ``gap``, ``accuracy_loss``: what to aim at along FedPath's path instead of the formulation's strength: the smallest strength
-    whose gap is at most this, or the smallest gap for at most this much accuracy.  FedPath reads all rows in every round and
+    whose gap is at most this, or the smallest gap for at most this much accuracy; ``path``: the strengths there.  FedPath reads all rows in every round and
     sets its steps itself: of the other options it reads none.
     """
 
@@ -105,6 +106,7 @@ class Recipe:
     train_on: str = "all"
     gap: float | None = None
     accuracy_loss: float | None = None
+    path: Sequence[float] = STRENGTHS
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -143,9 +145,9 @@ class Recipe:
     def strengths(self) -> tuple[float, ...]:
         """FedPath's path, without the unweighted model it starts from."""
         if self.gap is not None or self.accuracy_loss is not None:
-            return STRENGTHS
+            return tuple(self.path)
         asked = float(self.formulation.strength)
-        return tuple(sorted({*STRENGTHS, asked})) if asked > 0 else ()
+        return tuple(sorted({*self.path, asked})) if asked > 0 else ()
 
     def apart(self, groups: int, share: float | None = None) -> bool:
         """Whether validation rows are taken out of the training rows: where a ``share`` is asked for, and for the paper's
