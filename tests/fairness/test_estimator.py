@@ -38,9 +38,8 @@ def expected_failures(estimator):
     return {f"check_sample_weight_equivalence_on_{kind}_data": minibatches for kind in ("dense", "sparse")}
 
 
-# The default method gets steps enough for the checks that look at accuracy, and few for the weights: without groups it has
-# nothing to make fair, and says so.
-DEFAULT = FairFederatedClassifier(steps=300, weight_steps=10, batch_size=8, step=0.3, history_rows=0, random_state=0)
+# Without groups the default method has nothing to make fair, and says so.
+DEFAULT = FairFederatedClassifier(history_rows=0, random_state=0)
 NUMBERS = FairFederatedRegressor("fedavg", steps=300, batch_size=8, step=0.3, history_rows=0, random_state=0)
 
 
@@ -63,7 +62,8 @@ def test_what_fit_leaves_behind(fitted, raw):
     assert fitted.clients_ == ["Bern", "Lyon"]
     assert fitted.group_weights_.index.names == ["group", "label"]
     assert fitted.group_weights_.mean() == pytest.approx(1)
-    assert set(fitted.history_["stage"]) == {"weights", "model"}
+    assert set(fitted.history_["stage"]) == {"model"}
+    assert fitted.frontier_["chosen"].sum() == 1
     assert fitted.predict_proba(X).sum(axis=1) == pytest.approx(np.ones(len(X)))
     assert fitted.score(X, y) > 0.75
 
@@ -103,7 +103,7 @@ def test_ten_folds_compile_once():
     """Folds of different sizes, some without the rarest job: every stage is compiled once, with all that it records."""
     X, y, sex, site = table(609, seed=3)
     X = X.assign(job=np.where(np.arange(609) < 13, "astronaut", X["job"].astype(str)))
-    clf = FairFederatedClassifier(steps=20, weight_steps=10, random_state=0)
+    clf = FairFederatedClassifier(random_state=0)
     folds = StratifiedKFold(10).split(X, y)
     sizes, counted = set(), []
     for train, _ in folds:
@@ -111,7 +111,7 @@ def test_ten_folds_compile_once():
         clf.fit(X.iloc[train], y[train], sensitive_features=sex[train], clients=site[train])
         counted.append(advance._cache_size() - before)
         sizes.add((len(train), clf.params_.shape))
-        assert len(clf.history_) == 8
+        assert len(clf.history_) == 33
     assert len(sizes) > 2
     assert counted[0] <= 2  # nothing, where another test has compiled them
     assert counted[1:] == [0] * 9
@@ -120,16 +120,14 @@ def test_ten_folds_compile_once():
 def test_cross_val_score_with_defaults_compiles_once(raw):
     X, y, sex, _ = raw
     with sklearn.config_context(enable_metadata_routing=True):
-        clf = FairFederatedClassifier(steps=20, weight_steps=10, random_state=0).set_fit_request(
-            sensitive_features=True
-        )
+        clf = FairFederatedClassifier(random_state=0).set_fit_request(sensitive_features=True)
         before = advance._cache_size()
         scores = cross_val_score(clf, X, y, cv=10, params={"sensitive_features": sex})
     assert advance._cache_size() - before <= 2
     assert scores.mean() > 0.6
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbioacc"])
+@pytest.mark.parametrize("method", ["fedavg", "fedbioacc", "fedpath"])
 def test_padding_gives_the_numbers_of_the_unpadded_fit(method, raw):
     X, y, sex, site = raw
     clf = FairFederatedClassifier(method, **{**QUICK, "history_rows": 4}).fit(
@@ -222,7 +220,7 @@ def test_defaults_make_a_table_fairer_that_it_has_never_seen():
         found = clf.fit(X, y, sensitive_features=sex, clients=site).predict(test_X)
         return equal_opportunity_difference(test_y, found, sensitive_features=test_sex, pos_label="rich")
 
-    plain, fair = (gap(FairFederatedClassifier(m, history_rows=0, random_state=0)) for m in ("fedavg", "fedbioacc"))
+    plain, fair = (gap(FairFederatedClassifier(m, history_rows=0, random_state=0)) for m in ("fedavg", "fedpath"))
     assert plain > 0.05
     assert fair < 0.5 * plain
 
@@ -270,7 +268,7 @@ def rare(n=3000, seed=3):
     return X, np.where(y, "ill", "well"), rng.choice(["f", "m"], n), rng.choice(["A", "B"], n)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbioacc"])
+@pytest.mark.parametrize("method", ["fedavg", "fedbioacc", "fedpath"])
 def test_rare_classes_are_found_by_class_weights_or_a_threshold(method, tmp_path):
     X, y, sex, site = rare()
     order = {"sensitive_features": sex, "clients": site}

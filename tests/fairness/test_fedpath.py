@@ -27,14 +27,14 @@ def sigmoid(z):
     return 1 / (1 + np.exp(-z))
 
 
-def rows_of(seed, n, low=0.18, columns=6):
+def rows_of(seed, n, low=0.18, signal=1.1, hint=1.6, columns=6):
     """The second group has few positives, and its features say so: a model finds far fewer of them."""
     rng = np.random.default_rng(seed)
     groups = (rng.random(n) < 0.3).astype(np.int32)
     labels = (rng.random(n) < np.where(groups == 1, low, 0.55)).astype(np.float32)
     features = rng.normal(size=(n, columns))
-    features[:, 0] += 1.1 * (2 * labels - 1)
-    features[:, 1] += 1.6 * groups
+    features[:, 0] += signal * (2 * labels - 1)
+    features[:, 1] += hint * groups
     features[:, -1] = 1
     return {"features": features.astype(np.float32), "labels": labels, "groups": groups}
 
@@ -175,8 +175,8 @@ def naive(pooled, strengths, products, steps, warm):
 
 def simulated(parts, strengths, **options):
     rows = sum(len(part["labels"]) for part in parts)
-    form = Formulation(ridge=RIDGE)
-    algorithm = fedpath(form, Model("logistic", parts[0]["features"].shape[1]), 2, rows, strengths, **options)
+    model = Model("logistic", parts[0]["features"].shape[1])
+    algorithm = fedpath(Formulation(), model, 2, rows, RIDGE, strengths, **options)
     data = fb.ClientData.from_clients([with_cells(part) for part in parts])
     rounds = rounds_of(strengths, *(options[name] for name in ("steps", "warm") if name in options))
     return fb.simulate(algorithm, data, rounds, weights="samples", record_every=None).outer
@@ -229,7 +229,7 @@ def test_the_spread_of_averages_is_that_of_all_rows(metric, classes):
 @cache
 def table():
     """Six thousand rows at four unlike sites; the unweighted model leaves a gap of .4."""
-    rows = rows_of(3, 6000, low=0.2)
+    rows = rows_of(3, 6000, low=0.12, signal=0.6, hint=3.2)
     rng = np.random.default_rng(4)
     site = np.where(rng.random(6000) < 0.5, rows["groups"], rng.integers(1, 4, 6000))
     return rows, site

@@ -16,6 +16,7 @@ from fedbilevel.fairness.program import SINGLE, fair_program
 from fedbilevel.fairness.scores import Scores
 from fedbilevel.fairness.trainer import dealt, fit, tuned_threshold
 from fedbilevel.federation.protocol.policy import TELL, Source
+from fedbilevel.federation.protocol.program import answer_trees
 from fedbilevel.federation.protocol.record import Progress, read_answers
 from fedbilevel.federation.protocol.settings import JobSettings, RunFailed
 from fedbilevel.jobs import federate
@@ -117,8 +118,9 @@ def settings_for(method, schema=SCHEMA, more=None, **recipe):
 
 def agrees(folder, settings, sites):
     """The federated model is the simulated one: the program, what was agreed on, and what it gives in one process."""
-    (params,) = coordinate(folder, settings, Direct(sites))
+    coordinate(folder, settings, Direct(sites))
     program, agreed = fair_program(settings.arguments), Progress.read(folder / "runs/fair/state.npz").agreed
+    params = program.params(answer_trees(program, agreed, read_answers(folder / "runs/fair")), agreed)
     rows = [program.encoded(site.policy.source, agreed) for site in sites.values()]
     data = ClientData.from_clients([(site.train, site.val) for site in rows])
     # The clients do not tell their curvature again.
@@ -139,6 +141,7 @@ def agrees(folder, settings, sites):
         ("fairfed", {"steps": 6}),
         ("fedbio", {"steps": 6, "weight_steps": 4}),
         ("fedbioacc", {"steps": 6, "weight_steps": 4}),
+        ("fedpath", {"path": [1.0]}),
     ],
 )
 def test_a_table_per_site(tmp_path, method, recipe):
@@ -152,14 +155,19 @@ def test_a_table_per_site(tmp_path, method, recipe):
         weights = program.recipe.formulation.weights(outer)
         np.testing.assert_allclose(weights, expected.weights, rtol=1e-5)
         assert np.ptp(weights) > 1e-4, "stage one is to move the weights"
+    if method == "fedpath":
+        assert np.ptp(expected.weights) > 0.1
+        path = expected.frontier.table
+        assert path["strength"].tolist() == [0, 1, 5]
+        assert path["gap"][2] < path["gap"][0]
     decided = pd.read_json(tmp_path / "runs/fair/report.json").loc["decisions"]
     assert [np.sum(decided[name]) for name in SITES] == [size - 1 for size in SIZES]
 
 
-@pytest.mark.parametrize("method", ["fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", "fedbioacc"])
+@pytest.mark.parametrize("method", ["fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", "fedbioacc", "fedpath"])
 def test_three_classes_at_sites(tmp_path, method):
     """The simulated model; what the sites report; and, of one method, the run folder with every class of every group."""
-    steps = {"steps": 4} | ({"weight_steps": 2} if method == "fedbioacc" else {})
+    steps = {"steps": 4} | ({"weight_steps": 2} if method == "fedbioacc" else {"path": [1.0]})
     settings = settings_for(method, THREE, more={"minimum_cell": 1}, **steps)
     _, _, expected = agrees(tmp_path, settings, table_sites(tmp_path, settings, frames=of_three_classes()))
     assert expected.params.shape == (len(THREE.feature_names), 3)
@@ -178,13 +186,14 @@ def test_three_classes_at_sites(tmp_path, method):
     assert len(done.run.weights) == 6
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbioacc"])
+@pytest.mark.parametrize("method", ["fedavg", "fedbioacc", "fedpath"])
 def test_class_weights_and_threshold_are_those_of_the_simulation(tmp_path, method):
     more = {"class_weight": "balanced", "threshold": "auto", "minimum_cell": 2, "validation": None}
-    settings = settings_for(method, more=more, steps=6, weight_steps=4)
+    settings = settings_for(method, more=more, steps=6, weight_steps=4, path=[1.0])
     sites = table_sites(tmp_path, settings)
-    (params,) = coordinate(tmp_path, settings, Direct(sites))
+    coordinate(tmp_path, settings, Direct(sites))
     program, agreed = fair_program(settings.arguments), Progress.read(tmp_path / "runs/fair/state.npz").agreed
+    params = program.params(answer_trees(program, agreed, read_answers(tmp_path / "runs/fair")), agreed)
     arrays = [program._arrays(site.policy.source, agreed) for site in sites.values()]
     features, labels, groups = (np.concatenate(column) for column in zip(*arrays, strict=True))
     leaves = {"features": features, "labels": labels.astype(np.float32), "groups": groups.astype(np.int32)}
@@ -296,7 +305,7 @@ def test_the_folder_of_a_run_over_sites_tells_what_it_may_and_what_is_wrong(tmp_
     assert json.loads(kept)["site-1"]["hidden"][2] > 0
 
 
-@pytest.mark.parametrize("method", ["fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", "fedbio", "fedbioacc"])
+@pytest.mark.parametrize("method", ["fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", "fedbio", "fedbioacc", "fedpath"])
 def test_a_rare_group_at_a_site_is_compared_together_with_the_next_smallest(tmp_path, method):
     """One positive of the group r at two sites: they train, nothing small is told, and the sentence says what was done."""
     fit_options = FitOptions(method=method, steps=6, weight_steps=4, batch_size=32, compare_with=None)
@@ -453,10 +462,10 @@ def with_pay():
     return made
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedreg", "fedminmax", "fcfl", "fairfed", "fedbioacc"])
+@pytest.mark.parametrize("method", ["fedavg", "fedreg", "fedminmax", "fcfl", "fairfed", "fedbioacc", "fedpath"])
 def test_numbers_at_sites(tmp_path, method):
     """The simulated model, on a target scaled by what the sites agreed on; their sums; the run folder in the table's units."""
-    steps = {"steps": 40} | ({"weight_steps": 4} if method == "fedbioacc" else {})
+    steps = {"steps": 40} | ({"weight_steps": 4} if method == "fedbioacc" else {"path": [1.0]})
     more = {"minimum_cell": 1, "model": {"kind": "linear", "loss": "squared"}, "formulation": {"metric": "mean_error"}}
     settings = settings_for(method, NUMBER, more=more, **steps)
     sites = table_sites(tmp_path, settings, ("age", "job", "sex", "pay"), with_pay())

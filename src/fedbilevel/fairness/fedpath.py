@@ -37,7 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedbilevel.algorithms.arguments import Count, Kind, Positive, algorithm
+from fedbilevel.algorithms.arguments import Count, Kind, NotNegative, Positive, algorithm
 from fedbilevel.calculus import Calls, Tree, counted, no_calls, select
 from fedbilevel.fairness.formulation import Formulation, Weights, spread_of, statistics
 from fedbilevel.fairness.models import Model, decided, mean_of, penalty
@@ -149,16 +149,17 @@ def fedpath(
     model: Annotated[Model, Kind(lambda name, value: value)],
     groups: Count,
     rows: Positive,
+    ridge: NotNegative,
     strengths: Annotated[Sequence[float], Kind(_rising)],
     threshold: Annotated[float, Kind(positive)] = 0.5,
     products: Count = PRODUCTS,
     steps: Count = STEPS,
     warm: Count = WARM,
 ) -> Algorithm:
-    """FedPath.  ``rows``: how many there are in all; ``strengths``: of the path, rising; ``threshold``: from which probability
+    """FedPath; of ``form``, neither strength nor ridge count.  ``rows``: how many there are in all; ``strengths``: of the path, rising; ``threshold``: from which probability
     on the second of two classes is decided.  Run it for `rounds_of` rounds."""
     cells = form.cells(groups, model.classes)
-    weights_of, ridge = Weights(cells), float(form.ridge or 0)
+    weights_of = Weights(cells)
     cut = float(np.log(threshold / (1 - threshold))) if model.classes == 2 else 0.0
     like = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(model.start, jax.random.key(0)))
     first, unravel = ravel_pytree(like)

@@ -97,7 +97,7 @@ def _few(
     counts: Counts, names: Sequence[Any], criterion: str, few: int, classes: Sequence[Any] | None = None
 ) -> Iterable[Finding]:
     """Groups at either end of a gap with too few rows to tell."""
-    for rate in CRITERIA[criterion]:
+    for rate in CRITERIA.get(criterion, ()):  # calibration compares no rates
         rates, among = counts.rates(rate), counts.among(rate)
         rows = RATES[rate].replace("count", "rows")
         if rates.ndim == 2:  # of more than two classes, that with the largest gap

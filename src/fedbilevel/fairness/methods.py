@@ -85,7 +85,7 @@ class Recipe:
     """
 
     method: str = "fedpath"
-    formulation: Formulation = field(default_factory=Formulation)
+    formulation: Formulation = field(default_factory=lambda: Formulation(ridge=None))
     steps: int | None = None
     weight_steps: int | None = None
     local_steps: int = 5
@@ -155,7 +155,7 @@ class Recipe:
         balanced = self.formulation.kind == "paper" and groups > 1
         return self.method in BILEVEL and (share is not None or balanced)
 
-    def settled(self, smallest: int, val_smallest: int, val_largest: int, curvature: float, total: float) -> Recipe:
+    def settled(self, smallest: int, val_smallest: int, val_largest: int, curvature: float, total: float = 1.0) -> Recipe:
         """Batches that every client can draw, from how many rows clients have; smaller steps, also of stage one, where the
         features make the loss steeper (``curvature``, see `fedbilevel.fairness.program.smoothness`) than usual; and the ridge
         where none was asked for: `RIDGE`, but one over all rows for FedPath, which trains to the end."""
@@ -252,7 +252,8 @@ def check_aims(method: str, strength: Any, gap: Any, accuracy_loss: Any) -> None
 
 def path_algorithm(recipe: Recipe, model: Model, groups: int, rows: float, threshold: float) -> Algorithm:
     """FedPath; the recipe is settled."""
-    return fedpath(recipe.formulation, model, groups, rows, recipe.strengths, threshold=threshold)
+    form, ridge = replace(recipe.formulation, strength=0.0, ridge=None), float(recipe.formulation.ridge or 0)
+    return fedpath(form, model, groups, rows, ridge, recipe.strengths, threshold=threshold)
 
 
 def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray) -> tuple[Algorithm, str]:

@@ -141,7 +141,7 @@ class Stop(NamedTuple):
     stage: str
     round: int
     step: int
-    outer: np.ndarray
+    outer: Tree
     inner: np.ndarray | None
     calls: tuple[int, ...]
     bytes_up: int
@@ -317,7 +317,7 @@ def _walk(
             stage.name,
             number,
             number * algorithm.local_steps,
-            np.asarray(algorithm.outer(state.server)),
+            jax.tree.map(np.asarray, algorithm.outer(state.server)),
             None if view.inner is None else np.asarray(view.inner),
             tuple(a + b for a, b in zip(first, spent, strict=True)),
             up + number * traffic.up * run.data.clients,

@@ -101,6 +101,10 @@ class FitOptions:
         check_aims(self.method, self.strength, self.gap, self.accuracy_loss)
         if isinstance(self.strength, str) and self.strength != "auto":
             raise ValueError(f"--strength must be a number or auto, not {self.strength!r}.")
+        if self.metric == "calibration":
+            raise ValueError(
+                "--metric calibration is for FairFederatedClassifier in Python: the tables of a fit measure gaps of decisions."
+            )
         self.program(features=1, groups=2, curvature=0.0)
         self.baseline()
 
