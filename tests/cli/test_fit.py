@@ -32,22 +32,31 @@ def test_the_folder_and_what_is_printed(fitted):
     assert run.configuration["metric"] == "equal_opportunity"
     assert run.configuration["files"] == [str(file) for file in files]
     assert run.line.startswith("fedbilevel fit ")
-    assert run.rows["method"].tolist() == ["FedAvg", "FedBiOAcc, cells"]
+    assert run.rows["method"].tolist() == ["FedAvg", "FedPath"]
     assert run.rows["dataset"].tolist() == ["loan by sex"] * 2
     assert run.rows["test_accuracy"].between(0.6, 1).all()
     assert (run.rows["test_accuracy_low"] <= run.rows["test_accuracy"]).all()
     assert run.rows["bytes_up"].min() > 0
-    assert run.rows["steps"].tolist() == [40, 60]
+    assert run.rows["steps"].tolist() == [40, 32]
     assert run.weights["label"].tolist() == ["no", "yes"] * 2
     assert set(run.groups["part"]) == {"train", "test"}
-    assert run.history["stage"].unique().tolist() == ["model", "weights"]
-    assert run.models == ["fedavg", "fedbioacc-cells"]
-    assert (folder / "page.html").stat().st_size > 1000
+    assert run.history["stage"].unique().tolist() == ["model"]
+    assert run.models == ["fedavg", "fedpath"]
+    path = pd.read_csv(folder / "frontier.csv")
+    assert path.columns.tolist() == [
+        "strength", "accuracy", "gap", "floor", "usable", "chosen", "test_accuracy", "test_gap", "method",
+    ]  # fmt: skip
+    assert path["strength"][path["chosen"]].tolist() == [5.0]
+    used, row = path[path["chosen"]].iloc[0], run.rows.iloc[-1]
+    for name in ("test_accuracy", "test_gap"):
+        assert used[name] == pytest.approx(row[name])
+    assert (used["accuracy"], used["gap"]) == pytest.approx((row["train_accuracy"], row["train_gap"]))
+    assert "Frontier: accuracy against gap" in (folder / "page.html").read_text()
     assert Schema.read(folder / "schema.toml").positive == "yes"
     for words in (
         "an identifier",
         "north",
-        "FedBiOAcc, cells",
+        "FedPath",
         "95 % intervals",
         "recall",
         "AUC",
@@ -160,7 +169,15 @@ def broken(call, refused, tmp_path, quick, table):
         (["--metric", "luck"], {}, "metric='luck' is unknown"),
         (["--strength", "much"], {}, "--strength must be a number or auto"),
         (["--strength", "1", "--method", "fedavg"], {}, "--strength means nothing to fedavg"),
-        (["--strength", "1", "--formulation", "paper"], {}, "--strength means nothing to fedbioacc with the paper's"),
+        (
+            ["--strength", "1", "--method", "fedbioacc", "--formulation", "paper"],
+            {},
+            "--strength means nothing to fedbioacc with the paper's",
+        ),
+        (["--formulation", "paper"], {}, "formulation='paper' takes two stages: name fedbioacc or fedbio"),
+        (["--gap", "0.02", "--strength", "1"], {}, "strength and gap both say how much fairness to ask for"),
+        (["--gap", "0.02", "--method", "fedreg"], {}, "gap is an aim along the path of fedpath, and fedreg has none"),
+        (["--metric", "calibration"], {}, "--metric calibration is for FairFederatedClassifier in Python"),
         (["--test-share", "1.5"], {}, "--test-share must lie between 0 and 1"),
         (["--compare-with", "luck"], {}, "--compare-with must be one of"),
         (["--schema", "none.toml"], {}, "There is no file none.toml"),
@@ -210,7 +227,7 @@ def test_a_stopped_run_goes_on_and_ends_the_same(call, refused, fitted, quick, t
             real = storage.draft
 
             def full(target, *mode):
-                if "cells" in target.name:
+                if "fedpath" in target.name:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 return real(target, *mode)
 
@@ -219,7 +236,7 @@ def test_a_stopped_run_goes_on_and_ends_the_same(call, refused, fitted, quick, t
             usual = job.train
 
             def stopped(options, *rest, **more):
-                if options.method == "fedbioacc":
+                if options.method == "fedpath":
                     raise KeyboardInterrupt
                 return usual(options, *rest, **more)
 
@@ -312,7 +329,7 @@ def test_strength_auto_looks_at_training_rows_only(call, fitted, quick, tmp_path
 
     monkeypatch.setattr(job, "train", noted)
     out = tmp_path / "run"
-    said = call("fit", *files, *quick, "--strength", "auto", "--out", out, "--quiet")
+    said = call("fit", *files, *quick, "--strength", "auto", "--method", "fedbioacc", "--out", out, "--quiet")
     assert said.code == 0, said.err
     search = pd.read_csv(out / "strengths.csv")
     assert search["strength"].tolist() == [0.0, 5.0, 7.0]
@@ -329,9 +346,10 @@ def test_options_reach_the_recipe():
     recipe = options.recipe(groups=2)
     assert (recipe.penalty, recipe.steps, recipe.batch_size, recipe.client_weights) == (0.3, 7, 64, "samples")
     assert options.program(5, 2, curvature=5.0).curvature == 5.0
-    paper = FitOptions(formulation="paper").recipe(groups=2)
+    paper = FitOptions("fedbioacc", "paper").recipe(groups=2)
     assert (paper.train_on, paper.formulation.kind) == ("all", "paper")
     assert FitOptions(strength=2.0).recipe(groups=2).formulation.strength == 2.0
+    assert FitOptions(strength="auto").recipe(groups=2).accuracy_loss == 0.005
 
 
 def test_help_is_fast_and_has_an_example(imported):

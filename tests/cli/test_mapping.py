@@ -153,7 +153,7 @@ def test_a_draft_applied_as_it_is_gives_the_model_of_tables_that_agreed(call, si
     assert call("schema", *files, *ASKED, "--propose", mapping).code == 0
     said = call("fit", *files, *QUICK, "--mapping", mapping, "--out", run, "--json")
     assert said.code == 0, said.err
-    models = [FittedModel.read(home / "models" / "fedbioacc-cells.npz") for home in (run, tmp_path / "plain")]
+    models = [FittedModel.read(home / "models" / "fedpath.npz") for home in (run, tmp_path / "plain")]
     np.testing.assert_array_equal(*(model.params for model in models))
     assert models[0].schema == models[1].schema
     kept = Mapping.read(run / "mapping.toml")

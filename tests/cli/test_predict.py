@@ -72,7 +72,7 @@ def test_measured_accuracy_is_that_of_the_predictions(call, fitted):
         together.append(found[(truth["loan"] != "") & (truth["sex"] != "NA")])
     rows = pd.concat(together)
     groups = read(folder).groups
-    groups = groups[groups["method"] == "FedBiOAcc, cells"]
+    groups = groups[groups["method"] == "FedPath"]
     right = (groups["accuracy"] * groups["count"]).sum()
     assert round(right) == (rows["prediction"] == rows["loan"]).sum()
 
@@ -108,7 +108,7 @@ def test_no_rows_no_predictions(call, fitted, tmp_path):
         ("age,score,job\n1,2\n", [], "line 2: 2 field(s)"),
         ("age,score,job\n1,2,cook\n", ["--keep", "name"], "no column 'name'"),
         ("age,score,job,prediction\n1,2,cook,x\n", ["--keep", "prediction"], "rename it"),
-        ("age,score,job\n1,2,cook\n", ["--model", "luck"], "has no model 'luck'; there are 'FedAvg', 'FedBiOAcc, cells'"),
+        ("age,score,job\n1,2,cook\n", ["--model", "luck"], "has no model 'luck'; there are 'FedAvg', 'FedPath'"),
         ("age,score,job\n1,2,cook\n", ["--out", "/proc/none/x.csv"], "cannot be written"),
     ],
 )  # fmt: skip
@@ -132,7 +132,7 @@ def test_a_fault_leaves_an_earlier_answer_intact(call, fitted, tmp_path):
 @pytest.mark.parametrize("damage", ["cut", "none", "other", "newer"])
 def test_damaged_models_are_one_sentence(call, refused, fitted, tmp_path, damage):
     folder = shutil.copytree(fitted[0], tmp_path / "run")
-    model = folder / "models" / "fedbioacc-cells.npz"
+    model = folder / "models" / "fedpath.npz"
     words = {"cut": "damaged", "none": "has no model", "other": "damaged", "newer": "format 9"}[damage]
     if damage == "cut":
         model.write_bytes(model.read_bytes()[:200])

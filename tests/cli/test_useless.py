@@ -59,7 +59,7 @@ def test_a_model_that_selects_nobody_is_called_so_everywhere(plain, call, files)
     page = (out / "page.html").read_text()
     assert words in said.out
     assert "use --threshold auto or --class-weight balanced" in said.out
-    assert "FedBiOAcc, cells says yes to" in page
+    assert "FedPath says yes to" in page
     assert words in (out / "findings.csv").read_text()
     as_json = json.loads(call("fit", *files, *FIT, "--out", out, "--json").out)
     assert any(words in sentence for sentence in as_json["warnings"])
@@ -136,7 +136,7 @@ def test_the_ways_out(call, files, tmp_path, options, holds):
         (["--class-weight", "heavy"], "class_weight must be balanced"),
         (
             ["--class-weight", "balanced", "--method", "fcfl"],
-            "fcfl takes no class weights; use fedbioacc, fedbio or fedavg",
+            "fcfl takes no class weights; use fedpath, fedbioacc, fedbio or fedavg",
         ),
         (["--class-weight", "balanced", "--compare-with", "fedreg"], "fedreg takes no class weights"),
     ],

@@ -49,14 +49,14 @@ def test_grids_have_equal_sizes_and_hold_their_defaults():
         assert sum(entry.default for entry in settings) == 1
         assert len({entry.recipe for entry in settings}) == 4
     assert {entry.label for entry in Design().entries(Slice("adult-sex", "iid", 0, True, False))} == {"FCFL"}
-    assert len(everything(Design(grid_cases=()), "credit-status")) == 10
+    assert len(everything(Design(grid_cases=()), "credit-status")) == 11
 
 
 def test_slices_cover_every_entry_of_every_split_once_and_the_first_case_first():
     design = Design(splits=4)
     slices = design.slices()
     ran = [(*slice[:3], entry.label, entry.setting) for slice in slices for entry in design.entries(slice)]
-    assert len(ran) == len(set(ran)) == 3 * 2 * 4 * 22
+    assert len(ran) == len(set(ran)) == 3 * 2 * 4 * 23
     assert [slice.case for slice in slices[:16]] == ["adult-sex"] * 16
     assert len({part.keys for part in design.parts()}) == len(slices)
 

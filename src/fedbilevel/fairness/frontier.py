@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from fedbilevel.fairness.disclosure import Visible
 from fedbilevel.fairness.fedpath import Path
 from fedbilevel.fairness.findings import FEW, Finding, of_model
 from fedbilevel.fairness.methods import Recipe
@@ -40,10 +41,12 @@ class Frontier(NamedTuple):
     ends: tuple[int, int] | None = None
 
 
-def frontier_of(path: Path, recipe: Recipe, model: Model, rows: float, names: Sequence[Any]) -> Frontier:
-    """From the answer of FedPath, with the recipe's aim."""
+def frontier_of(
+    path: Path, recipe: Recipe, model: Model, rows: float, names: Sequence[Any], minimum: int = 1
+) -> Frontier:
+    """From the answer of FedPath, with the recipe's aim; groups with fewer rows of a label than ``minimum`` are in no gap."""
     strengths = (0.0, *recipe.strengths)
-    points = [_point(path, place, recipe, model, rows, names) for place in range(len(strengths))]
+    points = [_point(path, place, recipe, model, rows, names, minimum) for place in range(len(strengths))]
     table = pd.DataFrame([point[0] for point in points])
     table.insert(0, "strength", strengths)
     place, found, missed = _chosen(table, recipe, points)
@@ -65,7 +68,7 @@ class Compared(NamedTuple):
 
 
 def _point(
-    path: Path, place: int, recipe: Recipe, model: Model, rows: float, names: Sequence[Any]
+    path: Path, place: int, recipe: Recipe, model: Model, rows: float, names: Sequence[Any], minimum: int
 ) -> tuple[dict[str, Any], Compared]:
     told, metric = path.told, recipe.formulation.metric
     sums = np.asarray(told.sums[place], np.float64)
@@ -80,6 +83,10 @@ def _point(
         gap = float(np.sqrt(max(float(sums), 0.0)))
         return {"accuracy": accuracy, "gap": gap, "floor": np.nan, "usable": usable}, Compared(*[np.zeros((1, 1))] * 3)
     compared = _of_counts(counts, metric) if metric in CRITERIA else _of_sums(sums, rows)
+    shown = Visible.of(compared.rows.T if model.regression else counts.cells.sum(axis=-1), minimum).shown
+    compared = compared._replace(
+        values=np.where(shown, compared.values, np.nan), rows=np.where(shown, compared.rows, 0)
+    )
     gap = float(_ranges(compared.values).max())
     return {"accuracy": accuracy, "gap": gap, "floor": _floor(compared), "usable": usable}, compared
 
@@ -155,9 +162,10 @@ def _chosen(
         )
         return place, [Finding("aim-below-noise", "The model", noise, blocks=False)] if floor > recipe.gap else [], False
     place = int(usable[np.argmin(gaps[usable])])
-    floor, fewest = float(table["floor"][place]), float(points[place][1].rows.min())
+    sizes = points[place][1].rows
+    floor, fewest = float(table["floor"][place]), float(sizes[sizes > 0].min(initial=np.inf))
     said = f"The gap aimed at, {recipe.gap:g}, was not reached: the smallest on the training rows is {gaps[place]:.3f}"
-    few = 0 < fewest < FEW
+    few = fewest < FEW
     if few:
         why = f"a group has {fewest:.0f} rows to compare, too few to tell its rate; gather groups, or more rows"
     elif floor >= recipe.gap:

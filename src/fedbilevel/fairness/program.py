@@ -398,9 +398,8 @@ class FairProgram:
     def frontier(self, answers: Sequence[Tree], agreed: Numbers) -> Frontier:
         """The path as the sites' averages on their training rows show it."""
         recipe = self.settled(agreed)
-        return frontier_of(
-            answers[-1], recipe, self.model, float(agreed["total"][0]), self.names or list(range(self.groups))
-        )
+        names, total = self.names or list(range(self.groups)), float(agreed["total"][0])
+        return frontier_of(answers[-1], recipe, self.model, total, names, self.minimum)
 
     def weights(self, agreed: Numbers, answers: Sequence[Tree], server: Any) -> np.ndarray | None:
         """What was learned about the groups ("paper"), cells ("cells") or, by the ``server`` of a method of one level, groups:
