@@ -86,7 +86,9 @@ class Pooled:
 
     def right_side(self, y, strength, epsilon=1e-6):
         """grad_y of L + strength D, by differences of D and the formula of L."""
-        numeric = [(self.spread(y + epsilon * e) - self.spread(y - epsilon * e)) / (2 * epsilon) for e in np.eye(self.d)]
+        numeric = [
+            (self.spread(y + epsilon * e) - self.spread(y - epsilon * e)) / (2 * epsilon) for e in np.eye(self.d)
+        ]
         return self.z.T @ (sigmoid(self.z @ y) - self.y) / self.n + strength * np.array(numeric)
 
     def nu(self, x, y, u):

@@ -305,7 +305,9 @@ def test_the_folder_of_a_run_over_sites_tells_what_it_may_and_what_is_wrong(tmp_
     assert json.loads(kept)["site-1"]["hidden"][2] > 0
 
 
-@pytest.mark.parametrize("method", ["fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", "fedbio", "fedbioacc", "fedpath"])
+@pytest.mark.parametrize(
+    "method", ["fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", "fedbio", "fedbioacc", "fedpath"]
+)
 def test_a_rare_group_at_a_site_is_compared_together_with_the_next_smallest(tmp_path, method):
     """One positive of the group r at two sites: they train, nothing small is told, and the sentence says what was done."""
     fit_options = FitOptions(method=method, steps=6, weight_steps=4, batch_size=32, compare_with=None)

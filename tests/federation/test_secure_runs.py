@@ -322,7 +322,9 @@ def test_methods_that_need_single_replies_name_others(tmp_path):
     assert sites["site-1"].answer("prepare", asked) == {"refused": "single"}
     made = programs.fair_algorithm(np.float64)
     data = fb.ClientData.from_clients([(programs.fair_rows(client, np.float64), None) for client in range(3)])
-    with pytest.raises(ValueError, match=r"fcfl needs every client's reply by itself .* use fedpath, fedbioacc, fedbio, fedavg"):
+    with pytest.raises(
+        ValueError, match=r"fcfl needs every client's reply by itself .* use fedpath, fedbioacc, fedbio, fedavg"
+    ):
         fb.simulate(made, data, 1, secure=True)
 
 

@@ -105,7 +105,9 @@ Loss = Annotated[
 ]
 Gap = Annotated[float | None, typer.Option(help="Aim at this gap, such as 0.02 (fedpath).")]
 AccuracyLoss = Annotated[float | None, typer.Option(help="Spend at most this much accuracy, such as 0.005 (fedpath).")]
-Steps = Annotated[int | None, typer.Option(help="Training steps; the method's own if not given (fedpath sets its own).", min=1)]
+Steps = Annotated[
+    int | None, typer.Option(help="Training steps; the method's own if not given (fedpath sets its own).", min=1)
+]
 WeightSteps = Annotated[
     int | None, typer.Option(help="Steps of the bilevel stage; the method's own if not given.", min=1)
 ]

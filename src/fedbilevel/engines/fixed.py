@@ -21,7 +21,9 @@ from fedbilevel.plan import Algorithm, phases_of, sums_up
 
 Words = NDArray[np.uint64]
 LIMB, LIMBS, SMALLEST = 52, 4, -84
-WORKING = "fedpath, fedbioacc, fedbio, fedavg, fedreg, fedminmax, fedfb, qfedavg, fednest, lfednest, aggitd, simfbo or fedmsa"
+WORKING = (
+    "fedpath, fedbioacc, fedbio, fedavg, fedreg, fedminmax, fedfb, qfedavg, fednest, lfednest, aggitd, simfbo or fedmsa"
+)
 """Methods all of whose phases average."""
 
 

@@ -42,7 +42,7 @@ from fedbilevel.calculus import Calls, Tree, counted, no_calls, select
 from fedbilevel.fairness.formulation import Formulation, Weights, spread_of, statistics
 from fedbilevel.fairness.models import Model, decided, mean_of, penalty
 from fedbilevel.plan import Algorithm, Phase, Repeat, View
-from fedbilevel.problem import ClientData, positive
+from fedbilevel.problem import positive
 from fedbilevel.sampling import LocalData
 
 PRODUCTS = 5
@@ -199,7 +199,9 @@ def fedpath(
 
         def compared(self, scores: jax.Array) -> jax.Array:
             shifted = scores if form.metric == "calibration" else scores - cut
-            return statistics(form, shifted, self.batch["labels"], jnp.where(self.real, self.batch["groups"], -1), groups)
+            return statistics(
+                form, shifted, self.batch["labels"], jnp.where(self.real, self.batch["groups"], -1), groups
+            )
 
         def outer_loss(self, inner: jax.Array, coefficients: jax.Array) -> jax.Array:
             scores = self.scores(inner)
@@ -221,7 +223,9 @@ def fedpath(
         def decisions(self, scores: jax.Array) -> jax.Array:
             if model.regression:
                 return jnp.zeros((0,), kind)
-            among = jnp.where(self.real, self.batch["groups"] * model.classes + self.batch["labels"].astype(jnp.int32), -1)
+            among = jnp.where(
+                self.real, self.batch["groups"] * model.classes + self.batch["labels"].astype(jnp.int32), -1
+            )
             both = jnp.where(self.real, among * model.classes + decided(scores - cut), -1)
             names = jnp.arange(groups * model.classes**2, dtype=jnp.int32)
             shares = jnp.sum(both[None, :] == names[:, None], axis=1, dtype=kind)
@@ -286,7 +290,8 @@ def fedpath(
     def judge(server: Server, told: Told) -> Server:
         """Keeps where the step led, or goes back; then c for the strength of this round."""
         before, kept = server.point, server.kept
-        new, strength = Point(before.outer, arrival(server), told), lambdas[place(server.round - 1)]
+        at = place(server.round - 1)
+        new, strength = Point(before.outer, arrival(server), told), lambdas[at]
         moved = server.round >= warm
         lower = told.inner_loss <= before.told.inner_loss + SLACK
         fairer = ~moved | (value(told, strength) <= value(kept.told, strength) + SLACK)
@@ -295,13 +300,10 @@ def fedpath(
         radius = jnp.where(good, jnp.minimum(1.5 * server.radius, WIDEST), jnp.where(moved, length / 2, server.radius))
         step = new.inner - before.inner
         reach = jnp.where(lower, jnp.minimum(2 * server.reach, LONGEST), jnp.sqrt(step @ step) / 4)
-        at = place(server.round - 1)
         path = jax.tree.map(lambda held, leaf: held.at[at].set(leaf), server.path, Path(*point))
         slopes = jax.grad(lambda sums: spread_of(form, sums, rows))(point.told.sums)
         coefficients = lambdas[place(server.round)] * slopes
-        return server._replace(
-            point=point, radius=radius, reach=reach, coefficients=coefficients, path=path, solve=server.solve,
-        )  # fmt: skip
+        return server._replace(point=point, radius=radius, reach=reach, coefficients=coefficients, path=path)
 
     def move(server: Server, along: jax.Array) -> Server:
         """x by BFGS within the radius."""
@@ -319,9 +321,7 @@ def fedpath(
         towards = towards * jnp.minimum(1, server.radius / jnp.maximum(jnp.max(jnp.abs(towards)), TINY))
         outer = jnp.clip(point.outer + towards, -FURTHEST, FURTHEST)
         outer = jnp.where((strength > 0) & jnp.all(jnp.isfinite(towards)), outer, point.outer)
-        return server._replace(
-            point=point._replace(outer=outer), kept=point, nu=nu, bend=bend, round=server.round + 1
-        )  # fmt: skip
+        return server._replace(point=point._replace(outer=outer), kept=point, nu=nu, bend=bend, round=server.round + 1)
 
     def init(key: jax.Array) -> Server:
         inner, _ = ravel_pytree(model.start(key))
@@ -345,9 +345,6 @@ def fedpath(
     def enroll(key: jax.Array) -> Local:
         return Local(jnp.zeros(cells, kind), jnp.zeros(size, kind), no_calls())
 
-    def check(data: ClientData) -> None:
-        """The program that makes the rows has looked at them."""
-
     def solving(name: str) -> Repeat:
         return Repeat((Phase(name, lambda server: server.solve.direction, curve, onward),), products)
 
@@ -365,7 +362,6 @@ def fedpath(
         outer=lambda server: server.path._replace(inner=jax.vmap(unravel)(server.path.inner)),
         view=lambda server, local: View(inner=server.point.inner, calls=local.calls),
         objective=lambda path, inner, data: Rows.of(data).outer_loss(inner, jnp.zeros_like(path.told.sums[0])),
-        check=check,
     )
 
 
@@ -375,7 +371,9 @@ def rounds_of(strengths: Sequence[float], steps: int = STEPS, warm: int = WARM) 
 
 
 def remembered(pairs: Pairs, direction: jax.Array, product: jax.Array) -> Pairs:
-    return Pairs(*(jnp.concatenate([held[1:], new[None]]) for held, new in zip(pairs, (direction, product), strict=True)))
+    return Pairs(
+        *(jnp.concatenate([held[1:], new[None]]) for held, new in zip(pairs, (direction, product), strict=True))
+    )
 
 
 def preconditioned(pairs: Pairs, vector: jax.Array) -> jax.Array:

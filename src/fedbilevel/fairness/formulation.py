@@ -81,7 +81,7 @@ def compared(metric: str, decisions: jax.Array, labels: jax.Array) -> list[tuple
 
     if metric in ("calibration", "mean_error"):
         numbered = columns == 1
-        truth = (labels[:, None] if numbered else labels[:, None] == jnp.arange(columns, dtype=labels.dtype)[None, :])
+        truth = labels[:, None] if numbered else labels[:, None] == jnp.arange(columns, dtype=labels.dtype)[None, :]
         error = decisions - truth.astype(decisions.dtype)
         if metric == "mean_error":
             return [(error[:, 0], among(None))]

@@ -160,7 +160,11 @@ def _chosen(
             f"The gap aimed at, {recipe.gap:g}, is reached on the training rows, but with so many of them even a fair model shows "
             f"{floor:.3f} on average: on other rows expect as much."
         )
-        return place, [Finding("aim-below-noise", "The model", noise, blocks=False)] if floor > recipe.gap else [], False
+        return (
+            place,
+            [Finding("aim-below-noise", "The model", noise, blocks=False)] if floor > recipe.gap else [],
+            False,
+        )
     place = int(usable[np.argmin(gaps[usable])])
     sizes = points[place][1].rows
     floor, fewest = float(table["floor"][place]), float(sizes[sizes > 0].min(initial=np.inf))

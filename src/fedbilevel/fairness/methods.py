@@ -155,7 +155,9 @@ class Recipe:
         balanced = self.formulation.kind == "paper" and groups > 1
         return self.method in BILEVEL and (share is not None or balanced)
 
-    def settled(self, smallest: int, val_smallest: int, val_largest: int, curvature: float, total: float = 1.0) -> Recipe:
+    def settled(
+        self, smallest: int, val_smallest: int, val_largest: int, curvature: float, total: float = 1.0
+    ) -> Recipe:
         """Batches that every client can draw, from how many rows clients have; smaller steps, also of stage one, where the
         features make the loss steeper (``curvature``, see `fedbilevel.fairness.program.smoothness`) than usual; and the ridge
         where none was asked for: `RIDGE`, but one over all rows for FedPath, which trains to the end."""
@@ -247,7 +249,9 @@ def check_aims(method: str, strength: Any, gap: Any, accuracy_loss: Any) -> None
     if len(named) > 1:
         raise ValueError(f"{' and '.join(named)} both say how much fairness to ask for: give one of them.")
     if method != PATH and named and named[0] != "strength":
-        raise ValueError(f"{named[0]} is an aim along the path of fedpath, and {method} has none: leave one of them out.")
+        raise ValueError(
+            f"{named[0]} is an aim along the path of fedpath, and {method} has none: leave one of them out."
+        )
 
 
 def path_algorithm(recipe: Recipe, model: Model, groups: int, rows: float, threshold: float) -> Algorithm:

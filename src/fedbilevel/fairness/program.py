@@ -29,6 +29,7 @@ from fedbilevel.fairness.audit import report_expected, report_of
 from fedbilevel.fairness.baseline import LEAVES
 from fedbilevel.fairness.disclosure import MINIMUM, Visible
 from fedbilevel.fairness.formulation import METRICS, OF_NUMBERS, Formulation, fair_problem
+from fedbilevel.fairness.frontier import Frontier, frontier_of
 from fedbilevel.fairness.methods import (
     BILEVEL,
     COMPARES_GROUPS,
@@ -38,7 +39,6 @@ from fedbilevel.fairness.methods import (
     path_algorithm,
     single_level,
 )
-from fedbilevel.fairness.frontier import Frontier, frontier_of
 from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.models import Model, numbers, probabilities
 from fedbilevel.fairness.moments import Moments
@@ -130,7 +130,9 @@ class FairProgram:
         if self.row_weights:
             raise ValueError(f"{method} takes no weights of single rows; use fedpath, fedbioacc, fedbio or fedavg.")
         if self.class_weight is not None:
-            raise ValueError(f"{method} takes no class weights; use fedpath, fedbioacc, fedbio or fedavg, or a threshold.")
+            raise ValueError(
+                f"{method} takes no class weights; use fedpath, fedbioacc, fedbio or fedavg, or a threshold."
+            )
 
     def _check_class_weight(self) -> None:
         given = self.class_weight
