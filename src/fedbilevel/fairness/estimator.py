@@ -333,7 +333,8 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
             best balanced accuracy; "rate=0.1", "recall=0.8": a share selected, a share of positives found.  All but numbers are
             chosen on a fifth of every client's rows (up to half where positives are few), which the model is not trained on.
             More than two classes take "auto" alone: probabilities are weighed by the mean of their class.
-        client_weights: clients count "uniform" or by "samples", their rows (FedPath, FedMinMax, FedFB, FairFed: always by rows).
+        client_weights: clients count "uniform" or by "samples", their rows (FedPath, FedMinMax, FedFB
+            and FairFed: always by rows).
         secure: averages are rounded as secure sums over real sites round them, to see what that does (not "fcfl", "fairfed").
         history_rows: about how many rounds of every stage ``history_`` shows; 0 records nothing.
         random_state: seed or generator; None for a new one each time.
@@ -468,20 +469,20 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
     in its own units.
 
     Args:
-        method: "fedpath", "fedbioacc", "fedbio", "fedavg" (no fairness), "fedreg", "fedminmax", "fcfl" or "fairfed".  "fedfb" compares
-            rows with the same label, and numbers have none.
+        method: "fedpath", "fedbioacc", "fedbio", "fedavg" (no fairness), "fedreg", "fedminmax", "fcfl" or "fairfed".
+            "fedfb" compares rows with the same label, and numbers have none.
         metric: what is evened out between groups: "mean_error" (prediction minus truth) or "mean_prediction"; for "cells" also
             a function like those in `fedbilevel.fairness.formulation`, of standardised predictions.
         loss: "squared", or "huber": errors beyond one standard deviation of ``y`` count by their size, not their square.
         model: "linear" or "mlp", one hidden layer of ``hidden`` units.
-        formulation, strength, gap, accuracy_loss, hidden, ridge, steps, weight_steps, local_steps, batch_size, step, validation, client_weights,
-        secure, history_rows, random_state: as in `FairFederatedClassifier`.
+        formulation, strength, gap, accuracy_loss, hidden, ridge, steps, weight_steps, local_steps, batch_size, step, validation,
+        client_weights, secure, history_rows, random_state: as in `FairFederatedClassifier`.
 
     Attributes:
         n_features_in_, feature_names_in_ (tables with named columns), groups_, clients_: what was seen in fit.
         group_weights_: the learned weights, a Series over groups or over (group, side of the mean); None for methods without.
-        frontier_, history_, params_, model_, encoder_, coef_, intercept_: as in `FairFederatedClassifier`; the last two for standardised
-            ``y``, `coefficients` in its units.
+        frontier_, history_, params_, model_, encoder_, coef_, intercept_: as in `FairFederatedClassifier`; the
+            last two for standardised ``y``, `coefficients` in its units.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)

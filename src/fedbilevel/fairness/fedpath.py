@@ -156,8 +156,8 @@ def fedpath(
     steps: Count = STEPS,
     warm: Count = WARM,
 ) -> Algorithm:
-    """FedPath; of ``form``, neither strength nor ridge count.  ``rows``: how many there are in all; ``strengths``: of the path, rising; ``threshold``: from which probability
-    on the second of two classes is decided.  Run it for `rounds_of` rounds."""
+    """FedPath; of ``form``, neither strength nor ridge count.  ``rows``: how many there are in all; ``strengths``: of the path,
+    rising; ``threshold``: from which probability on the second of two classes is decided.  Run it for `rounds_of` rounds."""
     cells = form.cells(groups, model.classes)
     weights_of = Weights(cells)
     cut = float(np.log(threshold / (1 - threshold))) if model.classes == 2 else 0.0
@@ -165,7 +165,7 @@ def fedpath(
     first, unravel = ravel_pytree(like)
     kind, size = first.dtype, first.size
     lambdas = jnp.asarray([0.0, *strengths], kind)
-    rows = jnp.asarray(rows, kind)
+    total = jnp.asarray(rows, kind)
     number = len(strengths)
 
     def place(round: jax.Array) -> jax.Array:
@@ -205,19 +205,19 @@ def fedpath(
 
         def outer_loss(self, inner: jax.Array, coefficients: jax.Array) -> jax.Array:
             scores = self.scores(inner)
-            return mean_of(self.losses(scores), self.real) + jnp.sum(coefficients * self.compared(scores) / self.count)
+            return mean_of(self.losses(scores), self.real) + jnp.sum(coefficients * self.compared(scores) / self.number)
 
         def by_cell(self, inner: jax.Array) -> jax.Array:
             members = self.batch["cells"][None, :] == jnp.arange(cells, dtype=jnp.int32)[:, None]
-            return jnp.sum(jnp.where(members, self.losses(self.scores(inner))[None, :], 0), axis=1) / self.count
+            return jnp.sum(jnp.where(members, self.losses(self.scores(inner))[None, :], 0), axis=1) / self.number
 
         def told(self, outer: jax.Array, inner: jax.Array) -> Told:
             scores = self.scores(inner)
             return Told(
                 self.inner_loss(outer, inner),
                 mean_of(self.losses(scores), self.real),
-                self.compared(scores) / self.count,
-                self.decisions(scores) / self.count,
+                self.compared(scores) / self.number,
+                self.decisions(scores) / self.number,
             )
 
         def decisions(self, scores: jax.Array) -> jax.Array:
@@ -232,7 +232,7 @@ def fedpath(
             return shares.reshape(groups, model.classes, model.classes)
 
         @property
-        def count(self) -> jax.Array:
+        def number(self) -> jax.Array:
             return jnp.sum(self.real, dtype=kind)
 
     def slope(message: Sent, local: Local, data: LocalData, key: jax.Array) -> tuple[Slope, Local]:
@@ -259,7 +259,7 @@ def fedpath(
     # What the server makes of the means.
 
     def value(told: Told, strength: jax.Array) -> jax.Array:
-        return told.loss + strength * spread_of(form, told.sums, rows)
+        return told.loss + strength * spread_of(form, told.sums, total)
 
     def begin(server: Server, right: jax.Array) -> Server:
         towards = preconditioned(server.pairs, right)
@@ -301,7 +301,7 @@ def fedpath(
         step = new.inner - before.inner
         reach = jnp.where(lower, jnp.minimum(2 * server.reach, LONGEST), jnp.sqrt(step @ step) / 4)
         path = jax.tree.map(lambda held, leaf: held.at[at].set(leaf), server.path, Path(*point))
-        slopes = jax.grad(lambda sums: spread_of(form, sums, rows))(point.told.sums)
+        slopes = jax.grad(lambda sums: spread_of(form, sums, total))(point.told.sums)
         coefficients = lambdas[place(server.round)] * slopes
         return server._replace(point=point, radius=radius, reach=reach, coefficients=coefficients, path=path)
 
@@ -355,7 +355,7 @@ def fedpath(
             Phase("slope", lambda server: Sent(*server.point[:2]), slope, started),
             solving("curve"),
             Phase("rates", arrival, rates, judge),
-            Phase("gap", lambda server: Sent(*server.point[:2], server.coefficients), gap, begin),
+            Phase("gap", lambda server: Sent(server.point.outer, server.point.inner, server.coefficients), gap, begin),
             solving("adjoint"),
             Phase("weigh", lambda server: server.solve.solution, weigh, move),
         ),

@@ -220,7 +220,8 @@ class Formulation:
     """What is fair, and how much it counts.
 
     ``metric`` names one of `METRICS` or is a function of the same signature; ``temperature`` sharpens the soft decisions;
-    ``ridge`` makes the inner problem strongly convex; None: the method's own (`Recipe.settled`).  "paper" does not read ``metric``, ``strength`` and ``temperature``.
+    ``ridge`` makes the inner problem strongly convex; None: the method's own (`Recipe.settled`).
+    "paper" does not read ``metric``, ``strength`` and ``temperature``.
     """
 
     kind: str = "cells"

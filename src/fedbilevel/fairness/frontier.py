@@ -123,7 +123,7 @@ def _of_sums(sums: Floats, rows: float) -> Compared:
 
 def _ranges(values: Floats) -> Floats:
     """Largest minus smallest of the groups that have a value; 0 where fewer than two have."""
-    return np.nan_to_num(np.fmax.reduce(values, axis=1) - np.fmin.reduce(values, axis=1))
+    return np.asarray(np.nan_to_num(np.fmax.reduce(values, axis=1) - np.fmin.reduce(values, axis=1)))
 
 
 def _floor(compared: Compared) -> float:
@@ -179,7 +179,7 @@ def _chosen(
     return place, [Finding("aim-missed", "The model", f"{said}; {why}.", blocks=False)], not few and floor < recipe.gap
 
 
-def told_apart(features: Floats, groups: NDArray[Any], ends: tuple[int, int]) -> float:
+def told_apart(features: NDArray[Any], groups: NDArray[Any], ends: tuple[int, int]) -> float:
     """How well the features tell two groups apart: the chance that a row of the first scores above one of the second, by the
     least-squares line (0.5: not at all, 1: always)."""
     rows = np.flatnonzero(np.isin(groups, ends))
@@ -191,7 +191,7 @@ def told_apart(features: Floats, groups: NDArray[Any], ends: tuple[int, int]) ->
     return float((ranks[truth].sum() - first * (first + 1) / 2) / max(1, first * (len(truth) - first)))
 
 
-def explained(frontier: Frontier, features: Floats, groups: NDArray[Any], names: Sequence[Any]) -> list[Finding]:
+def explained(frontier: Frontier, features: NDArray[Any], groups: NDArray[Any], names: Sequence[Any]) -> list[Finding]:
     """What was found, with how well the features tell the groups apart where that is the reason."""
     if frontier.ends is None:
         return frontier.found
