@@ -199,7 +199,7 @@ def test_rounds_are_those_of_a_naive_loop_however_rows_are_dealt():
 
 
 def test_the_end_is_the_exact_solution_on_pooled_rows():
-    """With the defaults the loss is within 1e-3 of its minimum and the gap within .01; with more products and steps x is there."""
+    """By default the loss is within 1e-3 of its minimum and the gap within .01; with more products and steps x is there."""
     whole = rows_of(1, 900)
     pooled = Pooled(whole)
     strengths = (0.2, 1.0, 5.0)

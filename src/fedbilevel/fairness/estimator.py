@@ -475,8 +475,8 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
             a function like those in `fedbilevel.fairness.formulation`, of standardised predictions.
         loss: "squared", or "huber": errors beyond one standard deviation of ``y`` count by their size, not their square.
         model: "linear" or "mlp", one hidden layer of ``hidden`` units.
-        formulation, strength, gap, accuracy_loss, hidden, ridge, steps, weight_steps, local_steps, batch_size, step, validation,
-        client_weights, secure, history_rows, random_state: as in `FairFederatedClassifier`.
+        formulation, strength, gap, accuracy_loss, hidden, ridge, steps, weight_steps, local_steps, batch_size, step,
+        validation, client_weights, secure, history_rows, random_state: as in `FairFederatedClassifier`.
 
     Attributes:
         n_features_in_, feature_names_in_ (tables with named columns), groups_, clients_: what was seen in fit.

@@ -157,8 +157,8 @@ def _chosen(
         place = int(reached[0])
         floor = float(table["floor"][place])
         noise = (
-            f"The gap aimed at, {recipe.gap:g}, is reached on the training rows, but with so many of them even a fair model shows "
-            f"{floor:.3f} on average: on other rows expect as much."
+            f"The gap aimed at, {recipe.gap:g}, is reached on the training rows, but with so many of them even a fair model "
+            f"shows {floor:.3f} on average: on other rows expect as much."
         )
         return (
             place,

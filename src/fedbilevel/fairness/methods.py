@@ -80,8 +80,8 @@ class Recipe:
     (FedMinMax, FedFB, FairFed and FedPath are defined by the latter).
     ``train_on``: "all" rows of a client, or "train" to leave its validation rows out of the model's training.
     ``gap``, ``accuracy_loss``: what to aim at along FedPath's path instead of the formulation's strength: the smallest strength
-    whose gap is at most this, or the smallest gap for at most this much accuracy; ``path``: the strengths there.  FedPath reads all rows in every round and
-    sets its steps itself: of the other options it reads none.
+    whose gap is at most this, or the smallest gap for at most this much accuracy; ``path``: the strengths there.
+    FedPath reads all rows in every round and sets its steps itself: of the other options it reads none.
     """
 
     method: str = "fedpath"

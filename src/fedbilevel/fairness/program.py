@@ -1,8 +1,9 @@
 """A fair fit as a program of surveys and stages (`fedbilevel.engines.stages`): survey, agree, learn weights, train, measure.
 
 FedAvg to FairFed and FedPath train the model in one stage, FedBiO and FedBiOAcc in two.  FedPath's answer is a whole path of
-models; `FairProgram.place` says which of them is used, from what the sites told of each on the way.  The simulation (`fedbilevel.fairness.trainer`)
-and the federation run the same `FairProgram`; the estimator, the commands and the studies only make one.
+models; `FairProgram.place` says which of them is used, from what the sites told of each on the way.  The simulation
+(`fedbilevel.fairness.trainer`) and the federation run the same `FairProgram`; the estimator, the commands and the studies only
+make one.
 
 What the sites tell before training: with a schema, counts, sums and sums of squares of the number columns (``statistics``);
 then how many rows they have (``rows``), the curvature of the logistic loss on them (``smoothness``, one number that bounds
