@@ -18,6 +18,7 @@ LAYERS = [
     {"hypergradients"},
     {"algorithms"},
     {"engines"},
+    {"tracking"},
     {"tasks"},  # problems with known answers...
     {"theory"},  # ...and what is true along a run
     {"tables"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,12 +69,21 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Progress(NamedTuple):
-    """What a progress callback is told: rounds done of all, seconds so far, and the latest row of history."""
+    """What a progress callback is told.
+
+    Attributes:
+        done: Rounds done; of a `sweep`, runs done.
+        rounds: Rounds in all; of a `sweep`, runs in all.
+        seconds: Wall time so far; NaN in a `sweep`.
+        row: The latest row of the history, empty where nothing is recorded.
+        rows: All rows of the history that were recorded since the callback was last told, in order.
+    """
 
     done: int
     rounds: int
     seconds: float
     row: dict[str, Any]
+    rows: Sequence[dict[str, Any]] = ()
 
 
 ProgressCallback = Callable[[Progress], None]

@@ -110,6 +110,7 @@ def execute(
     if simulation.level is not None and not moment.history:
         moment = next(simulation.rounds(settings, seed, [moment.done], since=moment))
     pace = Pace(measured=not in_one_go and jax.process_count() == 1)
+    heard = len(moment.history) if moment.done else 0  # rows that the callback, or that of the stopped run, was told
 
     def stops() -> Iterator[int]:
         while moment.done < rounds:
@@ -126,7 +127,8 @@ def execute(
             if saved is not None and (saved.due(moment.done) or moment.done == rounds):
                 saved.save(moment)
             if progress is not None:
-                progress(Progress(moment.done, rounds, moment.seconds, moment.history[-1] if moment.history else {}))
+                rows, heard = moment.history[heard:], len(moment.history)
+                progress(Progress(moment.done, rounds, moment.seconds, moment.history[-1] if moment.history else {}, rows))
     except KeyboardInterrupt:
         kept_in = ""
         if saved is not None:
