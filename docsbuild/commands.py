@@ -18,7 +18,9 @@ elsewhere. Exit codes: 0; 2 for bad input, with one sentence; 130 after Ctrl-C. 
 
 
 def page() -> str:
-    return HEAD + "\n".join(part for path, command in walk(typer.main.get_command(app), "") for part in told(path, command))
+    return HEAD + "\n".join(
+        part for path, command in walk(typer.main.get_command(app), "") for part in told(path, command)
+    )
 
 
 def walk(command: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -30,7 +30,8 @@ def made(examples: Path, kept: Path) -> dict[str, str | bytes]:
     missing = [one for one in scripts if not (places[one] / "cells.json").exists()]
     orders = [[f"{one}={places[one]}" for one in missing[first::PROCESSES]] for first in range(PROCESSES)]
     running = [subprocess.Popen([sys.executable, __file__, *order], env=_environment()) for order in orders if order]
-    if any([process.wait() for process in running]):
+    ended = [process.wait() for process in running]
+    if any(ended):
         raise RuntimeError("An example failed: see above.")
     files: dict[str, str | bytes] = {"index.md": _index(scripts)}
     for script in scripts:
@@ -57,7 +58,7 @@ def cells(text: str) -> list[tuple[str, str]]:
 
 
 def execute(script: Path, place: Path) -> float:
-    """Run a script cell by cell; what it printed and drew goes into the folder.  How many seconds of processor time that took."""
+    """Run a script cell by cell; what it prints and draws goes into the folder.  Returns seconds of processor time."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -110,7 +111,7 @@ def _page(script: Path, told: list[dict[str, str]]) -> str:
             continue
         parts.append(f"```python\n{cell['body']}\n```")
         if cell["printed"].strip():
-            parts.append(f"```text title=\"Output\"\n{cell['printed'].rstrip()}\n```")
+            parts.append(f'```text title="Output"\n{cell["printed"].rstrip()}\n```')
         parts += [f"![What the code above draws]({script.stem}-{name})" for name in cell["figures"]]
     return "\n\n".join(parts) + "\n"
 

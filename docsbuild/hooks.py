@@ -1,4 +1,4 @@
-"""What MkDocs does not do by itself: pages made from the repository's own files, the commands, the examples, formulas as MathML.
+"""What MkDocs does not do by itself: pages from the repository's own files, commands and examples; formulas as MathML.
 
 Formulas become MathML while the site is built, so that the site loads no script from elsewhere.
 """

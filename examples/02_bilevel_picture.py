@@ -25,8 +25,8 @@ steps = fb.trace(fb.fedbio(problem, fb.exact(), inner_step=0.3, outer_step=0.15,
 path = np.stack([np.ravel(steps.outer), np.ravel(steps.inner)])
 
 # %% [markdown]
-# Left: contours of the outer loss f(x, y). The answer has to lie on the black curve y(x). FedBiO (red) moves y towards the curve
-# and x along the hypergradient at the same time. Right: the same problem as a function of x alone, h(x) = f(x, y(x)).
+# Left: contours of the outer loss f(x, y). The answer has to lie on the black curve y(x). FedBiO (red) moves y towards the
+# curve and x along the hypergradient at the same time. Right: the same problem as a function of x alone, h(x) = f(x, y(x)).
 # Its slope, the *hypergradient*, has two parts: how f changes with x, and how f changes because y(x) moves.
 
 # %%

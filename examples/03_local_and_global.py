@@ -33,8 +33,8 @@ print(f"local:  x = {local.outer:.3f}, models {np.round(local.inner, 2)}")
 print(f"global: x = {common.outer:.3f}, models {np.round(common.inner, 2)}")
 
 # %% [markdown]
-# Both are right, about different questions. Local: tune x for models that stay different. Global: tune x for one model. The mean
-# of the clients' own solutions is not the solution of the mean problem, because the steep client counts more there.
+# Both are right, about different questions. Local: tune x for models that stay different. Global: tune x for one model. The
+# mean of the clients' own solutions is not the solution of the mean problem, because the steep client counts more there.
 
 # %%
 x = np.linspace(-1.5, 2.5, 300)

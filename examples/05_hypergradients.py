@@ -28,8 +28,8 @@ def error(estimator):
     return calls, np.linalg.norm(direction - exact) / np.linalg.norm(exact)
 
 
-series = np.array([error(fb.neumann(terms=terms, step=0.5)) for terms in (1, 2, 5, 10, 20, 40)])
-solver = np.array([error(fb.conjugate_gradient(tolerance=accuracy)) for accuracy in (0.5, 0.1, 1e-2, 1e-4, 1e-6)])
+series = np.array([error(fb.neumann(terms=terms, step=0.5)) for terms in (1, 5, 20, 40)])
+solver = np.array([error(fb.conjugate_gradient(tolerance=accuracy)) for accuracy in (0.5, 1e-2, 1e-6)])
 print(f"Neumann, {series[-1][0]:.0f} products: relative error {series[-1][1]:.1e}")
 print(f"conjugate gradients, {solver[-1][0]:.0f} products: relative error {solver[-1][1]:.1e}")
 

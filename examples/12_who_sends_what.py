@@ -17,7 +17,10 @@ methods = {
     "FedMSA": fb.fedmsa(task.problem),
     "FedNest": fb.fednest(task.problem, inner_step=step, series_step=step, outer_step=task.outer_step),
 }
-last = {name: fb.simulate(method, task.data, rounds=20, diagnostics="cheap").history.iloc[-1] for name, method in methods.items()}
+last = {
+    name: fb.simulate(method, task.data, rounds=20, diagnostics="cheap").history.iloc[-1]
+    for name, method in methods.items()
+}
 table = pd.DataFrame(last).T[["bytes_up", "bytes_down", "gradient_calls", "hessian_vector_calls"]]
 print(table.astype(int).to_string())
 

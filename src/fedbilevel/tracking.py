@@ -23,7 +23,7 @@ def mlflow_callback(columns: Sequence[str] | None = None, prefix: str = "", clie
     Raises:
         ImportError: MLflow is not installed.
 
-    Example:
+    Examples:
         >>> from types import SimpleNamespace
         >>> from fedbilevel.engines.result import Progress
         >>> logged = []

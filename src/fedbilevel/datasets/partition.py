@@ -44,8 +44,9 @@ class ValidationSplit(NamedTuple):
 def iid(rows: int, clients: int = 3, *, seed: int = 0) -> list[Rows]:
     """`rows` rows dealt at random to `clients` clients; their sizes differ by one at most.
 
-    >>> [len(part) for part in iid(11, 3)]
-    [4, 4, 3]
+    Examples:
+        >>> [len(part) for part in iid(11, 3)]
+        [4, 4, 3]
     """
     _check_clients(clients, rows)
     order = _generator("iid", seed).permutation(rows)

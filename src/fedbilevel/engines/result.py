@@ -23,7 +23,19 @@ LISTED = 10
 @dataclass(frozen=True)
 class Result:
     """``outer``: the answer; ``inner``: every client's inner variable (leaves ``[clients, ...]``, None for FedAvg);
-    ``history``: one row a recorded round; ``server`` and ``local``: the full states, to go on from."""
+    ``history``: one row a recorded round; ``server`` and ``local``: the full states, to go on from.
+
+    Attributes:
+        outer: The answer.
+        inner: Every client's inner variable, leaves ``[clients, ...]``; None for methods of one level.
+        history: A pandas table, one row a recorded round.
+        rounds: Rounds done.
+        seed: The seed of the run.
+        hyper: The float hyper-parameters by name.
+        server: The server's state at the end.
+        local: The clients' states at the end, leaves ``[clients, ...]``.
+        diverged: Why the run ended early (in a `Sweep`); None if it did not.
+    """
 
     outer: Tree
     inner: Tree

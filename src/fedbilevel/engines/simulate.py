@@ -71,11 +71,40 @@ def simulate(
     ``secure``: averages are rounded as secure sums over real sites round them (`fedbilevel.engines.fixed`), so that a run over
     sites gives the same numbers.  Nothing is hidden from anybody: it is a simulation.
 
-    >>> import fedbilevel as fb, jax.numpy as jnp, numpy as np
-    >>> algo = fb.fedavg(lambda model, batch: jnp.mean((model - batch) ** 2), init=np.zeros(()), step=0.25, local_steps=1)
-    >>> result = fb.simulate(algo, fb.ClientData(train=np.array([[1.0], [3.0]])), rounds=50)
-    >>> print(f"{result.outer:.3f}")
-    2.000
+    Args:
+        algorithm: What to run, such as ``fb.fedbio(problem)``.
+        data: The clients' rows.
+        rounds: How many rounds, at least one.
+        seed: Where all randomness starts, in [0, 2**32).
+        weights: "uniform" (the paper), "samples" (training rows), or one number per client.
+        participation: Share or number of clients that take part in a round; None: all.
+        sampling: "proportional" (to the weights, averaged equally: right on average) or "uniform".
+        dropout: Chance in [0, 1) that a reply is lost.
+        record_every: A row of history every so many rounds; None: none.
+        diagnostics: "auto", "cheap", "exact" or "conjugate_gradient".
+        progress: True for a bar, or a function of a `Progress`.
+        checkpoint: A file to save to and to go on from.
+        checkpoint_every: Rounds between two savings; None: about ten seconds.
+        client_chunk: Clients computed side by side; None: all.
+        devices: JAX devices to spread the clients over; None: all.
+        secure: Round averages as secure sums do.
+
+    Returns:
+        A `Result`.
+
+    Raises:
+        Diverged: A NaN or an infinity appeared.
+        Interrupted: Ctrl-C; the run so far is in its ``result``.
+        CheckpointError: The file belongs to another run.
+        ValueError: An option is out of its range, or the data do not fit the problem.
+        TypeError: A loss or an option is of the wrong kind.
+
+    Examples:
+        >>> import fedbilevel as fb, jax.numpy as jnp, numpy as np
+        >>> algo = fb.fedavg(lambda model, batch: jnp.mean((model - batch) ** 2), init=np.zeros(()), step=0.25, local_steps=1)
+        >>> result = fb.simulate(algo, fb.ClientData(train=np.array([[1.0], [3.0]])), rounds=50)
+        >>> print(f"{result.outer:.3f}")
+        2.000
     """
     options = Options(
         weights, participation, sampling, dropout, record_every, diagnostics, client_chunk, devices, secure
@@ -128,7 +157,9 @@ def execute(
                 saved.save(moment)
             if progress is not None:
                 rows, heard = moment.history[heard:], len(moment.history)
-                progress(Progress(moment.done, rounds, moment.seconds, moment.history[-1] if moment.history else {}, rows))
+                progress(
+                    Progress(moment.done, rounds, moment.seconds, moment.history[-1] if moment.history else {}, rows)
+                )
     except KeyboardInterrupt:
         kept_in = ""
         if saved is not None:
@@ -285,6 +316,19 @@ def trace(algorithm: Algorithm, data: ClientData, rounds: int, seed: int = 0, *,
     theory's lemmas are evaluated on.
 
     Leaves are ``[rounds * local_steps, clients, ...]``.  Memory grows with the rounds: meant for small problems.
+
+    Args:
+        algorithm: What to run, such as ``fb.fedbio(problem)``.
+        data: The clients' rows.
+        rounds: How many rounds, at least one.
+        seed: Where all randomness starts.
+        weights: As in `simulate`.
+
+    Returns:
+        A `LocalStep` whose leaves are ``[rounds * local_steps, clients, ...]``.
+
+    Raises:
+        ValueError: The algorithm has several phases, or does not record its steps.
     """
     whole_number("rounds", rounds)
     if not (len(algorithm.plan) == 1 and getattr(algorithm.plan[0], "trace", None)):

@@ -299,7 +299,8 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         strength: how much "cells" cares about that, against the loss; for "fedreg" the weight of its penalty.
             None: the method's default (cells: 5, FedReg: 0.1).
         temperature: sharpness of the soft decisions in ``metric``.
-        model: "logistic" (two or more classes) or "mlp", one hidden layer of ``hidden`` units.
+        model: "logistic" (two or more classes) or "mlp", one hidden layer.
+        hidden: units of that layer.
         ridge: weight of the squared parameters in the loss.
         steps: training steps of the model; None: 2,000 (FCFL: 1,020 rounds).
         weight_steps: steps of the bilevel stage; None: 1,000 ("cells") or 2,000 ("paper").
@@ -327,14 +328,15 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
             for the features get_feature_names_out names; `coefficients` gives them in the units of the table.
         findings_: what a reader must know before believing its numbers, by its decisions on the rows it was trained on.
 
-    >>> import numpy as np
-    >>> rng = np.random.default_rng(0)
-    >>> X, sex, site = rng.normal(size=(300, 3)), rng.choice(["f", "m"], 300), rng.choice(["A", "B"], 300)
-    >>> y = np.where(X[:, 0] + 0.3 * rng.normal(size=300) > 0, "yes", "no")
-    >>> clf = FairFederatedClassifier(steps=200, weight_steps=50, batch_size=32, random_state=0)
-    >>> clf = clf.fit(X, y, sensitive_features=sex, clients=site)
-    >>> bool(clf.score(X, y) > 0.85), clf.clients_, list(clf.group_weights_.index)
-    (True, ['A', 'B'], [('f', 'no'), ('f', 'yes'), ('m', 'no'), ('m', 'yes')])
+    Examples:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> X, sex, site = rng.normal(size=(300, 3)), rng.choice(["f", "m"], 300), rng.choice(["A", "B"], 300)
+        >>> y = np.where(X[:, 0] + 0.3 * rng.normal(size=300) > 0, "yes", "no")
+        >>> clf = FairFederatedClassifier(steps=200, weight_steps=50, batch_size=32, random_state=0)
+        >>> clf = clf.fit(X, y, sensitive_features=sex, clients=site)
+        >>> bool(clf.score(X, y) > 0.85), clf.clients_, list(clf.group_weights_.index)
+        (True, ['A', 'B'], [('f', 'no'), ('f', 'yes'), ('m', 'no'), ('m', 'yes')])
     """
 
     def __init__(
@@ -448,9 +450,21 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         metric: what is evened out between groups: "mean_error" (prediction minus truth) or "mean_prediction"; for "cells" also
             a function like those in `fedbilevel.fairness.formulation`, of standardised predictions.
         loss: "squared", or "huber": errors beyond one standard deviation of ``y`` count by their size, not their square.
-        model: "linear" or "mlp", one hidden layer of ``hidden`` units.
-        formulation, strength, hidden, ridge, steps, weight_steps, local_steps, batch_size, step, validation, client_weights,
-        secure, history_rows, random_state: as in `FairFederatedClassifier`.
+        model: "linear" or "mlp", one hidden layer.
+        formulation: as in `FairFederatedClassifier`.
+        strength: as in `FairFederatedClassifier`.
+        hidden: as in `FairFederatedClassifier`.
+        ridge: as in `FairFederatedClassifier`.
+        steps: as in `FairFederatedClassifier`.
+        weight_steps: as in `FairFederatedClassifier`.
+        local_steps: as in `FairFederatedClassifier`.
+        batch_size: as in `FairFederatedClassifier`.
+        step: as in `FairFederatedClassifier`.
+        validation: as in `FairFederatedClassifier`.
+        client_weights: as in `FairFederatedClassifier`.
+        secure: as in `FairFederatedClassifier`.
+        history_rows: as in `FairFederatedClassifier`.
+        random_state: as in `FairFederatedClassifier`.
 
     Attributes:
         n_features_in_, feature_names_in_ (tables with named columns), groups_, clients_: what was seen in fit.
@@ -458,14 +472,15 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         history_, params_, model_, encoder_, coef_, intercept_: as in `FairFederatedClassifier`; the last two for standardised
             ``y``, `coefficients` in its units.
 
-    >>> import numpy as np
-    >>> rng = np.random.default_rng(0)
-    >>> X, sex = rng.normal(size=(300, 3)), rng.choice(["f", "m"], 300)
-    >>> y = 900 + 70 * X[:, 0] - 30 * (sex == "f") + 10 * rng.normal(size=300)
-    >>> reg = FairFederatedRegressor(steps=300, weight_steps=50, batch_size=32, random_state=0)
-    >>> reg = reg.fit(X, y, sensitive_features=sex)
-    >>> bool(reg.score(X, y) > 0.85), list(reg.group_weights_.index)[:2]
-    (True, [('f', 'below the mean'), ('f', 'above the mean')])
+    Examples:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> X, sex = rng.normal(size=(300, 3)), rng.choice(["f", "m"], 300)
+        >>> y = 900 + 70 * X[:, 0] - 30 * (sex == "f") + 10 * rng.normal(size=300)
+        >>> reg = FairFederatedRegressor(steps=300, weight_steps=50, batch_size=32, random_state=0)
+        >>> reg = reg.fit(X, y, sensitive_features=sex)
+        >>> bool(reg.score(X, y) > 0.85), list(reg.group_weights_.index)[:2]
+        (True, [('f', 'below the mean'), ('f', 'above the mean')])
     """
 
     _regression = True

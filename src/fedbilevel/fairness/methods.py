@@ -70,6 +70,28 @@ class Recipe:
     groups' shares.  ``beta``: FairFed's, of the clients' weights.  ``client_weights``: "uniform" as in the paper, or "samples"
     (FedMinMax, FedFB and FairFed are defined by the latter).
     ``train_on``: "all" rows of a client, or "train" to leave its validation rows out of the model's training.
+
+    Attributes:
+        method: One of `METHODS`.
+        formulation: Of the bilevel methods.
+        steps: Of the model's training; None: the method's own.
+        weight_steps: Of stage one; None: the formulation's own.
+        local_steps: Between two exchanges.
+        batch_size: Training rows of a step; None: all.
+        outer_batch_size: Validation rows of a step.
+        step: Learning rate of the model.
+        inner_step: Of stage one; None: the method's own.
+        outer_step: Of stage one; None: the method's own.
+        terms: Of the Neumann series.
+        series_step: Of the Neumann series.
+        penalty: FedReg's.
+        group_step: FedMinMax's.
+        risks: FedMinMax's: "averaged" or "sent".
+        epsilon: FCFL's.
+        alpha: FedFB's.
+        beta: FairFed's.
+        client_weights: "uniform" or "samples".
+        train_on: "all", or "train": without the validation rows.
     """
 
     method: str = "fedbioacc"
