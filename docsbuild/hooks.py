@@ -55,4 +55,4 @@ def on_page_content(content: str, page: Any, config: Any, files: Files) -> str:
 
     content = re.sub(r'<(span|div) class="arithmatex">(?P<latex>.*?)</\1>', formula, content, flags=re.S)
     # What scrolls must be reachable with a keyboard.
-    return re.sub(r"<pre>(?=<span|<code)", '<pre tabindex="0">', content)
+    return re.sub(r"(<pre>(?:<span></span>)?)<code>", r'\1<code tabindex="0">', content)

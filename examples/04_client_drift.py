@@ -26,6 +26,6 @@ for name, result in results.items():
 # clients walk in a common direction and get past that point. It sends two vectors instead of one.
 
 # %%
-axis = fb.plot(*results.values(), labels=[*results], column="hypergradient_squared_norm", against="bytes_up")
+figure, axis = plt.subplots(figsize=(7, 3.6))
+fb.plot(*results.values(), labels=[*results], column="hypergradient_squared_norm", against="bytes_up", ax=axis)
 axis.set(xscale="log", yscale="log", xlabel="bytes sent", ylabel="squared hypergradient", ylim=(1e-9, None))
-plt.gcf().set_size_inches(7, 3.6)

@@ -26,6 +26,6 @@ print(found)
 print(found.table.groupby("outer_step")["objective"].agg(["mean", "std"]).round(3))
 
 # %%
-axis = found.plot("objective")
+figure, axis = plt.subplots(figsize=(6.5, 3.4))
+found.plot("objective", ax=axis)
 axis.set(ylabel="outer loss", title="three outer steps, four seeds each")
-plt.gcf().set_size_inches(6.5, 3.4)

@@ -5,6 +5,7 @@
 # %%
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import fedbilevel as fb
@@ -26,6 +27,7 @@ assert np.array_equal(resumed.outer, whole.outer)
 print("bit for bit the same:", np.array_equal(resumed.outer, whole.outer))
 
 # %%
-axis = whole.plot("objective")
+figure, axis = plt.subplots(figsize=(6.5, 3.2))
+whole.plot("objective", ax=axis)
 axis.axvline(20, color="C7", linestyle="--")
 axis.annotate("stopped here", (20, axis.get_ylim()[1]), ha="right", va="top", rotation=90)
