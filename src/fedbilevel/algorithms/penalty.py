@@ -80,8 +80,8 @@ class Slopes(NamedTuple):
 class Rule(NamedTuple):
     """What tells the methods apart.
 
-    ``weight(number of steps so far)``: lambda; None where `Penalty.lacking` sets it, by ``barrier``.  ``shares(lambda, number of
-    steps so far)``: what the steps of x and y are multiplied by.  ``together``: y moves with z, not with x.  ``restarts``: z
+    ``weight(number of steps so far)``: lambda; None where `Penalty.lacking` sets it, by ``barrier``.  ``shares(lambda, number
+    of steps so far)``: what the steps of x and y are multiplied by.  ``together``: y moves with z, not with x.  ``restarts``: z
     starts from y in every step of a client.  ``radius``: z is held near y, at the minimum of g(x, z) + |z - y|^2 / (2 radius),
     and the gap is that between g(x, y) and this minimum.
     """
