@@ -168,7 +168,9 @@ def bench(
         str | None,
         typer.Option(
             help="Of fedbio, fedbio-auto, fedbioacc, fedbioacc-own, fedbioacc-auto, fedbio-global, fedbioacc-global, simfbo, "
-            "shrofbo, fedmsa, fedmsa-auto, fednest, fednest-sum, lfednest, aggitd, fedmbo; all."
+            "shrofbo, fedmsa, fedmsa-auto, fednest, fednest-sum, lfednest, aggitd, fedmbo, "
+            "f2sa, f2sa-auto, f2sa-global, f2sa-global-auto, pbgd, pbgd-auto, pbgd-global, pbgd-global-auto, "
+            "bome, bome-auto, bome-global, bome-global-auto, meha, meha-auto, meha-global, meha-global-auto; all."
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Draws of data and minibatches; 10.", min=1)] = None,
