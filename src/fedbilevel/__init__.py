@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedbilevel.algorithms.fedmbo import fedmbo as fedmbo
     from fedbilevel.algorithms.fedmsa import fedmsa as fedmsa
     from fedbilevel.algorithms.fednest import fednest as fednest
+    from fedbilevel.algorithms.lbfgs import lbfgs as lbfgs
     from fedbilevel.algorithms.lfednest import lfednest as lfednest
     from fedbilevel.algorithms.qfedavg import qfedavg as qfedavg
     from fedbilevel.algorithms.simfbo import shrofbo as shrofbo
@@ -52,9 +53,7 @@ if TYPE_CHECKING:
     from fedbilevel.problem import ClientData as ClientData
     from fedbilevel.problem import linear_problem as linear_problem
 
-_ALGORITHMS = (
-    "afl aggitd fedavg fedbio fedbio_global fedbioacc fedbioacc_global fedmbo fedmsa fednest lfednest qfedavg simfbo"
-)
+_ALGORITHMS = "afl aggitd fedavg fedbio fedbio_global fedbioacc fedbioacc_global fedmbo fedmsa fednest lbfgs lfednest qfedavg simfbo"
 _HOMES = {
     **{f"algorithms.{name}": name for name in _ALGORITHMS.split()},
     **{f"hypergradients.{name}": name for name in ("conjugate_gradient", "exact", "neumann")},

@@ -3,6 +3,10 @@
 FedBiO and FedBiOAcc take two stages: the bilevel problem gives the weights of the groups or cells, then FedAvg trains one
 common model on rows weighted by them.  (The clients' own inner models of stage one never leave them and are not used.)  All
 others train the model at once.  `fedbilevel.fairness.program` puts the stages together.
+
+Unless steps are asked for, FedAvg, FedReg and second stages train their model to the end of its objective, by
+`fedbilevel.algorithms.lbfgs` on whole local sets.  FedMinMax, FCFL, FedFB and FairFed change what they minimise in every round
+and keep their own steps: longer ones (1 / curvature) were worse by their own measure on small tables.
 """
 
 from __future__ import annotations
@@ -17,12 +21,13 @@ import numpy as np
 from fedbilevel.algorithms.fedavg import fedavg
 from fedbilevel.algorithms.fedbio import fedbio
 from fedbilevel.algorithms.fedbioacc import fedbioacc
+from fedbilevel.algorithms.lbfgs import lbfgs
 from fedbilevel.calculus import Tree
 from fedbilevel.fairness.fairfed import fairfed
 from fedbilevel.fairness.fcfl import fcfl
 from fedbilevel.fairness.fedfb import fedfb
 from fedbilevel.fairness.fedminmax import fedminmax
-from fedbilevel.fairness.fedreg import fedreg
+from fedbilevel.fairness.fedreg import FairLoss, fedreg
 from fedbilevel.fairness.formulation import Formulation
 from fedbilevel.fairness.models import Model, RowLosses, mean_of, mistaken, penalty, predicted, recognised, row_losses
 from fedbilevel.hypergradients.neumann import neumann
@@ -37,6 +42,10 @@ SINGLE_STEP = ("fedminmax", "fcfl")
 """They communicate after every step, so their local steps are 1 whatever is asked for."""
 
 STEPS = 2000
+STEP = 0.1
+"""The paper's steps and learning rate, wherever one of the two is asked for, and of the paper's formulation."""
+ENOUGH = 100
+"""Rounds of `lbfgs`, most of which arrives after 30 to 70 (docs/algorithms.md) and then asks nobody."""
 CELLS_STEPS = 1000
 OUTER_BATCH = 512
 WHOLE_UP_TO = 4096
@@ -59,7 +68,8 @@ two: 2,000 times 0.1; a client's own model needs less).  u = 100 keeps alpha_t f
 class Recipe:
     """How a method is run.  ``None`` stands for the method's own default.
 
-    ``steps``: of the model's training, 2,000 (FCFL: 1,020 rounds, as published).  ``weight_steps``: of stage one, likewise
+    ``steps``: of the model's training.  Without ``steps`` and ``step`` it ends by itself (`to_the_end`); with one of them, with the
+    paper's formulation and for other methods it has 2,000 steps of 0.1 (FCFL: 1,020 rounds, as published).  ``weight_steps``: of stage one, likewise
     2,000 for the paper's formulation and 1,000 for "cells".  ``local_steps``: I, 5; always 1 for
     FedMinMax and FCFL.  ``step``: learning rate of the model.  ``inner_step``, ``outer_step``: of stage one (FedBiO: 0.1 and
     0.1, FedBiOAcc: 1 and 1 times alpha_t, as in the paper; "cells": see `FEDBIO_CELLS` and `FEDBIOACC_CELLS`).  ``terms`` and
@@ -79,7 +89,7 @@ class Recipe:
     local_steps: int = 5
     batch_size: int | None = 128
     outer_batch_size: int | str | None = None
-    step: float = 0.1
+    step: float | None = None
     inner_step: float | None = None
     outer_step: float | None = None
     terms: int = 5
@@ -127,12 +137,20 @@ class Recipe:
         the features make the loss steeper (``curvature``, see `fedbilevel.fairness.program.smoothness`) than usual."""
         steeper = max(1.0, curvature / SMOOTH)
         batch = None if self.batch_size is None else min(self.batch_size, smallest)
-        chosen = replace(self, batch_size=batch, step=self.step / steeper)
+        step = None if self.to_the_end else (STEP if self.step is None else self.step) / steeper
+        chosen = replace(self, batch_size=batch, step=step)
         chosen = replace(chosen, outer_batch_size=chosen._outer_batch(val_smallest, val_largest))
         if steeper == 1 or self.method not in BILEVEL:
             return chosen
         usual = self.constants()["inner_step"] if self.inner_step is None else self.inner_step
         return replace(chosen, inner_step=usual / steeper, series_step=self.series_step / steeper)
+
+    @property
+    def to_the_end(self) -> bool:
+        """Whether the model is trained by `lbfgs`, on whole local sets: FedAvg's, FedReg's and those of second stages, unless
+        steps are asked for, by a number or by the paper's formulation, which stands for the paper's."""
+        asked = self.steps is not None or self.step is not None or self.formulation.kind == "paper"
+        return not asked and (self.method in BILEVEL or self.method in ("fedavg", "fedreg"))
 
     def _outer_batch(self, smallest: int, largest: int) -> int | str:
         """Validation rows an outer step reads, from those of the smallest and of the largest client."""
@@ -156,6 +174,8 @@ class Recipe:
     @property
     def rounds(self) -> int:
         """Rounds of the model's training."""
+        if self.to_the_end:
+            return ENOUGH
         if self.method == "fcfl":
             return sum(FCFL_STAGES) if self.steps is None else self.steps
         steps = STEPS if self.steps is None else self.steps
@@ -176,7 +196,7 @@ class Recipe:
     @property
     def _between(self) -> int:
         """Steps of the model's training between two rounds."""
-        return 1 if self.method in SINGLE_STEP else self.local_steps
+        return 1 if self.method in SINGLE_STEP or self.to_the_end else self.local_steps
 
     def record_every(self, rows: int) -> int:
         """How often to record the longer stage for about so many rows of history."""
@@ -211,6 +231,11 @@ def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray) 
     scores, start, losses = model.scores, model.start, model.losses
     compared = {"mean_prediction": predicted, "mean_error": mistaken}.get(str(recipe.formulation.metric), recognised)
     shared: dict[str, Any] = {"groups": groups, "ridge": ridge, "losses": losses, "compared": compared}
+    if recipe.to_the_end:
+        weighted = RowWeightedLoss(scores, ridge, losses)
+        fair = FairLoss(scores, groups, recipe.penalty, ridge, losses=losses, compared=compared)
+        return lbfgs(fair if recipe.method == "fedreg" else weighted, start), recipe.client_weights
+    assert recipe.step is not None
     loop = (recipe.step, recipe.local_steps, recipe.batch_size)
     if recipe.method == "fedreg":
         return fedreg(scores, start, *loop, recipe.penalty, **shared), recipe.client_weights
