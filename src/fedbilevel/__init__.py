@@ -53,7 +53,10 @@ if TYPE_CHECKING:
     from fedbilevel.problem import ClientData as ClientData
     from fedbilevel.problem import linear_problem as linear_problem
 
-_ALGORITHMS = "afl aggitd fedavg fedbio fedbio_global fedbioacc fedbioacc_global fedmbo fedmsa fednest lbfgs lfednest qfedavg simfbo"
+_ALGORITHMS = (
+    "afl aggitd fedavg fedbio fedbio_global fedbioacc fedbioacc_global fedmbo "
+    "fedmsa fednest lbfgs lfednest qfedavg simfbo"
+)
 _HOMES = {
     **{f"algorithms.{name}": name for name in _ALGORITHMS.split()},
     **{f"hypergradients.{name}": name for name in ("conjugate_gradient", "exact", "neumann")},

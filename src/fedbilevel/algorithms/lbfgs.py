@@ -11,8 +11,8 @@ loss(z) > loss(x) + 1e-4 t <g, d>, beyond what rounding makes of the loss; a sho
 what is known, kept within a tenth and a half.  Pairs along which the loss curves downwards are left out.  After 10 refused
 points in a row the pairs are forgotten and x is asked for again: other clients may have answered, with another loss.
 
-The run has arrived when the decrease that H foresees, -<g, d> / 2, stays below ``tolerance`` for three steps in a row, or when no
-step along -g helps either.  Rounds after that ask nobody: they cost no bytes.
+The run has arrived when the decrease that H foresees, -<g, d> / 2, stays below ``tolerance`` for three steps in a row, or when
+no step along -g helps either.  Rounds after that ask nobody: they cost no bytes.
 
 Up per round and client: one gradient and one number; down: one model.  Both are weighted means, so secure sums serve.
 

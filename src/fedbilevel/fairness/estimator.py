@@ -305,7 +305,8 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         weight_steps: steps of the bilevel stage; None: 1,000 ("cells") or 2,000 ("paper").
         local_steps: steps between two rounds of communication (FedMinMax and FCFL: always 1).
         batch_size: rows a step draws; cut to the smallest client's rows.
-        step: learning rate, 0.1 where only ``steps`` are given; divided automatically where the encoded features make the loss steeper than usual.
+        step: learning rate, 0.1 where only ``steps`` are given; divided automatically where the encoded features make the loss
+            steeper than usual.
         validation: the share of each client's rows that the outer level reads and the inner one does not.  None: "cells" reads
             the same rows on both levels (it fits a handful of numbers), "paper" takes a fifth.
         class_weight: "balanced" (classes count alike, whatever their shares), or a dict of numbers by class; they multiply
