@@ -73,9 +73,9 @@ class Recipe:
     ``weight_steps``: of stage one, likewise 2,000 for the paper's formulation and 1,000 for "cells".  ``local_steps``: I, 5;
     always 1 for FedMinMax and FCFL.  ``step``: learning rate of the model.  ``inner_step``, ``outer_step``: of stage one
     (FedBiO: 0.1 and 0.1, FedBiOAcc: 1 and 1 times alpha_t, as in the paper; "cells": see `FEDBIO_CELLS` and
-    `FEDBIOACC_CELLS`).  ``terms`` and ``series_step``: of the Neumann series.  ``outer_batch_size``: validation rows a step reads; by default the batch
-    size ("paper"; at most all), or all of them up to `WHOLE_UP_TO` and `OUTER_BATCH` beyond ("cells": rates of small groups
-    cannot be told from a few rows); "batch" is as many as an inner step draws, "whole" is all.
+    `FEDBIOACC_CELLS`).  ``terms`` and ``series_step``: of the Neumann series.  ``outer_batch_size``: validation rows a step
+    reads; by default the batch size ("paper"; at most all), or all of them up to `WHOLE_UP_TO` and `OUTER_BATCH` beyond
+    ("cells": rates of small groups cannot be told from a few rows); "batch" is as many as an inner step draws, "whole" is all.
     ``penalty``: FedReg's.  ``group_step``, ``risks``: FedMinMax's.  ``epsilon``: FCFL's.  ``alpha``: FedFB's step of the
     groups' shares.  ``beta``: FairFed's, of the clients' weights.  ``client_weights``: "uniform" as in the paper, or "samples"
     (FedMinMax, FedFB and FairFed are defined by the latter).
