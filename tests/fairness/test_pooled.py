@@ -30,7 +30,7 @@ def test_the_inner_problem_is_scikit_learns(rows, seed):
     reference = LogisticRegression(C=1 / (RIDGE * 2000), fit_intercept=False, tol=1e-10, max_iter=2000)
     reference.fit(rows.features.astype(float), rows.labels, sample_weight=weights)
     found = solver.solve(rows.labels, weights)
-    np.testing.assert_allclose(found, reference.coef_[0], atol=2e-5)  # the square root of `DECREMENT` is 1e-5
+    np.testing.assert_allclose(found, reference.coef_[0], atol=1e-4)  # `DECREMENT` is half a square by the Hessian
     np.testing.assert_allclose(solver.solve(rows.labels, weights), found, atol=1e-6)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -113,11 +114,8 @@ class Bilevel:
         self.labels = rows.labels.astype(np.float64)
         self.cell = formulation.cell_of(rows.groups, rows.labels, 2)
         self.cells = formulation.cells(groups, 2)
-        loss = OuterLoss(
-            _given, groups, formulation.strength, formulation.temperature, formulation.deviation()
-        )  # fmt: skip
-        batch = {"features": None, "labels": jnp.asarray(rows.labels, jnp.float32), "groups": jnp.asarray(rows.groups)}
-        self.outer = jax.jit(jax.value_and_grad(lambda scores: loss(None, scores, batch)))
+        numbers = formulation.strength, formulation.temperature
+        self.outer = OuterLoss(_given, groups, *numbers, formulation.deviation())
 
     def solution(self, x: np.ndarray) -> np.ndarray:
         return self.solver.solve(self.labels, self.form.weights(x)[self.cell])
@@ -126,7 +124,10 @@ class Bilevel:
         """F and dF/dx."""
         weights = self.form.weights(x)
         scores = self.solver.scores(self.solution(x))
-        value, slopes = self.outer(jnp.asarray(scores, jnp.float32))
+        told = (
+            jnp.asarray(values, kind) for values, kind in ((self.labels, jnp.float32), (self.rows.groups, jnp.int32))
+        )
+        value, slopes = _outer(self.outer, jnp.asarray(scores, jnp.float32), *told)
         self.solver.refresh(scores, weights[self.cell])
         rows = len(scores)
         adjoint = self.solver.solved(self.solver.gradient(rows * np.asarray(slopes, np.float64)))
@@ -152,6 +153,13 @@ def front(
             x = minimize(problem, x, jac=True, method="L-BFGS-B", bounds=within, options=options).x
         models[strength] = problem.solution(x)
     return models
+
+
+@partial(jax.jit, static_argnums=0)
+def _outer(loss: OuterLoss, scores: jax.Array, labels: jax.Array, groups: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """F and its derivatives in the scores."""
+    batch = {"features": None, "labels": labels, "groups": groups}
+    return jax.value_and_grad(lambda scores: loss(None, scores, batch))(scores)
 
 
 def _given(scores: jax.Array, features: Any) -> jax.Array:
