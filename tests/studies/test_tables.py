@@ -168,6 +168,6 @@ test_bad_options_are_one_sentence = refusals(
 def test_a_table_that_is_not_here_is_named(monkeypatch):
     gone = replace(CATALOGUE["compas"], package=replace(CATALOGUE["compas"].package, sha256="0" * 64))
     monkeypatch.setitem(CATALOGUE, "compas", gone)
-    with pytest.raises(ValueError, match="needs the data set compas.*fedbilevel data get compas"):
+    with pytest.raises(ValueError, match=r"needs the data set compas.*fedbilevel data get compas"):
         chosen_design("compas-sex")
     assert chosen_design("heart-sex", quick=True).splits == 2
