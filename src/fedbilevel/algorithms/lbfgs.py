@@ -24,6 +24,7 @@ Newton's method; on tables, against scikit-learn on the pooled rows (docs/algori
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -87,6 +88,48 @@ class Reply(NamedTuple):
     gradient: Tree
 
 
+class Descent(NamedTuple):
+    """What the server and the clients do, for any plan that holds a `Server`; ``loss(model, told, data)`` is a client's, over
+    all its rows."""
+
+    loss: Callable[[Tree, Tree, LocalData], jax.Array]
+    memory: int = 10
+    tolerance: Any = 1e-7
+
+    def first(self, model: Tree) -> Server:
+        zero, none = jnp.zeros((), dtype_of(model)), jnp.zeros((), jnp.int32)
+        here, unknown = zeros(model), jnp.asarray(True)
+        return Server(model, zero, here, here, zero, self._no_pairs(model), none, none, unknown)
+
+    def _no_pairs(self, model: Tree) -> Pairs:
+        several = jax.tree.map(lambda leaf: jnp.zeros((self.memory, *leaf.shape), leaf.dtype), model)
+        return Pairs(several, several, jnp.zeros(self.memory, dtype_of(model)))
+
+    def turns(self, server: Server) -> jax.Array:
+        """0 when the run has arrived."""
+        return jnp.where(server.still < ARRIVED, 1, 0)
+
+    def point(self, server: Server) -> Tree:
+        return step_along(server.outer, server.length, server.direction)
+
+    def evaluate(self, model: Tree, told: Tree, local: Local, data: LocalData) -> tuple[Reply, Local]:
+        found = jax.value_and_grad(self.loss)(model, told, data)
+        return Reply(*found), counted(local, Calls(gradients=1))
+
+    def absorb(self, server: Server, mean: Reply) -> Server:
+        return select(_enough(server, mean), self._stepped(server, mean), _shortened(server, mean))  # type: ignore[no-any-return]
+
+    def _stepped(self, server: Server, mean: Reply) -> Server:
+        model, gradient = self.point(server), mean.gradient
+        step, change = subtract(model, server.outer), subtract(gradient, server.gradient)
+        pairs = select(server.unknown, self._no_pairs(model), joined(server.pairs, step, change))
+        direction = downhill(gradient, pairs)
+        foreseen = -dot(gradient, direction) / 2
+        still = jnp.where(foreseen <= jnp.asarray(self.tolerance, foreseen.dtype), server.still + 1, 0)
+        known, none = jnp.asarray(False), jnp.zeros((), jnp.int32)
+        return Server(model, mean.loss, gradient, direction, jnp.ones_like(mean.loss), pairs, none, still, known)
+
+
 @algorithm()
 def lbfgs(loss: ModelLoss, init: Start, memory: Count = 10, tolerance: NotNegative = 1e-7) -> Algorithm:
     """L-BFGS on all training rows: ``loss(model, rows)``, ``init`` the first model or a function of the key.
@@ -99,61 +142,37 @@ def lbfgs(loss: ModelLoss, init: Start, memory: Count = 10, tolerance: NotNegati
     2.0
     """
     base = fedavg(loss, init)
+    descent = Descent(lambda model, told, data: whole_loss(loss, model, data), memory, tolerance)
 
-    def first(key: jax.Array) -> Server:
-        model = base.init(key)
-        zero, none = jnp.zeros((), dtype_of(model)), jnp.zeros((), jnp.int32)
-        return Server(
-            model, zero, zeros(model), zeros(model), zero, no_pairs(model), none, none, jnp.asarray(True)
-        )  # fmt: skip
+    def work(model: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
+        return descent.evaluate(model, None, local, data)
 
-    def no_pairs(model: Tree) -> Pairs:
-        several = jax.tree.map(lambda leaf: jnp.zeros((memory, *leaf.shape), leaf.dtype), model)
-        return Pairs(several, several, jnp.zeros(memory, dtype_of(model)))
-
-    def point(server: Server) -> Tree:
-        return step_along(server.outer, server.length, server.direction)
-
-    def evaluate(model: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
-        found = jax.value_and_grad(lambda model: whole_loss(loss, model, data))(model)
-        return Reply(*found), counted(local, Calls(gradients=1))
-
-    def absorb(server: Server, mean: Reply) -> Server:
-        return select(_enough(server, mean), stepped(server, mean), shortened(server, mean))  # type: ignore[no-any-return]
-
-    def stepped(server: Server, mean: Reply) -> Server:
-        model, gradient = point(server), mean.gradient
-        step, change = subtract(model, server.outer), subtract(gradient, server.gradient)
-        pairs = select(server.unknown, no_pairs(model), joined(server.pairs, step, change))
-        direction = downhill(gradient, pairs)
-        foreseen = -dot(gradient, direction) / 2
-        still = jnp.where(foreseen <= jnp.asarray(tolerance, foreseen.dtype), server.still + 1, 0)
-        fresh, none = jnp.asarray(False), jnp.zeros((), jnp.int32)
-        return Server(model, mean.loss, gradient, direction, jnp.ones_like(mean.loss), pairs, none, still, fresh)
-
-    def shortened(server: Server, mean: Reply) -> Server:
-        slope, length = dot(server.gradient, server.direction), server.length
-        bend = mean.loss - server.loss - length * slope
-        lowest = -slope * length / jnp.maximum(2 * bend, jnp.finfo(bend.dtype).tiny)
-        lowest = jnp.where(jnp.isfinite(lowest), lowest, 0)
-        least, most = (jnp.asarray(share, length.dtype) for share in SHORTER)
-        shorter = server._replace(length=length * jnp.clip(lowest, least, most), refused=server.refused + 1)
-        # Without pairs there was nothing to forget: no step along the gradient helps, and x is where it ends.
-        bare = ~jnp.any(server.pairs.inverses > 0)
-        anew = server._replace(
-            direction=zeros(server.outer), refused=jnp.zeros((), jnp.int32), unknown=jnp.asarray(True),
-            still=jnp.where(bare, ARRIVED, server.still),
-        )  # fmt: skip
-        return select(shorter.refused < REFUSED, shorter, anew)  # type: ignore[no-any-return]
-
-    exchange = Phase("gradient", point, evaluate, absorb)
     return Algorithm(
-        first,
+        lambda key: descent.first(base.init(key)),
         enroll,
-        plan=(Repeat((exchange,), 1, lambda server: jnp.where(server.still < ARRIVED, 1, 0)),),
+        plan=(Repeat((Phase("gradient", descent.point, work, descent.absorb),), 1, descent.turns),),
         objective=base.objective,
         check=base.check,
     )
+
+
+def _shortened(server: Server, mean: Reply) -> Server:
+    """A shorter step or, after `REFUSED` of them, none, with everything forgotten."""
+    slope, length = dot(server.gradient, server.direction), server.length
+    bend = mean.loss - server.loss - length * slope
+    lowest = -slope * length / jnp.maximum(2 * bend, jnp.finfo(bend.dtype).tiny)
+    lowest = jnp.where(jnp.isfinite(lowest), lowest, 0)
+    least, most = (jnp.asarray(share, length.dtype) for share in SHORTER)
+    shorter = server._replace(length=length * jnp.clip(lowest, least, most), refused=server.refused + 1)
+    # Without pairs there was nothing to forget: no step along the gradient helps, and x is where it ends.
+    bare = ~jnp.any(server.pairs.inverses > 0)
+    anew = server._replace(
+        direction=zeros(server.outer),
+        refused=jnp.zeros((), jnp.int32),
+        unknown=jnp.asarray(True),
+        still=jnp.where(bare, ARRIVED, server.still),
+    )
+    return select(shorter.refused < REFUSED, shorter, anew)  # type: ignore[no-any-return]
 
 
 def _enough(server: Server, mean: Reply) -> jax.Array:

@@ -5,8 +5,9 @@ common model on rows weighted by them.  (The clients' own inner models of stage 
 others train the model at once.  `fedbilevel.fairness.program` puts the stages together.
 
 Unless steps are asked for, FedAvg, FedReg and second stages train their model to the end of its objective, by
-`fedbilevel.algorithms.lbfgs` on whole local sets.  FedMinMax, FCFL, FedFB and FairFed change what they minimise in every round
-and keep their own steps: longer ones (1 / curvature) were worse by their own measure on small tables.
+`fedbilevel.algorithms.lbfgs` on whole local sets.  FedMinMax and FedFB find their group weights by their own steps first.  FCFL
+and FairFed have no objective that stands still, and keep to their own steps: longer ones (1 / curvature) were worse by their
+own measure on small tables.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ two: 2,000 times 0.1; a client's own model needs less).  u = 100 keeps alpha_t f
 class Recipe:
     """How a method is run.  ``None`` stands for the method's own default.
 
-    ``steps``: of the model's training.  Without ``steps`` and ``step`` it ends by itself (`to_the_end`).  With one of them, and
+    ``steps``: of the model's training.  Without ``steps`` and ``step`` it ends by itself (`finishes`).  With one of them, and
     for the paper's formulation and other methods, it has 2,000 steps of 0.1 (FCFL: 1,020 rounds, as published).
     ``weight_steps``: of stage one, likewise 2,000 for the paper's formulation and 1,000 for "cells".  ``local_steps``: I, 5;
     always 1 for FedMinMax and FCFL.  ``step``: learning rate of the model.  ``inner_step``, ``outer_step``: of stage one
@@ -80,6 +81,7 @@ class Recipe:
     groups' shares.  ``beta``: FairFed's, of the clients' weights.  ``client_weights``: "uniform" as in the paper, or "samples"
     (FedMinMax, FedFB and FairFed are defined by the latter).
     ``train_on``: "all" rows of a client, or "train" to leave its validation rows out of the model's training.
+    ``finish``: whether the model is trained to the end; by default unless steps are asked for (`finishes`).
     """
 
     method: str = "fedbioacc"
@@ -102,6 +104,7 @@ class Recipe:
     beta: float = 0.1
     client_weights: str = "uniform"
     train_on: str = "all"
+    finish: bool | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -137,8 +140,8 @@ class Recipe:
         the features make the loss steeper (``curvature``, see `fedbilevel.fairness.program.smoothness`) than usual."""
         steeper = max(1.0, curvature / SMOOTH)
         batch = None if self.batch_size is None else min(self.batch_size, smallest)
-        step = None if self.to_the_end else (STEP if self.step is None else self.step) / steeper
-        chosen = replace(self, batch_size=batch, step=step)
+        step = (STEP if self.step is None else self.step) / steeper
+        chosen = replace(self, batch_size=batch, step=step, finish=self.finishes)
         chosen = replace(chosen, outer_batch_size=chosen._outer_batch(val_smallest, val_largest))
         if steeper == 1 or self.method not in BILEVEL:
             return chosen
@@ -146,11 +149,23 @@ class Recipe:
         return replace(chosen, inner_step=usual / steeper, series_step=self.series_step / steeper)
 
     @property
+    def finishes(self) -> bool:
+        """Whether the model is trained to the end: unless steps are asked for, by a number or by the paper's formulation,
+        which stands for the paper's."""
+        unasked = self.steps is None and self.step is None and self.formulation.kind != "paper"
+        return unasked if self.finish is None else self.finish
+
+    @property
     def to_the_end(self) -> bool:
-        """Whether the model is trained by `lbfgs`, on whole local sets: FedAvg's, FedReg's and those of second stages, unless
-        steps are asked for, by a number or by the paper's formulation, which stands for the paper's."""
-        asked = self.steps is not None or self.step is not None or self.formulation.kind == "paper"
-        return not asked and (self.method in BILEVEL or self.method in ("fedavg", "fedreg"))
+        """Whether `lbfgs` alone trains it, on whole local sets."""
+        return self.finishes and (self.method in BILEVEL or self.method in ("fedavg", "fedreg"))
+
+    @property
+    def finish_after(self) -> int | None:
+        """Rounds after which FedMinMax and FedFB, their group weights found, train it to the end; None: never."""
+        if not (self.finishes and self.method in ("fedminmax", "fedfb")):
+            return None
+        return -(-(STEPS if self.steps is None else self.steps) // self._between)
 
     def _outer_batch(self, smallest: int, largest: int) -> int | str:
         """Validation rows an outer step reads, from those of the smallest and of the largest client."""
@@ -179,7 +194,7 @@ class Recipe:
         if self.method == "fcfl":
             return sum(FCFL_STAGES) if self.steps is None else self.steps
         steps = STEPS if self.steps is None else self.steps
-        return -(-steps // self._between)
+        return -(-steps // self._between) + (0 if self.finish_after is None else ENOUGH)
 
     @property
     def weight_rounds(self) -> int:
@@ -236,6 +251,7 @@ def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray) 
         fair = FairLoss(scores, groups, recipe.penalty, ridge, losses=losses, compared=compared)
         return lbfgs(fair if recipe.method == "fedreg" else weighted, start), recipe.client_weights
     assert recipe.step is not None
+    after = recipe.finish_after
     loop = (recipe.step, recipe.local_steps, recipe.batch_size)
     if recipe.method == "fedreg":
         return fedreg(scores, start, *loop, recipe.penalty, **shared), recipe.client_weights
@@ -248,10 +264,14 @@ def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray) 
         return algorithm, recipe.client_weights
     if recipe.method == "fedminmax":
         steps = (recipe.step, recipe.group_step)
-        return fedminmax(scores, start, counts, *steps, recipe.batch_size, ridge, recipe.risks, losses), "samples"
+        return fedminmax(
+            scores, start, counts, *steps, recipe.batch_size, ridge, recipe.risks, losses, after
+        ), "samples"
     if recipe.method == "fedfb":
         step, local_steps, batch_size = loop
-        return fedfb(scores, start, counts, step, recipe.alpha, local_steps, batch_size, ridge, losses), "samples"
+        return fedfb(
+            scores, start, counts, step, recipe.alpha, local_steps, batch_size, ridge, losses, after
+        ), "samples"
     if recipe.method == "fairfed":
         return fairfed(scores, start, *loop, recipe.beta, classes=max(2, model.classes), **shared), "samples"
     return fedavg(RowWeightedLoss(scores, ridge, losses), start, *loop), recipe.client_weights
