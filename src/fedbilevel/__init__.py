@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedbilevel.algorithms.fedmbo import fedmbo as fedmbo
     from fedbilevel.algorithms.fedmsa import fedmsa as fedmsa
     from fedbilevel.algorithms.fednest import fednest as fednest
+    from fedbilevel.algorithms.lbfgs import lbfgs as lbfgs
     from fedbilevel.algorithms.lfednest import lfednest as lfednest
     from fedbilevel.algorithms.meha import meha as meha
     from fedbilevel.algorithms.pbgd import pbgd as pbgd
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
     from fedbilevel.problem import linear_problem as linear_problem
 
 _ALGORITHMS = (
-    "afl aggitd bome f2sa fedavg fedbio fedbio_global fedbioacc fedbioacc_global fedmbo fedmsa fednest lfednest meha pbgd "
-    "qfedavg simfbo"
+    "afl aggitd bome f2sa fedavg fedbio fedbio_global fedbioacc fedbioacc_global fedmbo fedmsa fednest lbfgs lfednest "
+    "meha pbgd qfedavg simfbo"
 )
 _HOMES = {
     **{f"algorithms.{name}": name for name in _ALGORITHMS.split()},

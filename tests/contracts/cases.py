@@ -30,7 +30,7 @@ PENALTY = tuple(f"{name}-{level}" for name in ("f2sa", "pbgd", "bome", "meha") f
 """Methods by gradients alone."""
 AUTO = ("fedbio_auto", "fedbioacc_auto", "fedmsa_auto")
 """Methods whose steps set themselves."""
-PLAIN = ("fedavg", "afl", "qfedavg")
+PLAIN = ("fedavg", "afl", "qfedavg", "lbfgs")
 """Methods without a lower level."""
 FAIR = ("fedreg", "fedminmax", "fcfl", "fedfb", "fairfed")
 """Methods that train a classifier fair to groups; without a lower level either."""
@@ -112,6 +112,8 @@ def algorithm(name, batch_size=None, scale=1.0):
 def plain_algorithm(name, batch_size, scale):
     if name == "afl":
         return fb.afl(bowl, start_of_bowl, clients=3, step=0.3 * scale, mixture_step=0.1, batch_size=batch_size)
+    if name == "lbfgs":
+        return fb.lbfgs(bowl, init=start_of_bowl, memory=2)
     factory = {"fedavg": fb.fedavg, "qfedavg": fb.qfedavg}[name]
     return factory(bowl, init=start_of_bowl, step=0.3 * scale, local_steps=STEPS, batch_size=batch_size)
 

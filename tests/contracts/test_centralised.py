@@ -37,6 +37,7 @@ from tests.references.compare import close, server_key
 from tests.references.fedavg import fedavg
 from tests.references.fedbio import fedbio as naive_fedbio
 from tests.references.fedbioacc import fedbioacc as naive_fedbioacc
+from tests.references.lbfgs import lbfgs as naive_lbfgs
 from tests.references.rows import Rows, whole
 from tests.references.steps import Curved, Distance
 
@@ -210,6 +211,9 @@ def centralised(name):
     if name == "qfedavg":
         options = {"local_steps": STEPS, "step": 0.3, "q": algorithm(name).settings.q}
         return [client_fair.qfedavg(value_of_bowl, slope_of_bowl, start, whole, **options, **ALL_ROUNDS)]
+    if name == "lbfgs":
+        both = lambda client, w: (value_of_bowl(0, w, None), slope_of_bowl(0, w, None))  # noqa: E731
+        return [naive_lbfgs(both, start, rounds=ROUNDS, weights=[1.0], memory=2)[0]]
     return [fair_alone(name)]
 
 

@@ -40,6 +40,7 @@ def methods(outer, inner):
         "qfedavg": fb.qfedavg(model_loss, model),
         "fedbio": fb.fedbio(local, fb.neumann()),
         "fedbioacc": fb.fedbioacc(local, fb.neumann()),
+        "lbfgs": fb.lbfgs(model_loss, model),
         "lfednest": fb.lfednest(shared, fb.neumann()),
     }
     names = ("fedbio_global", "fedbioacc_global", "simfbo", "shrofbo", "fedmsa", "fednest", "aggitd", "fedmbo")
@@ -63,7 +64,9 @@ def mean_times(plan, lengths):
 
 
 class Drawn:
-    """A server state of which only the drawn length is looked at."""
+    """A server state of which only the drawn length is looked at, or whether it has arrived: not yet."""
+
+    still = 0
 
     def __init__(self, factors):
         self.factors = factors

@@ -302,11 +302,12 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         model: "logistic" (two or more classes) or "mlp", one hidden layer.
         hidden: units of that layer.
         ridge: weight of the squared parameters in the loss.
-        steps: training steps of the model; None: 2,000 (FCFL: 1,020 rounds).
+        steps: training steps of the model; None: to the end of its objective, or 2,000 of them where ``step`` is given.
         weight_steps: steps of the bilevel stage; None: 1,000 ("cells") or 2,000 ("paper").
         local_steps: steps between two rounds of communication (FedMinMax and FCFL: always 1).
         batch_size: rows a step draws; cut to the smallest client's rows.
-        step: learning rate; divided automatically where the encoded features make the loss steeper than usual.
+        step: learning rate, 0.1 where only ``steps`` are given; divided automatically where the encoded features make the loss
+            steeper than usual.
         validation: the share of each client's rows that the outer level reads and the inner one does not.  None: "cells" reads
             the same rows on both levels (it fits a handful of numbers), "paper" takes a fifth.
         class_weight: "balanced" (classes count alike, whatever their shares), or a dict of numbers by class; they multiply
@@ -354,7 +355,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         weight_steps: int | None = None,
         local_steps: int = 5,
         batch_size: int | None = 128,
-        step: float = 0.1,
+        step: float | None = None,
         validation: float | None = None,
         class_weight: str | dict[Any, float] | None = None,
         threshold: float | str | None = None,
@@ -501,7 +502,7 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         weight_steps: int | None = None,
         local_steps: int = 5,
         batch_size: int | None = 128,
-        step: float = 0.1,
+        step: float | None = None,
         validation: float | None = None,
         client_weights: str = "uniform",
         secure: bool = False,

@@ -69,7 +69,7 @@ class FitOptions:
     weight_steps: int | None = None
     local_steps: int = 5
     batch_size: int = 128
-    step: float = 0.1
+    step: float | None = None
     ridge: float = 1e-3
     model: str = "logistic"
     hidden: int = 16
