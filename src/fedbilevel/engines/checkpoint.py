@@ -84,9 +84,11 @@ class Checkpoint:
         asked = repr(replace(simulation.options, devices=None)).replace(", secure=False", "")
         options = {"seed": seed, "options": asked, "x64": jax.config.read("jax_enable_x64")}
         data = simulation.source
-        everything: Tree = (np.frombuffer(bytes.fromhex(data.fingerprint), np.uint8), simulation.weights)
         if isinstance(data, ClientData):
-            everything = (data.train, data.val, data.train_sizes, data.val_sizes, simulation.weights)
+            rows: Tree = (data.train, data.val, data.train_sizes, data.val_sizes)
+        else:
+            rows = (np.frombuffer(bytes.fromhex(data.fingerprint), np.uint8),)
+        everything = (*rows, simulation.weights)
         self.mark = agree(fingerprint(simulation.algorithm.name, settings, options, everything))
         self.at = 0
         self.when = time.perf_counter()

@@ -20,6 +20,7 @@ import numpy as np
 from fedbilevel.calculus import Tree, bytes_of
 from fedbilevel.engines.fleet import Drawn, Fleet, Layout
 from fedbilevel.engines.rounds import draw_ahead
+from fedbilevel.engines.store import OpenFile
 from fedbilevel.problem import ClientData
 
 TOKEN = 64
@@ -62,19 +63,22 @@ class LocalStates:
         self.enrolled = np.frombuffer(b"".join(leaf.tobytes() for leaf in leaves), np.uint8)
         self.sides = np.zeros(clients, np.uint8)
         self.unsettled = np.zeros(clients, bool)
-        self.done, self.token, self.handle = 0, secrets.token_hex(TOKEN // 2), None
+        self.done, self.token = 0, secrets.token_hex(TOKEN // 2)
+        self.handle: OpenFile | None = None
         if file is None and folder is None:
             self.memory = np.zeros((clients, len(self.enrolled)), np.uint8)
             return
         try:
             if file is None:
-                self.handle = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  for the whole run
+                number, name = tempfile.mkstemp(dir=folder)
+                Path(name).unlink()
             else:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                self.handle = open(file, "r+b" if resumed and file.exists() else "w+b")  # noqa: SIM115
+                number = os.open(file, os.O_RDWR | os.O_CREAT | (0 if resumed else os.O_TRUNC), 0o666)
+            self.handle = OpenFile(number)
             if not resumed:
-                self.handle.truncate(TOKEN + 2 * clients * len(self.enrolled))
-                os.pwrite(self.handle.fileno(), self.token.encode(), 0)
+                os.truncate(number, TOKEN + 2 * clients * len(self.enrolled))
+                os.pwrite(number, self.token.encode(), 0)
         except OSError as error:
             where = file or f"a temporary file in {folder}"
             raise OSError(f"Cannot keep the clients' local states in {where}: {error.strerror or error}.") from error
@@ -82,7 +86,7 @@ class LocalStates:
     def go_on(self, sides: np.ndarray, token: str, done: int) -> bool:
         """As they were `settled` then; False if this is not the file of that time."""
         assert self.handle is not None
-        if os.pread(self.handle.fileno(), TOKEN, 0) != token.encode():
+        if os.pread(self.handle.number, TOKEN, 0) != token.encode():
             return False
         self.sides[:], self.token, self.done = sides, token, done
         return True
@@ -90,7 +94,7 @@ class LocalStates:
     def sync(self) -> None:
         """Everything that was kept is on the disk; a checkpoint can be written, and then all is `settled`."""
         assert self.handle is not None
-        os.fsync(self.handle.fileno())
+        os.fsync(self.handle.number)
 
     def settled(self) -> None:
         self.unsettled[:] = False
@@ -105,7 +109,7 @@ class LocalStates:
             records[kept] = self.memory[numbers[kept]]
         else:
             for row, offset in zip(kept, self._offsets(numbers[kept]), strict=True):
-                os.preadv(self.handle.fileno(), [records[row]], offset)
+                os.preadv(self.handle.number, [records[row]], offset)
         leaves, end = [], 0
         for dtype, shape, length in self.kinds:
             own = np.ascontiguousarray(records[:, end : end + length])
@@ -126,7 +130,7 @@ class LocalStates:
         self.sides[fresh] = np.where(self.sides[fresh] == 1, 2, 1)
         self.unsettled[fresh] = True
         for record, offset in zip(records, self._offsets(numbers), strict=True):
-            os.pwrite(self.handle.fileno(), record, offset)
+            os.pwrite(self.handle.number, record, offset)
 
     def _offsets(self, numbers: np.ndarray) -> list[int]:
         places = 2 * numbers.astype(np.int64) + self.sides[numbers] - 1

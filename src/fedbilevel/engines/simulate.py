@@ -122,8 +122,11 @@ def execute(
 
     def stops() -> Iterator[int]:
         while moment.done < rounds:
-            left = rounds - moment.done
-            yield moment.done + pace.next(left, left if saved is None else saved.left(moment.done), every)
+            row = moment.done - moment.done % (
+                every or 1
+            )  # where the latest row is, if one is due every so many rounds
+            left = rounds - row
+            yield row + pace.next(left, left if saved is None else saved.left(row), every)
 
     try:
         for after in simulation.rounds(settings, seed, stops(), every, moment):

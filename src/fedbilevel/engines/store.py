@@ -65,7 +65,7 @@ class ClientStore:
         sizes = np.broadcast_to(sizes, (about["clients"], len(about["parts"])))
         row = [sum(leaf.row_bytes for leaf in leaves if leaf.part == part) for part in about["parts"]]
         lengths = sizes @ np.array(row, np.int64)
-        self.folder, self.about, self.leaves, self.file = path, about, leaves, _File(file)
+        self.folder, self.about, self.leaves, self.file = path, about, leaves, OpenFile(file)
         self.offsets = np.cumsum(lengths) - lengths
         self.outline = _outline(about, leaves, sizes)
         """Shapes, types and sizes of all clients, as a `ClientData` whose numbers are one and the same 0 and take no memory."""
@@ -169,7 +169,7 @@ class ClientStore:
         return ClientData(train, val, *sizes, mask=self.outline.mask)
 
 
-class _File:
+class OpenFile:
     """An open file that is closed with the last reference to it."""
 
     def __init__(self, number: int) -> None:
