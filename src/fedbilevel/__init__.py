@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fedbilevel.engines.result import Result as Result
     from fedbilevel.engines.simulate import simulate as simulate
     from fedbilevel.engines.simulate import trace as trace
+    from fedbilevel.engines.store import ClientStore as ClientStore
     from fedbilevel.engines.sweep import Sweep as Sweep
     from fedbilevel.engines.sweep import sweep as sweep
     from fedbilevel.hypergradients.conjugate_gradient import conjugate_gradient as conjugate_gradient
@@ -70,6 +71,7 @@ _HOMES = {
     "engines.plot": "plot",
     "engines.result": "Diverged Interrupted Progress Result",
     "engines.simulate": "simulate trace",
+    "engines.store": "ClientStore",
     "engines.sweep": "Sweep sweep",
     "linear": "LinearInner",
     "plan": "Algorithm Phase Relay Repeat ServerStep",

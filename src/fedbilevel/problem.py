@@ -275,8 +275,25 @@ class ClientData:
         """Shapes of a batch as the losses see it (all samples of one client)."""
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), getattr(self, part))
 
-    def check_finite(self) -> None:
-        """Refuse a NaN or infinity in a real row, by client and leaf."""
+    def read(self, numbers: np.ndarray, places: int) -> tuple[Tree, Tree]:
+        """``(train, val)`` of the clients of these ``numbers``, at the first of so many ``places``; the others are zeros.
+
+        A NaN or infinity is refused here, where not all clients are looked at before a run.
+        """
+
+        def chosen(leaf: Any) -> np.ndarray:
+            rows = np.zeros((places, *leaf.shape[1:]), leaf.dtype)
+            rows[: len(numbers)] = np.asarray(leaf)[numbers]
+            return rows
+
+        trees = {part: jax.tree.map(chosen, getattr(self, part)) for part in self.parts}
+        few = {part: jax.tree.map(lambda leaf: leaf[: len(numbers)], tree) for part, tree in trees.items()}
+        sizes = {f"{part}_sizes": getattr(self, f"{part}_sizes")[numbers] for part in self.parts}
+        ClientData(**few, **sizes).check_finite(numbers)
+        return trees["train"], trees.get("val")
+
+    def check_finite(self, names: Any = None) -> None:
+        """Refuse a NaN or infinity in a real row, by client (its number in ``names``, or here) and leaf."""
         for part in self.parts:
             for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(self, part)):
                 if not jnp.issubdtype(leaf.dtype, jnp.inexact) or (
@@ -287,6 +304,7 @@ class ClientData:
                 bad &= np.arange(leaf.shape[1]) < getattr(self, f"{part}_sizes")[:, None]
                 if bad.any():
                     client, row = (int(place) for place in np.argwhere(bad)[0])
+                    client = client if names is None else int(names[client])
                     name = jax.tree_util.keystr(path)
                     raise ValueError(
                         f"Client {client} has a NaN or infinity in row {row} of its {part} rows"

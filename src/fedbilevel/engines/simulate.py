@@ -22,6 +22,7 @@ from fedbilevel.engines.progress import listener
 from fedbilevel.engines.result import Diverged, Interrupted, Progress, ProgressCallback, Result
 from fedbilevel.engines.rounds import PARTICIPATION, State, choose
 from fedbilevel.engines.simulation import Moment, Options, Simulation, named_numbers
+from fedbilevel.engines.store import ClientStore
 from fedbilevel.hypergradients.exact import dense_hessian
 from fedbilevel.plan import Algorithm, LocalStep, client_key, phases_of
 from fedbilevel.problem import ClientData, whole_number
@@ -32,7 +33,7 @@ SLICE_SECONDS = 0.5
 
 def simulate(
     algorithm: Algorithm,
-    data: ClientData,
+    data: ClientData | ClientStore,
     rounds: int,
     seed: int = 0,
     *,
@@ -57,7 +58,13 @@ def simulate(
     is not (weights 9 : 1, one of two clients a round: both count the same).  ``dropout``: the chance that a client's reply is
     lost; it then also keeps its earlier local state.  ``record_every``: a row of history every so many rounds; None records
     nothing and costs nothing.  ``diagnostics``: "cheap" (objective, consensus, bytes, calls), "exact" or
-    "conjugate_gradient" (also the true hypergradient and the errors of the theory), "auto" (exact where that is quick).
+    "conjugate_gradient" (also the true hypergradient and the errors of the theory), "cohort" (objective of the clients that
+    took part, consensus and bytes: the only one whose cost does not grow with the clients that did not), "auto" (exact where
+    that is quick; else cheap, or cohort where there are ten times as many clients).
+
+    ``data`` may be a `ClientStore`: with ``participation``, no more than a few cohorts are in memory at a time.  The local
+    states are then in a file, beside the checkpoint or, without one, a temporary one beside the rows; ``inner`` and ``local``
+    of the result are read from it by client numbers.
 
     ``checkpoint``: a file the run is saved to, every ``checkpoint_every`` rounds (default: about once in ten seconds) and at
     its end; if it exists the run goes on from there, to bit-identical results.  Ctrl-C raises `Interrupted` between two
@@ -130,11 +137,13 @@ def execute(
     whole_number("checkpoint_every", checkpoint_every, optional=True)
     if seed >= 2**32:
         raise ValueError(f"seed must be below 2**32, not {seed}.")
-    moment = simulation.start(settings, seed)
-    saved = None
-    if checkpoint is not None:
+    if checkpoint is None:
+        saved, moment = None, simulation.start(settings, seed)
+    else:
         saved = Checkpoint(Path(checkpoint), checkpoint_every, simulation, settings, seed, rounds)
-        moment = saved.load(moment) if saved.exists() else moment
+        resumed = saved.exists()
+        moment = simulation.start(settings, seed, saved.local, resumed)
+        moment = saved.load(moment) if resumed else moment
     every = simulation.options.record_every
     if simulation.level is not None and not moment.history:
         moment = next(simulation.rounds(settings, seed, [moment.done], since=moment))
@@ -143,8 +152,11 @@ def execute(
 
     def stops() -> Iterator[int]:
         while moment.done < rounds:
-            left = rounds - moment.done
-            yield moment.done + pace.next(left, left if saved is None else saved.left(moment.done), every)
+            row = moment.done - moment.done % (
+                every or 1
+            )  # where the latest row is, if one is due every so many rounds
+            left = rounds - row
+            yield row + pace.next(left, left if saved is None else saved.left(row), every)
 
     try:
         for after in simulation.rounds(settings, seed, stops(), every, moment):
@@ -186,10 +198,10 @@ def execute(
 
 def _missed_solves(simulation: Simulation, settings: Any, moment: Moment) -> str | None:
     """What to say at the end of a run whose estimator could not solve all its linear systems."""
-    solves = simulation.solves(settings, moment.state)
-    if solves is None or not (missed := int(solves.missed.sum())):
+    if (found := simulation.solves(settings, moment)) is None or not (missed := int(found[1].missed.sum())):
         return None
-    bent, clients = int(solves.bent.sum()), np.flatnonzero(solves.missed)
+    numbers, solves = found
+    bent, clients = int(solves.bent.sum()), numbers[solves.missed > 0]
     where = f"at client {clients[0]}" if len(clients) == 1 else f"at {len(clients)} clients, first {clients[0]}"
     rounds = [row["round"] for row in moment.history if row["solves_missed"]]
     since = f" (in the history since round {rounds[0]})" if rounds else ""
@@ -244,14 +256,14 @@ def _blame(simulation: Simulation, settings: Any, seed: int, good: Moment, end: 
         middle = (low + high) // 2
         low, high = (middle, high) if after(middle).finite else (low, middle)
     last, first_bad = after(low), after(low + 1)
-    solves = simulation.solves(settings, first_bad.state)
+    numbers, solves = simulation.solves(settings, first_bad) or (None, None)
     if solves is not None and solves.bent.any():
         return (
             f"Round {first_bad.done} was refused: conjugate gradients met negative curvature (or none) in the inner loss of "
-            f"client {np.flatnonzero(solves.bent)[0]}, where the hypergradient is not defined. Add a ridge to the inner loss, "
+            f"client {numbers[solves.bent > 0][0]}, where the hypergradient is not defined. Add a ridge to the inner loss, "
             "or take fb.conjugate_gradient(on_negative_curvature='stop'): it goes on with the best answer so far."
         )
-    client = _culprit(silent, settings, seed, last)
+    client = _culprit(silent, settings, seed, last, first_bad)
     bent = _smallest_curvature(simulation, settings, last)
     remedy = "Try smaller steps."
     if bent is not None and not bent > 0:
@@ -271,7 +283,12 @@ def _smallest_curvature(simulation: Simulation, settings: Any, good: Moment) -> 
     there is none, or where it is too large or too far away to look at."""
     loop, data = simulation.loop, simulation.data
     problem = loop.build(settings).problem
-    if problem is None or loop.layout.mesh is not None or level_for("auto", simulation.algorithm, data) != "exact":
+    if (
+        problem is None
+        or good.held
+        or loop.layout.mesh is not None
+        or level_for("auto", simulation.algorithm, data) != "exact"
+    ):
         return None
     outer, inner = simulation.answer(settings, good.state)
     hessians = []
@@ -284,7 +301,11 @@ def _smallest_curvature(simulation: Simulation, settings: Any, good: Moment) -> 
     return min(float(jnp.linalg.eigvalsh(hessian)[0]) for hessian in hessians)
 
 
-def _culprit(simulation: Simulation, settings: Any, seed: int, good: Moment) -> str:
+def _culprit(simulation: Simulation, settings: Any, seed: int, good: Moment, bad_one: Moment) -> str:
+    if bad_one.held is not None:
+        clients = bad_one.held.clients
+        fine = np.asarray(jax.vmap(all_finite)(bad_one.state.local))[: len(clients)]
+        return "the server's update" if fine.all() else f"client {int(clients[~fine][0])}"
     loop, fleet, number = simulation.loop, simulation.fleet, good.done
     if loop.layout.mesh is not None:
         return "a client"  # its state lives on another device; the round and the steps are what helps

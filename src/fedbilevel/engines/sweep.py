@@ -26,6 +26,7 @@ from fedbilevel.engines.progress import listener
 from fedbilevel.engines.result import Diverged, Progress, ProgressCallback, Result, table_html
 from fedbilevel.engines.simulate import execute
 from fedbilevel.engines.simulation import Options, Simulation, named_numbers, with_numbers
+from fedbilevel.engines.store import ClientStore
 from fedbilevel.hints import hint
 from fedbilevel.plan import Algorithm
 from fedbilevel.problem import ClientData, positive, whole_number
@@ -74,7 +75,7 @@ class Sweep:
 
 def sweep(
     algorithm: Algorithm,
-    data: ClientData,
+    data: ClientData | ClientStore,
     rounds: int,
     seeds: Iterable[int] = (0,),
     *,
