@@ -15,7 +15,14 @@ import pandas as pd
 ROOT = Path(__file__).parents[1]
 FLOOR = 0.023
 """What a model shows that is exactly fair on its training rows: docs/figures/fairness-floors.csv, Adult by sex."""
-PLACES = {"FedAvg": (6, 6), "FedReg": (6, 8), "FedMinMax": (-62, 8), "FCFL": (6, -14), "FedFB": (8, 8), "FairFed": (6, -14)}
+PLACES = {
+    "FedAvg": (6, 6),
+    "FedReg": (6, 8),
+    "FedMinMax": (-62, 8),
+    "FCFL": (6, -14),
+    "FedFB": (8, 8),
+    "FairFed": (6, -14),
+}
 BARS = {
     "eager PyTorch": "torch eager", "PyTorch, 3 processes": "torch processes", "fedbilevel, two plain losses": "ours autodiff",
     "C, written by hand": "C portable", "fedbilevel, fused kernel": "ours fused",
@@ -37,7 +44,12 @@ def draw() -> None:
         place, label = ((-4, -16), "FedBiOAcc") if ours else (PLACES[method], method)
         left.annotate(label, (gap, accuracy), xytext=place, textcoords="offset points", color="C3" if ours else "0.3")
     left.axvline(FLOOR, color="0.5", linestyle=":")
-    left.set(xlabel="gap in true-positive rates (left is fairer)", ylabel="test accuracy", xlim=(0, 0.28), ylim=(0.8445, 0.8497))
+    left.set(
+        xlabel="gap in true-positive rates (left is fairer)",
+        ylabel="test accuracy",
+        xlim=(0, 0.28),
+        ylim=(0.8445, 0.8497),
+    )
     left.set_title("Adult by sex: 20 splits, dotted: noise floor", fontsize=10)
     measured = json.loads((ROOT / "benchmarks" / "results" / "speed.json").read_text(encoding="utf-8"))["measured"]
     seconds = {

@@ -26,7 +26,7 @@ OUTSIDE = ("CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md")
 def on_config(config: Any) -> Any:
     """One entry of the navigation for every example."""
     pages: list[Any] = [{title: f"gallery/{name}.md"} for name, title in gallery.titles(ROOT / "examples").items()]
-    config.nav[-1] = {"Examples": ["gallery/index.md", *pages]}
+    config.nav[-1] = {"Examples": ["gallery/index.md", *pages, {"A package to copy": "gallery/skeleton.md"}]}
     return config
 
 
@@ -35,17 +35,29 @@ def on_files(files: Files, config: Any) -> Files:
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
         files.append(File.generated(config, name, content=text))
     files.append(File.generated(config, "reference/commands.md", content=commands.page()))
+    files.append(File.generated(config, "gallery/skeleton.md", content=_skeleton(ROOT / "examples" / "skeleton")))
     for name, content in gallery.made(ROOT / "examples", ROOT / "build" / "gallery").items():
         files.append(File.generated(config, f"gallery/{name}", content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Links out of the documentation, such as ../SECURITY.md and ../../examples, lead to what the site has of them."""
+    """Links out of the documentation, such as ../SECURITY.md, lead to what the site has of them."""
     depth = "../" * page.file.src_uri.count("/")
     for name in OUTSIDE:
         markdown = markdown.replace(f"](../{depth}{name})", f"]({depth}{name})")
-    return markdown
+    return markdown.replace("](../examples/skeleton)", "](gallery/skeleton.md)")
+
+
+def _skeleton(folder: Path) -> str:
+    about = "A bilevel method of your own as a package: copy the folder `examples/skeleton` of the repository."
+    parts = [
+        f"## {name}\n\n```{kind}\n{(folder / name).read_text(encoding='utf-8')}```\n"
+        for name, kind in (("heavyball.py", "python"), ("pyproject.toml", "toml"))
+    ]
+    return "\n".join(
+        [f"# A package to copy\n\n{about} [Add an algorithm](../add-an-algorithm.md) explains it.\n", *parts]
+    )
 
 
 def on_page_content(content: str, page: Any, config: Any, files: Files) -> str:
@@ -53,6 +65,4 @@ def on_page_content(content: str, page: Any, config: Any, files: Files) -> str:
         latex = html.unescape(match["latex"]).strip()
         return str(convert(latex[2:-2], display="block" if latex.startswith(r"\[") else "inline"))
 
-    content = re.sub(r'<(span|div) class="arithmatex">(?P<latex>.*?)</\1>', formula, content, flags=re.S)
-    # What scrolls must be reachable with a keyboard.
-    return re.sub(r"(<pre>(?:<span></span>)?)<code>", r'\1<code tabindex="0">', content)
+    return re.sub(r'<(span|div) class="arithmatex">(?P<latex>.*?)</\1>', formula, content, flags=re.S)

@@ -17,6 +17,7 @@ LAYERS = [
     {"problem"},
     {"hypergradients"},
     {"algorithms"},
+    {"plugins"},
     {"engines"},
     {"tracking"},
     {"tasks"},  # problems with known answers...

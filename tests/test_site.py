@@ -78,9 +78,8 @@ def test_links_headings_and_images(site):
             if parts.scheme or parts.netloc:
                 continue
             target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
-            if not target.exists():
-                wrong.append((file.name, link))
-            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].names:
+            names = pages[target].names if target in pages else {unquote(parts.fragment)}
+            if not target.exists() or (parts.fragment and unquote(parts.fragment) not in names):
                 wrong.append((file.name, link))
         if page.headings.count(1) != 1:
             wrong.append((file.name, "headings of the first level", page.headings.count(1)))

@@ -242,4 +242,11 @@ def bilevel(
             problem=problem,
         )
 
-    return algorithm(settle, complete)
+    make = algorithm(settle, complete)
+
+    def decorate(body: Callable[Arguments, Algorithm]) -> Callable[Arguments, Algorithm]:
+        call = make(body)
+        call.lower_level = lower_level  # type: ignore[attr-defined]  # where `fedbilevel.plugins` files it
+        return call
+
+    return decorate

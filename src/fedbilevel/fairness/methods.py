@@ -33,10 +33,11 @@ from fedbilevel.fairness.formulation import Formulation
 from fedbilevel.fairness.models import Model, RowLosses, mean_of, mistaken, penalty, predicted, recognised, row_losses
 from fedbilevel.hypergradients.neumann import neumann
 from fedbilevel.plan import Algorithm
+from fedbilevel.plugins import plugins, suited
 from fedbilevel.problem import BilevelProblem, positive, whole_number
 
-METHODS = ("fedavg", "fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", "fedbio", "fedbioacc")
-BILEVEL = ("fedbio", "fedbioacc")
+BILEVEL = ("fedbio", "fedbioacc", *plugins("local"))
+METHODS = ("fedavg", "fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", *BILEVEL)
 COMPARES_GROUPS = ("fedreg", "fedminmax", "fcfl", "fedfb", "fairfed")
 """Methods of one level that are defined by two or more groups."""
 SINGLE_STEP = ("fedminmax", "fcfl")
@@ -203,9 +204,9 @@ class Recipe:
         return "whole" if largest <= WHOLE_UP_TO else min(OUTER_BATCH, smallest)
 
     def constants(self) -> dict[str, float]:
-        """FedBiO's or FedBiOAcc's constants, before ``inner_step`` and ``outer_step`` replace them."""
+        """FedBiO's (also for other packages' methods) or FedBiOAcc's constants, before ``inner_step`` and ``outer_step``."""
         cells = self.formulation.kind == "cells"
-        if self.method == "fedbio":
+        if self.method != "fedbioacc":
             return FEDBIO_CELLS if cells else {"inner_step": 0.1, "outer_step": 0.1}
         return FEDBIOACC_CELLS if cells else {"inner_step": 1.0, "outer_step": 1.0}
 
@@ -301,7 +302,7 @@ def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray) 
 
 
 def bilevel_algorithm(recipe: Recipe, problem: BilevelProblem) -> Algorithm:
-    """FedBiO or FedBiOAcc with the recipe's constants; the recipe is settled (`Recipe.settled`)."""
+    """FedBiO, FedBiOAcc or another package's method with the constants of a settled recipe (`Recipe.settled`)."""
     series = neumann(recipe.terms, recipe.series_step)
     steps = {"inner_step": recipe.inner_step, "outer_step": recipe.outer_step}
     chosen: dict[str, Any] = {
@@ -313,4 +314,7 @@ def bilevel_algorithm(recipe: Recipe, problem: BilevelProblem) -> Algorithm:
     }
     if recipe.method == "fedbio":
         return fedbio(problem, series, **chosen)
+    if recipe.method != "fedbioacc":
+        method = plugins("local")[recipe.method]
+        return method(problem, **suited(method, {"hypergradient": series, **chosen}))
     return fedbioacc(problem, series, **chosen, previous="local" if recipe.formulation.kind == "cells" else "paper")

@@ -8,7 +8,6 @@ steps set themselves has nothing to try and makes one run on that draw.
 
 from __future__ import annotations
 
-import inspect
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from fedbilevel import tasks
 from fedbilevel.calculus import Tree
 from fedbilevel.engines.simulation import Options, Simulation
 from fedbilevel.plan import Algorithm, phases_of
+from fedbilevel.plugins import plugins, suited
 from fedbilevel.problem import BilevelProblem, whole_number
 from fedbilevel.report.bench import RANKED, BenchResult, crossing, summarise, with_bytes
 from fedbilevel.studies.driver import Part, Report, Study, conduct, listed
@@ -93,7 +93,6 @@ class Entry(NamedTuple):
 
 def _made(factory: Callable[..., Algorithm], **options: Any) -> Maker:
     """Every method gets those of the bench's values that it has an argument for."""
-    names = inspect.signature(factory).parameters
 
     def make(task: Task, steps: Steps) -> Algorithm:
         series_step = SERIES_STEP / task.curvature
@@ -102,7 +101,7 @@ def _made(factory: Callable[..., Algorithm], **options: Any) -> Maker:
             "hypergradient": fb.neumann(TERMS, series_step), "series_step": series_step, "terms": steps.sent_terms,
             "batch_size": BATCH,
         }  # fmt: skip
-        return factory(task.problem, **{name: value for name, value in values.items() if name in names} | options)
+        return factory(task.problem, **suited(factory, values) | options)
 
     return make
 
@@ -163,6 +162,9 @@ ENTRIES = {
     **_by_gradients("pbgd", "PBGD", fb.pbgd, DIVIDED),
     **_by_gradients("bome", "BOME", fb.bome, DIVIDED),
     **_by_gradients("meha", "MEHA", fb.meha, DIVIDED),
+}
+ENTRIES |= {
+    name: Entry(name, level, _made(factory)) for level in LOWER_LEVELS for name, factory in plugins(level).items()
 }
 
 
