@@ -57,10 +57,10 @@ def test_the_skeleton_equals_a_naive_loop(installed, monkeypatch):
             for m in range(3):
                 hessian, cross = np.asarray(clients.inner_hessian[m]), np.asarray(clients.inner_cross[m])
                 point = np.concatenate([xs[m], ys[m]])
-                slope = np.asarray(clients.outer_hessian[m]) @ point + np.asarray(clients.outer_linear[m])
+                slope = np.asarray(clients.outer_hessian[m]) @ point - np.asarray(clients.outer_linear[m])
                 in_x, in_y = slope[: len(x)], slope[len(x) :]
-                inner = hessian @ ys[m] + cross @ xs[m] + np.asarray(clients.inner_offset[m])
-                xs[m] = xs[m] - eta * (in_x - cross.T @ np.linalg.solve(hessian, in_y))
+                inner = hessian @ ys[m] - cross @ xs[m] - np.asarray(clients.inner_offset[m])
+                xs[m] = xs[m] - eta * (in_x + cross.T @ np.linalg.solve(hessian, in_y))
                 ys[m] = ys[m] - gamma * inner
         velocity = beta * velocity + xs.mean(axis=0) - x
         x = x + velocity
