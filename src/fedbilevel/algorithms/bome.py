@@ -67,7 +67,26 @@ def bome(
     outer_optimizer: Optimizer = None,
 ) -> Algorithm:
     """BOME.  ``inner_step`` is s, ``outer_step`` eta, ``barrier`` b, ``inner_steps`` K (10; 1 with a global lower level),
-    ``local_steps`` I; steps set themselves unless given."""
+    ``local_steps`` I; steps set themselves unless given.
+
+    Args:
+        problem: A `BilevelProblem` with either lower level.
+        inner_step: Step of the inner variable, positive.  "auto": it sets itself.
+        outer_step: Step of the outer variable, positive.  "auto": it sets itself.
+        barrier: How fast the inner loss must fall; positive.
+        inner_steps: Steps of the inner variables for each step of the outer one; None: 10, or 1 with a global lower level.
+        local_steps: Steps of a client between two exchanges.
+        batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
+        outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
+        outer_optimizer: An optax transformation for the outer variable at the server, instead of ``outer_step``.
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range.
+        TypeError: An argument is of the wrong kind, or its name is not known.
+    """
 
     def slower(weight: Any, time: Any) -> tuple[Any, Any]:
         share = 1 / jnp.sqrt(time + 1)

@@ -51,12 +51,32 @@ def f2sa(
     """F2SA.  ``inner_step`` is s, ``outer_step`` eta, ``penalty`` lambda_0, ``increase`` d, ``inner_steps`` K,
     ``local_steps`` I; steps set themselves unless given.
 
-    >>> import fedbilevel as fb
-    >>> from fedbilevel.tasks import random_quadratic
-    >>> quadratic = random_quadratic(0, clients=3)
-    >>> result = fb.simulate(fb.f2sa(quadratic.problem()), quadratic.data(), rounds=200, record_every=None)
-    >>> bool(abs(result.outer - quadratic.minimiser()).max() < 0.05)
-    True
+    Args:
+        problem: A `BilevelProblem` with either lower level.
+        inner_step: Step of the inner variable, positive.  "auto": it sets itself.
+        outer_step: Step of the outer variable, positive.  "auto": it sets itself.
+        penalty: Weight of the inner loss at the start.
+        increase: How much the weight grows in a step; not negative.
+        inner_steps: Steps of the inner variables for each step of the outer one.
+        local_steps: Steps of a client between two exchanges.
+        batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
+        outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
+        outer_optimizer: An optax transformation for the outer variable at the server, instead of ``outer_step``.
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range.
+        TypeError: An argument is of the wrong kind, or its name is not known.
+
+    Examples:
+        >>> import fedbilevel as fb
+        >>> from fedbilevel.tasks import random_quadratic
+        >>> quadratic = random_quadratic(0, clients=3)
+        >>> result = fb.simulate(fb.f2sa(quadratic.problem()), quadratic.data(), rounds=200, record_every=None)
+        >>> bool(abs(result.outer - quadratic.minimiser()).max() < 0.05)
+        True
     """
     rule = Rule(
         weight=lambda time: jnp.asarray(penalty, time.dtype) + jnp.asarray(increase, time.dtype) * time,

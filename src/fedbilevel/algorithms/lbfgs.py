@@ -136,10 +136,24 @@ def lbfgs(loss: ModelLoss, init: Start, memory: Count = 10, tolerance: NotNegati
 
     ``tolerance``: the run has arrived when the loss can fall by no more than this.
 
-    >>> import fedbilevel as fb, jax.numpy as jnp, numpy as np
-    >>> algo = fb.lbfgs(lambda model, rows: jnp.mean((model - rows) ** 2), init=np.zeros(()))
-    >>> print(fb.simulate(algo, fb.ClientData(train=np.array([[1.0], [3.0]])), rounds=10).outer)
-    2.0
+    Args:
+        loss: ``(model, rows) -> scalar``, a mean over the rows.
+        init: The first model, any tree of float arrays, or a function of a key that makes it.
+        memory: Pairs of steps and gradient differences that are kept.
+        tolerance: The loss may still fall by so much at the end; not negative.
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range.
+        TypeError: An argument is of the wrong kind, or its name is not known.
+
+    Examples:
+        >>> import fedbilevel as fb, jax.numpy as jnp, numpy as np
+        >>> algo = fb.lbfgs(lambda model, rows: jnp.mean((model - rows) ** 2), init=np.zeros(()))
+        >>> print(fb.simulate(algo, fb.ClientData(train=np.array([[1.0], [3.0]])), rounds=10).outer)
+        2.0
     """
     base = fedavg(loss, init)
     descent = Descent(lambda model, told, data: whole_loss(loss, model, data), memory, tolerance)

@@ -67,7 +67,28 @@ def meha(
     outer_optimizer: Optimizer = None,
 ) -> Algorithm:
     """MEHA.  ``inner_step`` is s, ``outer_step`` eta, ``penalty`` c_0, ``growth`` p in [0, 1/2), ``radius`` r,
-    ``inner_steps`` K, ``local_steps`` I; steps set themselves unless given."""
+    ``inner_steps`` K, ``local_steps`` I; steps set themselves unless given.
+
+    Args:
+        problem: A `BilevelProblem` with either lower level.
+        inner_step: Step of the inner variable, positive.  "auto": it sets itself.
+        outer_step: Step of the outer variable, positive.  "auto": it sets itself.
+        penalty: Weight of the inner loss at the start.
+        growth: The weight grows with the step to this power, in [0, 1/2).
+        radius: Of the proximal term; positive.
+        inner_steps: Steps of the inner variables for each step of the outer one.
+        local_steps: Steps of a client between two exchanges.
+        batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
+        outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
+        outer_optimizer: An optax transformation for the outer variable at the server, instead of ``outer_step``.
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range.
+        TypeError: An argument is of the wrong kind, or its name is not known.
+    """
 
     def weight(time: Any) -> Any:
         start, power = (jnp.asarray(value, time.dtype) for value in (penalty, growth))

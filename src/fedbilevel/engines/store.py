@@ -40,10 +40,17 @@ class ClientStore:
     With ``participation``, a round reads the rows of its cohort and no others; the cohorts of the next rounds are read while
     the present one computes.  The numbers are those of the same data in memory, bit for bit.  `write` makes the folder.
 
-    >>> import fedbilevel as fb, numpy as np, tempfile
-    >>> folder = tempfile.mkdtemp() + "/clients"
-    >>> fb.ClientStore.write(folder, (np.full((3 + number % 2, 2), number) for number in range(1000)))
-    ClientStore(1000 clients; train 3 to 4 rows of int64[2])
+    Args:
+        folder: What `write` made.
+
+    Raises:
+        ValueError: The folder was not made by `write`, or by another version.
+
+    Examples:
+        >>> import fedbilevel as fb, numpy as np, tempfile
+        >>> folder = tempfile.mkdtemp() + "/clients"
+        >>> fb.ClientStore.write(folder, (np.full((3 + number % 2, 2), number) for number in range(1000)))
+        ClientStore(1000 clients; train 3 to 4 rows of int64[2])
     """
 
     def __init__(self, folder: str | Path) -> None:
