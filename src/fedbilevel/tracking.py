@@ -35,9 +35,10 @@ def mlflow_callback(columns: Sequence[str] | None = None, prefix: str = "", clie
     """
     if client is None:
         try:
-            import mlflow as client
+            import mlflow
         except ImportError:
             raise ImportError("mlflow_callback needs MLflow: pip install 'fedbilevel[mlflow]'.") from None
+        client = mlflow
 
     def told(progress: Progress) -> None:
         for row in progress.rows:
