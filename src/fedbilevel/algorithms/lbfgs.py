@@ -134,7 +134,18 @@ class Descent(NamedTuple):
 def lbfgs(loss: ModelLoss, init: Start, memory: Count = 10, tolerance: NotNegative = 1e-7) -> Algorithm:
     """L-BFGS on all training rows: ``loss(model, rows)``, ``init`` the first model or a function of the key.
 
-    ``tolerance``: the run has arrived when the loss can fall by no more than this.
+    Args:
+        loss: ``(model, rows) -> scalar``, a mean over the rows.
+        init: The first model, any tree of float arrays, or a function of a key that makes it.
+        memory: How many of the last steps the server keeps.
+        tolerance: The run has arrived, and asks nobody any more, when the loss can fall by no more than this.
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range.
+        TypeError: An argument is of the wrong kind, or its name is not known.
 
     Args:
         loss: ``(model, rows) -> scalar``, a mean over the rows.

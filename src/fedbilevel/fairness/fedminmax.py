@@ -77,8 +77,8 @@ def fedminmax(
     loss = baseline.PlainLoss(scores, ridge, losses)
     base = baseline.fair_averaging(loss, scores, init, step, 1, batch_size, count, losses)
 
-    def row_weights(message: Message, batch: Any) -> jax.Array:
-        return message.row_weights[batch["groups"]]
+    def weighed(message: Message, each: jax.Array, batch: Any) -> jax.Array:
+        return message.row_weights.astype(each.dtype)[batch["groups"]] * each
 
     def by_group(each: jax.Array, groups: jax.Array) -> GroupLosses:
         return GroupLosses(*(group_totals(row, groups, count) / len(row) for row in (each, jnp.ones_like(each))))
@@ -88,7 +88,7 @@ def fedminmax(
 
         def weighted(params: Tree) -> tuple[jax.Array, jax.Array]:
             each = losses(scores(params, batch["features"]), batch["labels"])
-            return jnp.mean(row_weights(message, batch).astype(each.dtype) * each) + penalty(params, ridge), each
+            return jnp.mean(weighed(message, each, batch)) + penalty(params, ridge), each
 
         gradient, each = jax.grad(weighted, has_aux=True)(message.model)
         groups = by_group(each, batch["groups"]) if risks == "sent" else None
@@ -119,7 +119,6 @@ def fedminmax(
         return made
 
     def each_weighted(params: Tree, message: Message, rows: Any) -> jax.Array:
-        each = losses(scores(params, rows["features"]), rows["labels"])
-        return row_weights(message, rows).astype(each.dtype) * each
+        return weighed(message, losses(scores(params, rows["features"]), rows["labels"]), rows)
 
     return baseline.finished(made, weights, finish_after, each_weighted, ridge)

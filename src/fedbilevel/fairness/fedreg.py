@@ -58,12 +58,12 @@ class FairLoss:
     def masked(self, params: Tree, batch: Tree, real: jax.Array | None) -> jax.Array:
         """The same over the rows that are ``real``."""
         logits = self.scores(params, batch["features"])
-        each = self.losses(logits, batch["labels"])
         values = self.compared(logits, batch["labels"], self.temperature)
         if real is not None:
             values = tuple(jnp.where(real, value, 0) for value in values)
         gap = largest_gap(group_rates(values, batch["groups"], self.groups))
         fair = jnp.asarray(self.strength, gap.dtype) * gap
+        each = self.losses(logits, batch["labels"])
         return (jnp.mean(each) if real is None else mean_of(each, real)) + fair + penalty(params, self.ridge)
 
 
