@@ -24,6 +24,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fedbilevel import storage
+from fedbilevel.datasets import partition
 from fedbilevel.fairness import findings, trainer
 from fedbilevel.fairness.disclosure import MINIMUM, Visible
 from fedbilevel.fairness.effects import TrainingRows, effects
@@ -393,14 +394,9 @@ def _choice(table: pd.DataFrame) -> int:
 
 
 def _folds(part: Part, seed: int, classes: int = 2) -> NDArray[np.int64]:
-    """Which fold every row is in: each cell (group, label) shuffled and dealt round, going on where the last cell stopped."""
-    generator = np.random.default_rng([seed, FOLDS])
+    """Which fold every row is in, proportions of groups and labels kept."""
     cells = classes * part.groups.astype(np.int64) + (part.labels if classes > 1 else 0)
-    order = generator.permutation(len(cells))
-    order = order[np.argsort(cells[order], kind="stable")]
-    owner = np.empty(len(cells), np.int64)
-    owner[order] = np.arange(len(cells)) % FOLDS
-    return owner
+    return partition.folds(cells, FOLDS, seed=seed)
 
 
 def _without(part: Part, owner: NDArray[np.int64], fold: int) -> Part:
