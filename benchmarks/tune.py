@@ -2,7 +2,8 @@
 
     python benchmarks/tune.py --out runs/tune-study [--tables heart,credit] [--splits 20]
 
-Every split of every table is a line of results.csv once it is done; the same command goes on after a stop.  Prints the table of the page.
+Every split of every table is a line of results.csv once it is done; the same command goes on after a stop.  Prints the
+table of the page.
 """
 
 import argparse
@@ -81,7 +82,7 @@ def exact_search(model, sites, seed):
     return solved(model, x_all, y_all, best[1])
 
 
-def split(name, table, labels, sites, seed, tuner, search):
+def split(name, table, labels, sites, seed, tuner, searches):
     """One line of the results."""
     regression = len(np.unique(labels)) > 2
     codes = sites if regression else sites * 2 + labels.astype(np.int64)
@@ -98,7 +99,8 @@ def split(name, table, labels, sites, seed, tuner, search):
     rows = [(features[part], known[part]) for part in partition.by_column(sites[train])]
     reading = reading_of(model, WHAT, minimum=1)
     program = TuneProgram(reading, WHAT, column_places(encoder.columns), len(rows), len(train), fold_seed=1000 * seed)
-    ours, others = tuner.run(program, rows, seed, record=False), search(model).run(rows, seed)
+    search = searches.setdefault(model, Search(model))
+    ours, others = tuner.run(program, rows, seed, record=False), search.run(rows, seed)
     exact = exact_search(model, rows, seed)
     default = solved(model, features, known, 1 / len(train))
     params = {
@@ -162,7 +164,7 @@ def main():
             continue
         rows, tuner, searches = prepared(name), Tuner(), {}
         for seed in todo:
-            line = split(name, *rows, seed, tuner, lambda model: searches.setdefault(model, Search(model)))
+            line = split(name, *rows, seed, tuner, searches)
             new = not file.exists()
             with file.open("a", newline="") as handle:
                 writer = csv.DictWriter(handle, line)

@@ -227,7 +227,7 @@ def run(
             "sites": table,
             "mapping": changes,
             "notes": pd.DataFrame({"note": done}),
-            "facts": facts(schema, chosen),
+            "facts": facts(schema, chosen.minimum_cell),
         }
         extra = {name: frame for name, frame in told.items() if len(frame)}
         finished = folder.finish([entry.label for entry in _entries(chosen)], extra)
@@ -235,16 +235,16 @@ def run(
     return FitResult(finished, table, done, warnings(finished), page.write(out))
 
 
-def facts(schema: Schema, options: FitOptions) -> pd.DataFrame:
+def facts(schema: Schema, minimum_cell: int) -> pd.DataFrame:
     """What people should know of the columns before they use the model: ``name`` and ``value``."""
     used = [column.name for column in schema.features]
     left_out = [column.name for column in schema.columns if column.name not in used]
     told = {
         "Target": f"{schema.target}; {schema.told_apart}",
-        "Groups": f"{' & '.join(schema.sensitive)}: {', '.join(schema.groups)}",
+        "Groups": f"{' & '.join(schema.sensitive)}: {', '.join(schema.groups)}" if schema.sensitive else "none",
         "Columns used": ", ".join(used),
         "Columns left out": ", ".join(left_out) or "none",
-        "Smallest count shown": str(options.minimum_cell),
+        "Smallest count shown": str(minimum_cell),
     }
     return pd.DataFrame(told.items(), columns=["name", "value"])
 

@@ -34,6 +34,7 @@ TITLES = {
     "table1": "Table 1, measured",
     "fit": "A fair federated fit",
     "federate": "A fair federated fit over sites",
+    "tune": "Tuned across sites",
     "audit": "Predictions, audited",
     "bench": "Federated bilevel methods compared",
     "compare": "Runs side by side",

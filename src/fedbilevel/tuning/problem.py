@@ -1,22 +1,22 @@
 """What is tuned, as a bilevel problem: the outer variable is the choices, the inner one K linear models.
 
-Every site's rows are dealt into K folds.  Model k is trained on the rows outside fold k and judged on those in it, so that every row
-is held out once.  With a_i the features of row i, b_i its label, l its loss, n rows, N over all sites:
+Every site's rows are dealt into K folds.  Model k is trained on the rows outside fold k and judged on those in it, so that
+every row is held out once.  With a_i the features of row i, b_i its label, l its loss, n rows, N over all sites:
 
     inner:  g(x, y) = sum_k [ K/(K-1) 1/n sum_{i not in k} w_i(x) l(a_i y_k, b_i) + 1/2 sum_j e^{x_j} y_kj^2 ]
     outer:  f(x, y) = sum_k 1/n sum_{i in k} v_i l(a_i y_k, b_i) + 1/N |x - x_0|^2 / 2s^2
 
-The penalties e^{x_j} are a common one times one for each column of the table ("penalties": all features a category is written as
-share theirs) or for each feature ("features").  The constant is not penalised.  w_i(x) is the product of
+The penalties e^{x_j} are a common one times one for each column of the table ("penalties": all features a category is
+written as share theirs) or for each feature ("features").  The constant is not penalised.  w_i(x) is the product of
 
     M softmax(s)_m                   the share of the row's site                                            ("sites")
     e^{c_b}                          the weight of its class, and b_i moved a share of the way to all       ("classes")
     2 sigmoid(a_i . t_b)             how far it is trusted: rows whose label contradicts their features     ("rows")
                                      lose weight, and no weight of a single row is ever sent
 
-v_i is 1; with "classes" all classes count alike, since a proper loss alone would find that no weights are best.  The last term of f is
-a prior: a row counts 1/N in f, so the choices are held to their start x_0 as much as some rows would hold them.  The common
-penalty starts at 1/N, scikit-learn's default.
+v_i is 1; with "classes" all classes count alike, since a proper loss alone would find that no weights are best.  The last
+term of f is a prior: a row counts 1/N in f, so the choices are held to their start x_0 as much as some rows would hold
+them.  The common penalty starts at 1/N, scikit-learn's default.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ SPREADS = {"common": 3.0, "columns": 1.0, "classes": 1.0, "smoothing": 1.0, "sit
 
 
 class Choices(NamedTuple):
-    """x; None: not tuned.  ``common``: log penalty of all features; ``columns``: what each column's is above it; ``classes``, ``sites``:
-    log weights; ``smoothing``: logit of a share; ``trust``: shaped as a model."""
+    """x; None: not tuned.  ``common``: log penalty of all features; ``columns``: what each column's is above it;
+    ``classes``, ``sites``: log weights; ``smoothing``: logit of a share; ``trust``: shaped as a model."""
 
     common: Any
     columns: Any = None
@@ -56,8 +56,8 @@ class Choices(NamedTuple):
 
 @dataclass(frozen=True)
 class Tuning:
-    """``what`` of `WHAT` is tuned; ``columns``: which table column every feature but the constant belongs to; ``rows``: N; ``counts``:
-    rows of every class, told where classes are tuned."""
+    """``what`` of `WHAT` is tuned; ``columns``: which table column every feature but the constant belongs to; ``rows``: N;
+    ``counts``: rows of every class, told where classes are tuned."""
 
     model: Model
     what: tuple[str, ...]

@@ -1,8 +1,8 @@
 """Tuning as a program of surveys and stages (`fedbilevel.engines.stages`): encode, tune, fit, report.
 
-Rows are read, encoded, counted and reported on as those of a fit by FedAvg are: by its `FairProgram`.  Stage one tunes the choices by
-the K models of `fedbilevel.tuning.problem`; stage two fits the model that is used, on all rows with these choices.
-``solver`` and ``fitter`` say by which algorithms; they take no step that anybody would have to choose.
+Rows are read, encoded, counted and reported on as those of a fit by FedAvg are: by its `FairProgram`.  Stage one tunes the
+choices by the K models of `fedbilevel.tuning.problem`; stage two fits the model that is used, on all rows with these
+choices. ``solver`` and ``fitter`` say by which algorithms; they take no step that anybody would have to choose.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def fitter(problem: BilevelProblem, choices: Choices) -> Algorithm:
 
 @dataclass(frozen=True, eq=False)
 class TuneProgram:
-    """``reading``: how rows are read, told of and reported on.  ``columns``: see `Tuning`; ``sites``: how many there are; ``rows``: of all
-    of them, None where they tell it; ``fold_seed``: where the folds start."""
+    """``reading``: how rows are read, told of and reported on.  ``columns``: see `Tuning`; ``sites``: how many there are;
+    ``rows``: of all of them, None where they tell it; ``fold_seed``: where the folds start."""
 
     reading: FairProgram
     what: tuple[str, ...]
@@ -194,8 +194,8 @@ def reading_of(model: Model, what: Sequence[str], schema: Schema | None = None, 
 
 
 def tune_program(arguments: dict[str, Any]) -> TuneProgram:
-    """The program of a job of a federation.  Its arguments: ``schema``, the text of a schema file; ``what``, a list; ``sites``, how
-    many; and, if not the usual, ``folds``, ``rounds``, ``fold_seed`` and ``minimum_cell``."""
+    """The program of a job of a federation.  Its arguments: ``schema``, the text of a schema file; ``what``, a list;
+    ``sites``, how many; and, if not the usual, ``folds``, ``rounds``, ``fold_seed`` and ``minimum_cell``."""
     strange = set(arguments) - set(JOB)
     if strange:
         raise ValueError(f"The tune program has no argument {sorted(strange)[0]!r}; use {', '.join(JOB)}.")

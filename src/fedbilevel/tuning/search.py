@@ -1,7 +1,7 @@
 """What people do instead: candidates for one ridge penalty, each trained by FedAvg, judged on rows that every site holds out.
 
-All candidates are trained side by side as one model with a further axis, on the same minibatches: what each would be by itself.
-A candidate with a large penalty takes shorter steps, as `Recipe.settled` does for steep losses.
+All candidates are trained side by side as one model with a further axis, on the same minibatches: what each would be by
+itself. A candidate with a large penalty takes shorter steps, as `Recipe.settled` does for steep losses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ PARTS = 4
 
 
 class Candidates(NamedTuple):
-    """Models, one for each ridge, with the step it takes; the numbers travel along unchanged, so that others compile nothing."""
+    """Models, one for each ridge, with the step it takes; the numbers travel along unchanged, so that others compile
+    nothing."""
 
     params: Any
     ridges: Any

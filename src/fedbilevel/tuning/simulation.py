@@ -37,7 +37,8 @@ class Tuned(NamedTuple):
 
 
 def padded(rows: Sequence[dict[str, np.ndarray]]) -> ClientData:
-    """Sites of any sizes in arrays of one: rows behind a site's own have no weight, and sites of similar sizes share a program."""
+    """Sites of any sizes in arrays of one: rows behind a site's own have no weight, and sites of similar sizes share a
+    program."""
     capacity = capacity_for(max(len(each["labels"]) for each in rows))
 
     def longer(leaf: np.ndarray) -> np.ndarray:
