@@ -90,7 +90,8 @@ def inverse(moves: Moves, vector: Tree) -> Tree:
 
 class Descent(NamedTuple):
     """y with its loss and gradient, the way d on which the next point lies, how far t, and what was learned of the Hessian.
-    ``fresh``: the loss is another than before, so that the next value counts whatever it is."""
+    ``fresh``: the loss is another than before, so that the next value counts whatever it is; ``first``: how far to go then,
+    less than 1 where the loss before did not fall."""
 
     point: Tree
     value: jax.Array
@@ -99,12 +100,13 @@ class Descent(NamedTuple):
     length: jax.Array
     moves: Moves
     fresh: jax.Array
+    first: jax.Array
 
     @classmethod
     def start(cls, point: Tree, memory: int) -> Descent:
         none, zero = zeros(point), jnp.zeros((), dtype_of(point))
         empty = jax.tree.map(lambda leaf: jnp.zeros((memory, *leaf.shape), leaf.dtype), point)
-        return cls(point, zero, none, none, zero, Moves(empty, empty), jnp.asarray(True))
+        return cls(point, zero, none, none, zero, Moves(empty, empty), jnp.asarray(True), jnp.ones_like(zero))
 
     @property
     def trial(self) -> Tree:
@@ -127,10 +129,10 @@ class Descent(NamedTuple):
             lambda kept, new: jnp.concatenate([kept[1:], new[None]]), self.moves, Moves(moved, changed)
         )
         moves = select(learns, pushed, self.moves)
-        new = Descent(
-            trial, value, gradient, scale(-1, inverse(moves, gradient)), jnp.ones_like(value), moves, jnp.asarray(False)
-        )
-        shorter = self._replace(length=SHORTER * self.length, fresh=jnp.asarray(False))
+        way, old = scale(-1, inverse(moves, gradient)), jnp.asarray(False)
+        first = jnp.where(self.fresh, self.first, jnp.ones_like(value))
+        new = Descent(trial, value, gradient, way, first, moves, old, first)
+        shorter = self._replace(length=SHORTER * self.length, fresh=old, first=SHORTER * self.length)
         return select(there, new, shorter)  # type: ignore[no-any-return]
 
 

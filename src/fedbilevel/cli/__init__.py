@@ -24,7 +24,7 @@ from fedbilevel.cli.report import compare, report
 from fedbilevel.cli.studies import bench, fairness, rates
 from fedbilevel.cli.submit import demo, submit
 from fedbilevel.cli.table1 import table1
-from fedbilevel.cli.tune import tune
+from fedbilevel.cli.tune import federated_tune, tune
 
 app = typer.Typer(
     name="fedbilevel",
@@ -82,6 +82,7 @@ for _group, _command, _example in (
     (federate, start, "federate start kits/north"),
     (federate, submit, "federate submit --kits federation --schema schema.toml --out runs/income"),
     (federate, federated_audit, "federate audit --kits federation --schema runs/audit/schema.toml --out runs/sites"),
+    (federate, federated_tune, "federate tune --kits federation --schema runs/tuned/schema.toml --out runs/sites"),
     (federate, status, "federate status --kits federation"),
     (federate, stop, "federate stop kits/north"),
     (federate, demo, "federate demo --out runs/demo"),

@@ -82,7 +82,7 @@ def tune(
     from fedbilevel.jobs import tune as job
 
     chosen = job.TuneOptions(
-        what=tuple(name.strip() for name in what.split(",") if name.strip()), folds=folds, rounds=rounds, splits=splits,
+        what=choices_in(what), folds=folds, rounds=rounds, splits=splits,
         minimum_cell=minimum_cell, test_share=test_share, seed=seed, compare=search, secure=secure,
     )  # fmt: skip
     job.check_what(chosen.what, job.model_of(meant.schema))
@@ -127,7 +127,66 @@ def tune(
     tell(as_json, quiet, {**about, **told}, shown)
 
 
+def federated_tune(
+    schema: options.SchemaFile = None,
+    kits: options.KitsFolder = None,
+    admin: options.AdminKit = None,
+    server: options.ServerKit = None,
+    site: Annotated[list[str] | None, typer.Option(help="Only these sites; all if not given.")] = None,
+    what: What = "penalties",
+    folds: Folds = 3,
+    rounds: Rounds = 12,
+    minimum_cell: options.MinimumCell = 10,
+    seed: options.Seed = 0,
+    secure_aggregation: options.SecureAggregation = "on",
+    min_sites: Annotated[int | None, typer.Option(help="Sites that a round needs; all if not given.", min=1)] = None,
+    reply_timeout: Annotated[float, typer.Option(help="Seconds a round waits for a site.")] = 300.0,
+    patience: Annotated[float, typer.Option(help="Seconds without progress before giving up.")] = 600.0,
+    run: Annotated[str | None, typer.Option(help="Name of the run; made from the options if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/tune-TARGET if not given.")] = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """The same tuning over real sites, watched until it is done; doubtful rows are listed at their own site only."""
+    from fedbilevel.cli.federate import ended_by_signals, kits_at, need_nvflare
+    from fedbilevel.cli.submit import sites_of, supervision, switched, tell_result
+
+    need_nvflare()
+    if schema is None:
+        raise ValueError(
+            "--schema is missing: name the schema.toml that `fedbilevel tune` or `fedbilevel schema` wrote."
+        )
+    named = kits_at(kits, admin, server)
+    from fedbilevel.jobs import tune as job
+    from fedbilevel.tables.schema import Schema
+
+    meaning = Schema.read(schema)
+    chosen = job.TuneOptions(
+        choices_in(what), folds=folds, rounds=rounds, minimum_cell=minimum_cell, seed=seed, splits=1, compare=False
+    )
+    folder = out or folder_for("tune", meaning)
+    check_folder(folder)
+    prepare_jax()
+    settings = job.job(
+        meaning, chosen, sites_of(named, site), run=run, min_sites=min_sites, reply_timeout=reply_timeout,
+        secure=switched(secure_aggregation),
+    )  # fmt: skip
+    with ended_by_signals():
+        asked = supervision(named, settings, patience, quiet or as_json)
+        result = job.federated(settings, meaning, chosen, folder, asked, typed())
+    if not (quiet or as_json):
+        show(console(), "What was learned", job.learned(result.run))
+    tell_result(result, folder, as_json, quiet)
+
+
+def choices_in(what: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in what.split(",") if name.strip())
+
+
 def compared(run: Run) -> pd.DataFrame:
     """The models side by side: what they lose on test rows, how often they are right, and the bytes."""
     known = ("method", "test_loss", "test_accuracy", "test_auc", "test_rmse", "test_r2", "trainings", "bytes")
     return run.rows[[name for name in known if name in run.rows and run.rows[name].notna().any()]]
+
+
+federated_tune.__name__ = "tune"

@@ -8,7 +8,7 @@ are listed in ``doubtful/SITE.csv``, for that site alone; every other table has 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,22 +18,27 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel import storage
-from fedbilevel.fairness import findings
 from fedbilevel.fairness.disclosure import MINIMUM, Visible
+from fedbilevel.fairness.findings import Finding
 from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.saving import FittedModel
+from fedbilevel.federation.protocol.settings import LEAST, JobSettings
 from fedbilevel.jobs import measuring
+from fedbilevel.jobs.federate import FederateResult, Outcome, run_name
+from fedbilevel.jobs.federate import notes as site_notes
 from fedbilevel.jobs.fit import SCHEMA_FILE, FitResult, facts, notes, warnings
+from fedbilevel.jobs.measuring import Measured, found_at_sites
 from fedbilevel.jobs.predict import MAPPING_FILE, file_name
 from fedbilevel.jobs.sites import Prepared, Site, Tell, digests, joined, prepare, read_sites
 from fedbilevel.report import page
 from fedbilevel.runs import Run, RunFolder
 from fedbilevel.tables import documents
+from fedbilevel.tables.encoder import Encoder
 from fedbilevel.tables.mapping import Mapping
 from fedbilevel.tables.reading import Table
 from fedbilevel.tables.schema import Schema
 from fedbilevel.tuning.problem import Choices, Tuning, check_what
-from fedbilevel.tuning.program import DOUBTFUL, FOLDS, ROUNDS, TuneProgram, column_places, reading_of
+from fedbilevel.tuning.program import FOLDS, ROUNDS, TuneProgram, column_places, reading_of, tune_program
 from fedbilevel.tuning.search import CANDIDATES, Search, Searched, held_out_loss
 from fedbilevel.tuning.simulation import Tuner
 
@@ -101,7 +106,7 @@ def run(
         "sha256": digests(tables),
         "schema_sha256": hashlib.sha256(schema.text().encode()).hexdigest(),
         "clients": clients,
-        "metric": "mean_error" if schema.regression else "equal_opportunity",
+        "metric": metric_of(schema),
         **({"task": "regression"} if schema.regression else {}),
         **chosen.configuration(),
     }
@@ -155,7 +160,7 @@ def _fill(
     folder: RunFolder,
     prepared: Prepared,
     visible: Visible,
-    found: list[findings.Finding],
+    found: list[Finding],
     options: TuneOptions,
     say: Tell,
 ) -> None:
@@ -173,7 +178,9 @@ def _fill(
             continue
         program = options.program(schema, len(rows), total, split)
         tuned = tuner.run(program, rows, options.seed, partial(say, _key(split)), record=split == 0)
-        learned = {"choices": choices_table(tuned.tuning, tuned.choices, prepared).assign(split=split)}
+        learned = {
+            "choices": choices_table(tuned.tuning, tuned.choices, prepared.encoder, prepared.names).assign(split=split)
+        }
         if split:
             folder.save(_key(split), others=learned)
             continue
@@ -190,39 +197,49 @@ def _fill(
 
 def _save(
     folder: RunFolder, label: str, prepared: Prepared, visible: Visible, options: TuneOptions, params: np.ndarray,
-    row: dict[str, Any], found: Sequence[findings.Finding], others: dict[str, pd.DataFrame],
-    history: pd.DataFrame | None = None,
+    row: dict[str, Any], found: Sequence[Finding], others: dict[str, pd.DataFrame], history: pd.DataFrame | None = None,
 ) -> None:  # fmt: skip
     schema, parts = prepared.encoder.schema, {"train": joined(prepared.train), "test": joined(prepared.test)}
     model = FittedModel.of_schema(prepared.encoder, model_of(schema), params, label=label)
-    metric = "mean_error" if schema.regression else "equal_opportunity"
-    measured = [measuring.of_rows(part, rows, model, visible, metric) for part, rows in parts.items()]
-    key = {"dataset": schema.target, "split": f"{len(prepared.names)} sites", "method": label, "seed": options.seed}
-    against = measuring.findings_table([*measured[-1].found, *found])
-    numbers = {name: value for of in measured for name, value in of.row.items() if "_gap" not in name}
+    measured = [measuring.of_rows(part, rows, model, visible, metric_of(schema)) for part, rows in parts.items()]
     losses = {
         f"{part}_loss": held_out_loss(model.model, params, rows.features, rows.labels) for part, rows in parts.items()
     }
-    frame = pd.DataFrame([{**key, **numbers, **losses, **row, "usable": not against["blocks"].any()}])
-    tables = {"findings": against} | others
+    _write(folder, model, len(prepared.names), options.seed, {**losses, **row}, measured, found, others, history)
+
+
+def _write(
+    folder: RunFolder, model: FittedModel, sites: int, seed: int, row: dict[str, Any], measured: Sequence[Measured],
+    found: Sequence[Finding], others: dict[str, pd.DataFrame], history: pd.DataFrame | None,
+) -> None:  # fmt: skip
+    """One model as a part of a run folder; nobody is compared, so there are no gaps."""
+    label = model.label
+    key = {"dataset": model.schema.target, "split": f"{sites} sites", "method": label, "seed": seed}
+    against = measuring.findings_table([*(measured[-1].found if measured else ()), *found])
+    numbers = {name: value for of in measured for name, value in of.row.items() if "_gap" not in name}
+    tables = {"findings": against, **others}
     folder.save(
         label,
-        rows=frame,
-        groups=pd.concat([of.groups for of in measured], ignore_index=True).assign(**key),
+        rows=pd.DataFrame([{**key, **numbers, **row, "usable": not against["blocks"].any()}]),
+        groups=pd.concat([of.groups for of in measured], ignore_index=True).assign(**key) if measured else None,
         history=None if history is None else history.assign(**key),
         others={name: table.assign(method=label) for name, table in tables.items() if len(table)},
         models={file_name(label): model.write},
     )
 
 
+def metric_of(schema: Schema) -> str:
+    """What measures by group would be of; there is one group, everybody."""
+    return "mean_error" if schema.regression else "equal_opportunity"
+
+
 def _candidates(searched: Searched) -> dict[str, pd.DataFrame]:
     return {"candidates": pd.DataFrame({"ridge": CANDIDATES, "held_out_loss": searched.losses})}
 
 
-def choices_table(tuning: Tuning, choices: Choices, prepared: Prepared) -> pd.DataFrame:
+def choices_table(tuning: Tuning, choices: Choices, encoder: Encoder, sites: Sequence[str]) -> pd.DataFrame:
     """What was learned, in words: ``kind``, ``name`` and ``value``; penalties are those of the model on all rows."""
-    encoder, shrunk = prepared.encoder, (tuning.folds - 1) / tuning.folds
-    schema = encoder.schema
+    schema, shrunk = encoder.schema, (tuning.folds - 1) / tuning.folds
     rows = [("penalty", "common", shrunk * float(np.exp(choices.common)))]
     if choices.columns is not None:
         columns = [column.name for column in schema.features]
@@ -237,7 +254,7 @@ def choices_table(tuning: Tuning, choices: Choices, prepared: Prepared) -> pd.Da
         rows.append(("label smoothing", "share", float(1 / (1 + np.exp(-choices.smoothing)))))
     if choices.sites is not None:
         weights = np.asarray(tuning.site_weights(choices.sites))
-        rows += [("site weight", name, float(value)) for name, value in zip(prepared.names, weights, strict=True)]
+        rows += [("site weight", name, float(value)) for name, value in zip(sites, weights, strict=True)]
     return pd.DataFrame(rows, columns=["kind", "name", "value"])
 
 
@@ -247,16 +264,96 @@ def _doubtful(
     """The lists of doubtful rows, each for its own site, and a table of how many there are."""
     if choices.trust is None:
         return {}
-    counts = []
+    counts = {}
     for name, part in zip(prepared.names, prepared.train, strict=True):
-        batch = {"features": part.features, "labels": np.asarray(part.labels, np.float32)}
-        trust = np.asarray(program.tuning_like().trust(np.asarray(choices.trust), batch, np))
-        places = np.flatnonzero(trust < DOUBTFUL)
-        frame = pd.DataFrame({"training_row": places, "label": part.labels[places], "trust": trust[places]})
+        found = program.doubtful(choices, part.features, part.labels)
         (folder / DOUBTFUL_FOLDER).mkdir(exist_ok=True)
-        storage.write(
-            folder / DOUBTFUL_FOLDER / f"{file_name(name)}.csv", frame.sort_values("trust").to_csv(index=False)
-        )
-        few = 0 < len(places) < options.minimum_cell
-        counts.append((name, f"fewer than {options.minimum_cell}" if few else str(len(places)), len(part.labels)))
-    return {"doubtful": pd.DataFrame(counts, columns=["site", "doubtful_rows", "training_rows"])}
+        storage.write(folder / DOUBTFUL_FOLDER / f"{file_name(name)}.csv", found.to_csv(index=False))
+        counts[name] = -1 if 0 < len(found) < options.minimum_cell else len(found)
+    return {"doubtful": doubtful_table(counts, options.minimum_cell)}
+
+
+def doubtful_table(counts: dict[str, int], minimum: int) -> pd.DataFrame:
+    """By site; -1 stands for fewer than the minimum."""
+    told = [(site, f"fewer than {minimum}" if count < 0 else str(count)) for site, count in counts.items()]
+    return pd.DataFrame(told, columns=["site", "doubtful_rows"])
+
+
+# Over real sites.
+
+
+def job(
+    schema: Schema,
+    options: TuneOptions,
+    sites: Sequence[str],
+    *,
+    run: str | None = None,
+    min_sites: int | None = None,
+    reply_timeout: float = 300.0,
+    secure: bool = True,
+) -> JobSettings:
+    """What is submitted; see `JobSettings`.  ``run``: its name, made from the options if None."""
+    secured = secure and len(sites) >= LEAST
+    arguments = {
+        "schema": schema.text(), "what": list(options.what), "folds": options.folds, "rounds": options.rounds,
+        "sites": len(sites), "fold_seed": 1000 * options.seed, "minimum_cell": options.minimum_cell,
+    }  # fmt: skip
+    tune_program(arguments)
+    return JobSettings(
+        run or run_name(schema, [arguments, list(sites), options.seed, "tune", *["secure"] * secured], "tune-"),
+        "tune", tuple(sites), arguments, options.seed, min_sites=min_sites, reply_timeout=reply_timeout, record_every=1,
+        secure=secured,
+    )  # fmt: skip
+
+
+def federated(
+    settings: JobSettings,
+    schema: Schema,
+    options: TuneOptions,
+    out: Path,
+    supervised: Callable[[], Path],
+    line: str = "",
+) -> FederateResult:
+    """The run folder of a tuning over real sites; ``supervised`` does it and returns the coordinator's folder of it."""
+    configuration = {
+        "target": schema.target,
+        "positive": schema.positive,
+        "schema_sha256": hashlib.sha256(schema.text().encode()).hexdigest(),
+        "sites": list(settings.sites),
+        "metric": metric_of(schema),
+        **({"task": "regression"} if schema.regression else {}),
+        **{
+            name: value
+            for name, value in options.configuration().items()
+            if name not in ("test_share", "compare", "splits")
+        },
+        **({"secure_aggregation": True} if settings.secured else {}),
+        "run": settings.run,
+    }
+    with RunFolder.open(out, command="tune", configuration=configuration, line=line) as folder:
+        tables = {}
+        if not folder.complete:
+            done = Outcome(supervised(), settings)
+            schema.write(folder.path / SCHEMA_FILE)
+            _save_federated(folder, done, schema, options)
+            tables = {"exchanges": done.table("exchanges"), "sites": done.sites()}
+        finished = folder.finish(extra=tables)
+    sites = pd.read_csv(out / "sites.csv")
+    return FederateResult(finished, sites, site_notes(sites, finished), warnings(finished), page.write(out))
+
+
+def _save_federated(folder: RunFolder, done: Outcome, schema: Schema, options: TuneOptions) -> None:
+    program, progress = done.program, done.progress
+    tuning, choices = program.tuning(done.agreed), done.answers[0]
+    at_sites = done.measured(schema, metric_of(schema), TUNED)
+    row = {"bytes": progress.bytes_up + progress.bytes_down, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down,
+           "seconds": progress.seconds, "trainings": 1}  # fmt: skip
+    encoder = program.encoder(done.agreed)
+    others = {"choices": choices_table(tuning, choices, encoder, done.settings.sites).assign(split=0)}
+    told = {site: int(report["doubtful"][0]) for site, report in done.reports.items() if "doubtful" in report}
+    if told:
+        others["doubtful"] = doubtful_table(told, options.minimum_cell)
+    found = found_at_sites(done.reports, schema)
+    model = FittedModel.of_schema(encoder, program.model, done.answers[1], label=TUNED)
+    measured = [] if at_sites is None else [at_sites]
+    _write(folder, model, len(done.settings.sites), options.seed, row, measured, found, others, done.table("history"))

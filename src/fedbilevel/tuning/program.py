@@ -13,12 +13,14 @@ from typing import Any
 
 import jax
 import numpy as np
+import pandas as pd
 
 from fedbilevel.algorithms.quasi_newton import minimised, quasi_newton
 from fedbilevel.calculus import Tree
 from fedbilevel.datasets import partition
 from fedbilevel.engines.stages import Expected, Numbers, Source, Stage
 from fedbilevel.fairness.disclosure import MINIMUM
+from fedbilevel.fairness.formulation import Formulation
 from fedbilevel.fairness.methods import Recipe
 from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.program import FairProgram
@@ -92,7 +94,8 @@ class TuneProgram:
         return self.reading.survey(number, source, agreed, answers)
 
     def expected(self, number: int | None) -> dict[str, Expected]:
-        return self.reading.expected(number)
+        counted = {"doubtful": Expected((1,), -1)} if number is None and "rows" in self.what else {}
+        return {**self.reading.expected(number), **counted}
 
     def agree(self, number: int, told: Sequence[Numbers], agreed: Numbers) -> Numbers:
         return self.reading.agree(number, told, agreed)
@@ -104,7 +107,23 @@ class TuneProgram:
         return self.reading.encoder(agreed)
 
     def report(self, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> Numbers:
-        return self.reading.report(source, agreed, answers)
+        """What a fit tells; and how many of the site's rows are doubtful, -1 for fewer than it tells of."""
+        told = self.reading.report(source, agreed, answers)
+        if "rows" not in self.what:
+            return told
+        count = len(self._doubted(source, agreed, answers))
+        few = 0 < count < max(self.reading.minimum, source.minimum_cell)
+        return {**told, "doubtful": np.array([-1 if few else count])}
+
+    def own_files(self, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> dict[str, str]:
+        """What stays at the site: its doubtful rows."""
+        if "rows" not in self.what:
+            return {}
+        return {"doubtful.csv": self._doubted(source, agreed, answers).to_csv(index=False)}
+
+    def _doubted(self, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> pd.DataFrame:
+        rows = self.reading.encoded(source, agreed).model
+        return self.doubtful(answers[0], rows["features"], rows["labels"])
 
     # Training.
 
@@ -139,13 +158,13 @@ class TuneProgram:
             "site": np.full(count, site, np.int32),
         }
 
-    def doubtful(self, choices: Choices, features: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Which rows have labels that are not believed; for the site that holds them."""
-        if choices.trust is None:
-            return np.zeros(len(labels), bool)
+    def doubtful(self, choices: Choices, features: np.ndarray, labels: np.ndarray) -> pd.DataFrame:
+        """Rows whose labels are not believed, the least first; for the site that holds them."""
         batch = {"features": np.asarray(features, np.float32), "labels": np.asarray(labels, np.float32)}
-        weights = self.tuning_like().trust(np.asarray(choices.trust), batch, np)
-        return np.asarray(weights < DOUBTFUL)
+        trust = np.asarray(self.tuning_like().trust(np.asarray(choices.trust), batch, np))
+        places = np.flatnonzero(trust < DOUBTFUL)
+        table = pd.DataFrame({"row": places, "label": batch["labels"][places].astype(int), "trust": trust[places]})
+        return table.sort_values("trust", kind="stable")
 
     def tuning_like(self) -> Tuning:
         """For what needs no counts of rows."""
@@ -189,7 +208,8 @@ def reading_of(model: Model, what: Sequence[str], schema: Schema | None = None, 
     """How a tuning reads rows: as FedAvg, whose sites tell how many there are of each class where class weights are tuned."""
     told = "balanced" if "classes" in what else None
     names = [EVERYBODY] if schema is None else schema.groups
-    recipe = Recipe("fedavg", client_weights="samples")
+    form = Formulation(metric="mean_error" if model.regression else "equal_opportunity")
+    recipe = Recipe("fedavg", form, client_weights="samples")
     return FairProgram(recipe, model, len(names), schema, names=names, class_weight=told, minimum=minimum)
 
 
