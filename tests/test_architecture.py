@@ -25,6 +25,7 @@ LAYERS = [
     {"tables"},
     {"datasets"},
     {"fairness"},
+    {"tuning"},
     {"federation/protocol"},  # both ends of a run over real sites...
     {"federation/nvflare"},  # ...on NVFlare...
     {"federation/operator"},  # ...as somebody runs it

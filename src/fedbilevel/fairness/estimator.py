@@ -41,10 +41,116 @@ class UselessModel(UserWarning):
     """A classifier selects (almost) nobody or everybody."""
 
 
-class FairFederated(BaseEstimator):  # type: ignore[misc]
-    """What the classifier and the regressor share: tables in, groups, clients, training, coefficients, and a file."""
+class Federated(BaseEstimator):  # type: ignore[misc]
+    """What estimators over clients share: tables in, clients, coefficients."""
 
     _regression = False
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Names of the encoded features, to which ``coef_`` belongs."""
+        check_is_fitted(self)
+        return np.asarray(self.encoder_.feature_names[:-1], dtype=object)
+
+    @property
+    def coef_(self) -> np.ndarray:
+        """``[1, features]`` (two classes) or ``[classes, features]``, for the encoded features; linear models only."""
+        return self._linear[:, :-1]
+
+    @property
+    def intercept_(self) -> np.ndarray:
+        """``[1]`` or ``[classes]``; the encoded numbers have mean 0."""
+        return self._linear[:, -1]
+
+    @property
+    def _linear(self) -> np.ndarray:
+        check_is_fitted(self)
+        if self.model_.kind == "mlp":
+            raise AttributeError(f"A model of kind {self.model_.kind!r} has no coefficients.")
+        return np.atleast_2d(np.asarray(self.params_, np.float64).T)
+
+    def coefficients(self) -> pd.DataFrame:
+        """Coefficients in the units of the columns: of a number, what one more of it adds; ``(intercept)`` is last.
+
+        One column a class, or one for two classes, or for a number, in its own units.  Cut (at 20 spreads) and missing cells
+        are not seen here.
+        """
+        table = np.array(self._linear)
+        scales, shifts = self.encoder_.units
+        table[:, -1] -= table[:, :-1] @ (shifts / scales)
+        table[:, :-1] /= scales
+        if self.encoder_.target is not None:
+            mean, spread = self.encoder_.target
+            table *= spread
+            table[:, -1] += mean
+        names: Any = self._labels[1:] if len(table) == 1 else self._labels
+        names = ["prediction"] if self._regression else names
+        return pd.DataFrame(table.T, index=[*self.get_feature_names_out(), "(intercept)"], columns=names)
+
+    def _learn(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Encode features and labels, and remember how."""
+        if y is None:
+            raise ValueError(f"This {type(self).__name__} requires y to be passed, but the target y is None.")
+        if hasattr(X, "columns"):
+            validate_data(self, X, skip_check_array=True)
+            self.encoder_ = Encoder.learn(X)
+            _say_what_is_left_out(X, self.encoder_)
+        else:
+            X = _dense(validate_data(self, X, **MATRIX))
+            self.encoder_ = Encoder.learn(X)
+        features = self.encoder_.transform(X)
+        values = column_or_1d(y.to_numpy() if hasattr(y, "to_numpy") else y, warn=True)
+        if values.dtype.kind == "f":
+            assert_all_finite(values, input_name="y")
+        if pd.isna(values).any():
+            raise ValueError(f"y has {int(pd.isna(values).sum())} missing value(s) (NaN); leave those rows out.")
+        if len(values) != len(features):
+            raise ValueError(f"y has {len(values)} rows but X has {len(features)}: inconsistent numbers of samples.")
+        return features, self._targets(values)
+
+    def _encoded(self, X: Any) -> np.ndarray:
+        by_place = [column.name for column in self.encoder_.columns] == [f"x{i}" for i in range(self.n_features_in_)]
+        if not by_place or hasattr(self, "feature_names_in_"):
+            if not hasattr(X, "columns"):
+                raise TypeError("X must be a table with the columns seen in fit, not a matrix without names.")
+            return self.encoder_.transform(X)
+        if hasattr(X, "columns"):
+            warnings.warn(
+                f"X has feature names, but {type(self).__name__} was fitted without feature names", stacklevel=3
+            )
+            X = to_frame(X).to_numpy()
+        return self.encoder_.transform(_dense(validate_data(self, X, **MATRIX, reset=False)))
+
+    def _clients(self, clients: Any, features: np.ndarray) -> list[np.ndarray]:
+        if clients is None:
+            self.clients_: list[Any] = ["all"]
+            return [np.arange(len(features))]
+        codes, self.clients_ = encode_groups(clients, name="clients")
+        check_lengths(X=features, clients=codes)
+        parts = partition.by_column(codes)
+        for name, part in zip(self.clients_, parts, strict=True):
+            if len(part) < 2:
+                raise ValueError(f"Client {shown(name)} has one row; every client needs two at least, so leave it out.")
+        return [np.asarray(part) for part in parts]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.categorical = True
+        tags.input_tags.allow_nan = True
+        tags.input_tags.sparse = True
+        return tags
+
+    # What is predicted.
+
+    def _model(self, features: int) -> Model:
+        raise NotImplementedError
+
+    def _targets(self, values: np.ndarray) -> np.ndarray:
+        """``y`` as the model is trained on it."""
+        raise NotImplementedError
+
+
+class FairFederated(Federated):
+    """What the fair classifier and the fair regressor share: groups, training, and a file."""
 
     def fit(
         self, X: Any, y: Any, *, sensitive_features: Any = None, clients: Any = None, sample_weight: Any = None
@@ -96,46 +202,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         self._name_weights(fitted.weights)
         self._look(features, labels, codes)
         return self
-
-    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        """Names of the encoded features, to which ``coef_`` belongs."""
-        check_is_fitted(self)
-        return np.asarray(self.encoder_.feature_names[:-1], dtype=object)
-
-    @property
-    def coef_(self) -> np.ndarray:
-        """``[1, features]`` (two classes) or ``[classes, features]``, for the encoded features; linear models only."""
-        return self._linear[:, :-1]
-
-    @property
-    def intercept_(self) -> np.ndarray:
-        """``[1]`` or ``[classes]``; the encoded numbers have mean 0."""
-        return self._linear[:, -1]
-
-    @property
-    def _linear(self) -> np.ndarray:
-        check_is_fitted(self)
-        if self.model_.kind == "mlp":
-            raise AttributeError(f"A model of kind {self.model_.kind!r} has no coefficients.")
-        return np.atleast_2d(np.asarray(self.params_, np.float64).T)
-
-    def coefficients(self) -> pd.DataFrame:
-        """Coefficients in the units of the columns: of a number, what one more of it adds; ``(intercept)`` is last.
-
-        One column a class, or one for two classes, or for a number, in its own units.  Cut (at 20 spreads) and missing cells
-        are not seen here.
-        """
-        table = np.array(self._linear)
-        scales, shifts = self.encoder_.units
-        table[:, -1] -= table[:, :-1] @ (shifts / scales)
-        table[:, :-1] /= scales
-        if self.encoder_.target is not None:
-            mean, spread = self.encoder_.target
-            table *= spread
-            table[:, -1] += mean
-        names: Any = self._labels[1:] if len(table) == 1 else self._labels
-        names = ["prediction"] if self._regression else names
-        return pd.DataFrame(table.T, index=[*self.get_feature_names_out(), "(intercept)"], columns=names)
 
     def save(self, path: str | Path) -> Path:
         """Write the fitted model to one ``.npz`` file (the suffix is added if there is none), without pickle."""
@@ -194,40 +260,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         )  # fmt: skip
         return recipe.asked(len(self.groups_), self.strength, self.validation)
 
-    def _learn(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Encode features and labels, and remember how."""
-        if y is None:
-            raise ValueError(f"This {type(self).__name__} requires y to be passed, but the target y is None.")
-        if hasattr(X, "columns"):
-            validate_data(self, X, skip_check_array=True)
-            self.encoder_ = Encoder.learn(X)
-            _say_what_is_left_out(X, self.encoder_)
-        else:
-            X = _dense(validate_data(self, X, **MATRIX))
-            self.encoder_ = Encoder.learn(X)
-        features = self.encoder_.transform(X)
-        values = column_or_1d(y.to_numpy() if hasattr(y, "to_numpy") else y, warn=True)
-        if values.dtype.kind == "f":
-            assert_all_finite(values, input_name="y")
-        if pd.isna(values).any():
-            raise ValueError(f"y has {int(pd.isna(values).sum())} missing value(s) (NaN); leave those rows out.")
-        if len(values) != len(features):
-            raise ValueError(f"y has {len(values)} rows but X has {len(features)}: inconsistent numbers of samples.")
-        return features, self._targets(values)
-
-    def _encoded(self, X: Any) -> np.ndarray:
-        by_place = [column.name for column in self.encoder_.columns] == [f"x{i}" for i in range(self.n_features_in_)]
-        if not by_place or hasattr(self, "feature_names_in_"):
-            if not hasattr(X, "columns"):
-                raise TypeError("X must be a table with the columns seen in fit, not a matrix without names.")
-            return self.encoder_.transform(X)
-        if hasattr(X, "columns"):
-            warnings.warn(
-                f"X has feature names, but {type(self).__name__} was fitted without feature names", stacklevel=3
-            )
-            X = to_frame(X).to_numpy()
-        return self.encoder_.transform(_dense(validate_data(self, X, **MATRIX, reset=False)))
-
     def _groups(self, sensitive_features: Any, features: np.ndarray) -> np.ndarray:
         if sensitive_features is None:
             if self.method != "fedavg":
@@ -247,44 +279,76 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             )
         return codes
 
-    def _clients(self, clients: Any, features: np.ndarray) -> list[np.ndarray]:
-        if clients is None:
-            self.clients_: list[Any] = ["all"]
-            return [np.arange(len(features))]
-        codes, self.clients_ = encode_groups(clients, name="clients")
-        check_lengths(X=features, clients=codes)
-        parts = partition.by_column(codes)
-        for name, part in zip(self.clients_, parts, strict=True):
-            if len(part) < 2:
-                raise ValueError(f"Client {shown(name)} has one row; every client needs two at least, so leave it out.")
-        return [np.asarray(part) for part in parts]
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.categorical = True
-        tags.input_tags.allow_nan = True
-        tags.input_tags.sparse = True
-        return tags
-
-    # What is predicted.
-
-    def _model(self, features: int) -> Model:
-        raise NotImplementedError
-
     def _decisions(self) -> dict[str, Any]:
         """Further arguments of the program."""
         return {}
-
-    def _targets(self, values: np.ndarray) -> np.ndarray:
-        """``y`` as the model is trained on it."""
-        raise NotImplementedError
 
     def _look(self, features: np.ndarray, labels: np.ndarray, codes: np.ndarray) -> None:
         """What can be said against the model by what it says of the rows it was trained on."""
         self.findings_: list[Finding] = []
 
 
-class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[misc]
+class OfClasses(ClassifierMixin):  # type: ignore[misc]
+    """Probabilities and decisions of a fitted `Federated`."""
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probability of every class, columns in the order of ``classes_``."""
+        check_is_fitted(self)
+        return probabilities(self.model_, self.params_, self._encoded(X))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of every row; of two the second where its probability is above ``threshold_``; of more, where
+        ``threshold_`` holds one for each, that whose probability is the largest multiple of its own."""
+        check_is_fitted(self)
+        return np.asarray(self.classes_[decisions(self.predict_proba(X), self.threshold_)])
+
+    @property
+    def _labels(self) -> np.ndarray:
+        return self.classes_
+
+    @_labels.setter
+    def _labels(self, classes: np.ndarray) -> None:
+        self.classes_ = classes
+
+    def _targets(self, values: np.ndarray) -> np.ndarray:
+        check_classification_targets(values)
+        self.classes_, labels = np.unique(values, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y holds one class only ({shown(self.classes_[0])}): a classifier needs at least two.")
+        return labels
+
+
+class OfNumbers(RegressorMixin):  # type: ignore[misc]
+    """Predictions of a fitted `Federated`."""
+
+    _regression = True
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The predicted number of every row."""
+        check_is_fitted(self)
+        assert self.encoder_.target is not None
+        mean, spread = self.encoder_.target
+        return np.asarray(mean + spread * numbers(self.model_, self.params_, self._encoded(X)))
+
+    @property
+    def _labels(self) -> np.ndarray:
+        return np.array([])
+
+    @_labels.setter
+    def _labels(self, classes: np.ndarray) -> None:
+        """Numbers have none."""
+
+    def _targets(self, values: np.ndarray) -> np.ndarray:
+        try:
+            given = values.astype(np.float64)
+        except (TypeError, ValueError):
+            raise ValueError("y must hold numbers: a regressor predicts them; for classes use a classifier.") from None
+        mean, spread = float(given.mean()), float(given.std())
+        self.encoder_ = replace(self.encoder_, target=(mean, spread if spread > 0 else 1.0))
+        return self.encoder_.standardised(given)
+
+
+class FairFederatedClassifier(OfClasses, FairFederated):
     """Classifier with equal rates over sensitive groups, trained over clients that keep their rows (simulated here).
 
     With the defaults FedBiOAcc learns one weight per (group, label) cell so that the groups' true-positive rates agree, then
@@ -385,37 +449,11 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         self.history_rows = history_rows
         self.random_state = random_state
 
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Probability of every class, columns in the order of ``classes_``."""
-        check_is_fitted(self)
-        return probabilities(self.model_, self.params_, self._encoded(X))
-
-    def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of every row; of two the second where its probability is above ``threshold_``; of more, where
-        ``threshold_`` holds one for each, that whose probability is the largest multiple of its own."""
-        check_is_fitted(self)
-        return np.asarray(self.classes_[decisions(self.predict_proba(X), self.threshold_)])
-
-    @property
-    def _labels(self) -> np.ndarray:
-        return self.classes_
-
-    @_labels.setter
-    def _labels(self, classes: np.ndarray) -> None:
-        self.classes_ = classes
-
     def _model(self, features: int) -> Model:
         return Model(self.model, features, len(self.classes_), self.hidden)
 
     def _decisions(self) -> dict[str, Any]:
         return {"class_weight": self._class_weight(), "threshold": Threshold.parse(self.threshold)}
-
-    def _targets(self, values: np.ndarray) -> np.ndarray:
-        check_classification_targets(values)
-        self.classes_, labels = np.unique(values, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(f"y holds one class only ({shown(self.classes_[0])}): a classifier needs at least two.")
-        return labels
 
     def _look(self, features: np.ndarray, labels: np.ndarray, codes: np.ndarray) -> None:
         """What can be said against the model by its decisions on the rows it was trained on."""
@@ -438,7 +476,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         return [float(given.get(name, 1.0)) for name in self.classes_.tolist()]
 
 
-class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[misc]
+class FairFederatedRegressor(OfNumbers, FairFederated):
     """Regressor with equal mean errors over sensitive groups, trained over clients that keep their rows (simulated here).
 
     With the defaults FedBiOAcc learns a weight for each group below and above the mean of ``y``, so that the groups' mean
@@ -484,7 +522,6 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         (True, [('f', 'below the mean'), ('f', 'above the mean')])
     """
 
-    _regression = True
     temperature = 2.0
 
     def __init__(
@@ -528,32 +565,8 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         self.history_rows = history_rows
         self.random_state = random_state
 
-    def predict(self, X: Any) -> np.ndarray:
-        """The predicted number of every row."""
-        check_is_fitted(self)
-        assert self.encoder_.target is not None
-        mean, spread = self.encoder_.target
-        return np.asarray(mean + spread * numbers(self.model_, self.params_, self._encoded(X)))
-
-    @property
-    def _labels(self) -> np.ndarray:
-        return np.array([])
-
-    @_labels.setter
-    def _labels(self, classes: np.ndarray) -> None:
-        """Numbers have none."""
-
     def _model(self, features: int) -> Model:
         return Model(self.model, features, 1, self.hidden, self.loss)
-
-    def _targets(self, values: np.ndarray) -> np.ndarray:
-        try:
-            given = values.astype(np.float64)
-        except (TypeError, ValueError):
-            raise ValueError("y must hold numbers: a regressor predicts them; for classes use a classifier.") from None
-        mean, spread = float(given.mean()), float(given.std())
-        self.encoder_ = replace(self.encoder_, target=(mean, spread if spread > 0 else 1.0))
-        return self.encoder_.standardised(given)
 
 
 def _dense(matrix: Any) -> Any:
