@@ -4,7 +4,7 @@ BIN := .venv/bin
 WORKERS ?= auto
 FEDERATION ?= tests/federation
 
-.PHONY: run test test-optimised test-federation lint clean
+.PHONY: run test test-optimised test-federation lint docs clean
 .DELETE_ON_ERROR:
 
 run: .venv/ready
@@ -25,6 +25,9 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedbilevel needs Python 3.11 or newer; set PYTHON=python3.x")'
 	$(PYTHON) -m venv .venv
@@ -33,4 +36,4 @@ lint: .venv/ready
 	@touch $@
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs build

@@ -70,6 +70,17 @@ def spread(results: list[dict[str, float]], key: str) -> str:
     return f"{min(values):.3g}–{max(values):.3g}"
 
 
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def verdict(what: str, value: float, bound: float, at_least: bool) -> str:
+    met = value >= bound if at_least else value <= bound
+    limit = f"{'at least' if at_least else 'at most'} {bound:g}"
+    return f"- {what}: **{value:.3g}** (target: {limit}; {'met' if met else '**missed**'})"
+
+
 def machine() -> dict[str, Any]:
     """Say where and when this was measured; nothing that names the host or its folders."""
     versions = {}

@@ -80,11 +80,18 @@ def startup(job: dict[str, Any]) -> dict[str, Any]:
     return {"import": imported - start, "data": made - imported, "first step": time.perf_counter() - made}
 
 
+def population(job: dict[str, Any]) -> dict[str, Any]:
+    """Time rounds of a cohort out of many clients."""
+    import population
+
+    return population.run(job)
+
+
 def main() -> None:
     job = json.loads(sys.argv[1])
     if job.get("cores") is not None:
         os.sched_setaffinity(0, job["cores"])
-    result = {"speed": speed, "seeds": seeds, "startup": startup}[job["kind"]](job)
+    result = {"speed": speed, "seeds": seeds, "startup": startup, "population": population}[job["kind"]](job)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"megabytes": peak, **result}))
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import population
 import tables
-from harness import Job, Measured, cores, environment, interleaved, measure, median, spread
+from harness import Job, Measured, cores, environment, interleaved, markdown, measure, median, spread, verdict
 
 FULL_STEPS = 2_000
 EAGER, PROCESSES, PORTABLE, NATIVE = "torch eager", "torch processes", "C portable", "C native"
@@ -28,22 +29,12 @@ class Section(NamedTuple):
     collect: Callable[[int, bool, Say], dict[str, Any]]  # (repeats, quick, say)
     table: Callable[[dict[str, Any]], str]
     needs_torch: bool = False
+    needs_check: bool = True  # it times implementations that check.py compares
 
 
 def one_core() -> list[int]:
     """Return the last core: interrupts tend to go to the first."""
     return cores()[-1:]
-
-
-def markdown(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def verdict(what: str, value: float, bound: float, at_least: bool) -> str:
-    met = value >= bound if at_least else value <= bound
-    limit = f"{'at least' if at_least else 'at most'} {bound:g}"
-    return f"- {what}: **{value:.3g}** (target: {limit}; {'met' if met else '**missed**'})"
 
 
 # ---- speed: the same runs by everybody -------------------------------------------------------------------------------
@@ -280,6 +271,7 @@ SECTIONS = {
     "speed": Section(collect_speed, table_speed, needs_torch=True),
     "seeds": Section(collect_seeds, table_seeds),
     "clients": Section(collect_clients, table_clients),
+    "population": Section(population.collect, population.table, needs_check=False),
     "inner": Section(collect_inner, table_inner, needs_torch=True),
     "startup": Section(collect_startup, table_startup),
     **{name: Section(tables.collector(name), tables.table) for name in tables.SECTIONS},

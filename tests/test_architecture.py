@@ -17,12 +17,15 @@ LAYERS = [
     {"problem"},
     {"hypergradients"},
     {"algorithms"},
+    {"plugins"},
     {"engines"},
+    {"tracking"},
     {"tasks"},  # problems with known answers...
     {"theory"},  # ...and what is true along a run
     {"tables"},
     {"datasets"},
     {"fairness"},
+    {"tuning"},
     {"federation/protocol"},  # both ends of a run over real sites...
     {"federation/nvflare"},  # ...on NVFlare...
     {"federation/operator"},  # ...as somebody runs it

@@ -16,6 +16,8 @@ from fedbilevel._version import __version__
 if TYPE_CHECKING:
     from fedbilevel.algorithms.afl import afl as afl
     from fedbilevel.algorithms.aggitd import aggitd as aggitd
+    from fedbilevel.algorithms.bome import bome as bome
+    from fedbilevel.algorithms.f2sa import f2sa as f2sa
     from fedbilevel.algorithms.fedavg import fedavg as fedavg
     from fedbilevel.algorithms.fedbio import fedbio as fedbio
     from fedbilevel.algorithms.fedbio_global import fedbio_global as fedbio_global
@@ -25,7 +27,10 @@ if TYPE_CHECKING:
     from fedbilevel.algorithms.fedmbo import fedmbo as fedmbo
     from fedbilevel.algorithms.fedmsa import fedmsa as fedmsa
     from fedbilevel.algorithms.fednest import fednest as fednest
+    from fedbilevel.algorithms.lbfgs import lbfgs as lbfgs
     from fedbilevel.algorithms.lfednest import lfednest as lfednest
+    from fedbilevel.algorithms.meha import meha as meha
+    from fedbilevel.algorithms.pbgd import pbgd as pbgd
     from fedbilevel.algorithms.qfedavg import qfedavg as qfedavg
     from fedbilevel.algorithms.simfbo import shrofbo as shrofbo
     from fedbilevel.algorithms.simfbo import simfbo as simfbo
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
     from fedbilevel.engines.result import Result as Result
     from fedbilevel.engines.simulate import simulate as simulate
     from fedbilevel.engines.simulate import trace as trace
+    from fedbilevel.engines.store import ClientStore as ClientStore
     from fedbilevel.engines.sweep import Sweep as Sweep
     from fedbilevel.engines.sweep import sweep as sweep
     from fedbilevel.hypergradients.conjugate_gradient import conjugate_gradient as conjugate_gradient
@@ -53,7 +59,8 @@ if TYPE_CHECKING:
     from fedbilevel.problem import linear_problem as linear_problem
 
 _ALGORITHMS = (
-    "afl aggitd fedavg fedbio fedbio_global fedbioacc fedbioacc_global fedmbo fedmsa fednest lfednest qfedavg simfbo"
+    "afl aggitd bome f2sa fedavg fedbio fedbio_global fedbioacc fedbioacc_global fedmbo fedmsa fednest lbfgs lfednest "
+    "meha pbgd qfedavg simfbo"
 )
 _HOMES = {
     **{f"algorithms.{name}": name for name in _ALGORITHMS.split()},
@@ -64,6 +71,7 @@ _HOMES = {
     "engines.plot": "plot",
     "engines.result": "Diverged Interrupted Progress Result",
     "engines.simulate": "simulate trace",
+    "engines.store": "ClientStore",
     "engines.sweep": "Sweep sweep",
     "linear": "LinearInner",
     "plan": "Algorithm Phase Relay Repeat ServerStep",

@@ -32,6 +32,15 @@ class LinearInner:
     ``cell_weights(outer)`` returns the table w, ``ridge(outer)`` a scalar (or pass a number for a constant ridge).
     ``kernel``: "auto" uses the fused kernels on minibatches where they can be built, "off" never, "require" refuses to run
     without them.
+
+    Attributes:
+        cell_weights: outer -> weights of the cells, ``[cells]``.
+        ridge: outer -> scalar, or a number.
+        link: "logistic" (targets 0 or 1) or "squared".
+        features: Leaf of the batch with the features, ``[rows, columns]``.
+        targets: Leaf with the targets, ``[rows]``.
+        cells: Leaf with the number of each row's cell, ``[rows]``.
+        kernel: "auto", "off" or "require".
     """
 
     cell_weights: Callable[[Tree], jax.Array]

@@ -25,6 +25,10 @@ class Relay(NamedTuple):
     ``pack(replies, weights, key)`` turns the stacked replies into stacked parcels, one for each client that was asked, in
     the same order; ``unpack(local, parcel)`` puts a client's own parcel into its local state.  A client whose reply was
     lost gets none: its reply is zeros and its weight 0.
+
+    Attributes:
+        pack: (stacked replies, weights, key) -> stacked parcels, one for each client that was asked.
+        unpack: (local state, parcel) -> local state.
     """
 
     pack: Callable[[Tree, jax.Array, jax.Array], Tree]
@@ -37,6 +41,15 @@ class Phase(NamedTuple):
     ``aggregate(replies, weights)`` gets the stacked replies (leaves ``[clients, ...]``) and weights that sum to one; None
     is the weighted mean.  ``trace`` is ``work`` with a third result, the `LocalStep` of every local step, for analysis.
     The clients asked are the same in all phases of a round, so a client may keep what it was sent for the next phase.
+
+    Attributes:
+        name: Shown in tables and messages.
+        send: server state -> message to every client.
+        work: (message, local state, data, key) -> (reply, local state).  The only code that sees rows.
+        absorb: (server state, aggregate) -> server state.
+        aggregate: (stacked replies, weights) -> tree; None: the weighted mean.
+        trace: ``work`` with the `LocalStep` of every step as a third result; None: cannot be traced.
+        relay: A `Relay`, or None.
     """
 
     name: str
@@ -49,7 +62,12 @@ class Phase(NamedTuple):
 
 
 class ServerStep(NamedTuple):
-    """Something the server does alone, such as drawing a number: ``update(server state, key) -> server state``."""
+    """Something the server does alone, such as drawing a number: ``update(server state, key) -> server state``.
+
+    Attributes:
+        name: Shown in tables and messages.
+        update: (server state, key) -> server state.
+    """
 
     name: str
     update: Callable[[Any, jax.Array], Any]
@@ -59,6 +77,11 @@ class Repeat(NamedTuple):
     """Phases that run ``times`` times within one round, or, with ``turns(server state)``, so often: at most ``times``.
 
     ``turns`` is asked once, before the first repetition.
+
+    Attributes:
+        phases: Phases and server steps, in order.
+        times: How often, at most.
+        turns: server state -> how often; None: ``times``.
     """
 
     phases: Plan
@@ -71,7 +94,15 @@ Plan: TypeAlias = "tuple[Item, ...]"
 
 
 class LocalStep(NamedTuple):
-    """What one client did in one local step t: where it stood, what it estimated there, and where that led."""
+    """What one client did in one local step t: where it stood, what it estimated there, and where that led.
+
+    Attributes:
+        outer: x_t, where the client stood.
+        inner: y_t.
+        outer_momentum: What the client estimated for x there: nu_t.
+        inner_momentum: What it estimated for y: omega_t.
+        proposed: x_{t+1}, before any averaging.
+    """
 
     outer: Tree
     inner: Tree
@@ -85,6 +116,15 @@ class View(NamedTuple):
 
     The momenta (nu, omega) were estimated at ``(momentum_outer, momentum_inner)``, which for most methods is the point
     *before* the last update; omega at ``inner_momentum_outer`` where that is another point.
+
+    Attributes:
+        inner: The client's inner variable.
+        outer_momentum: nu.
+        inner_momentum: omega.
+        momentum_outer: x where nu was estimated.
+        momentum_inner: y where both were estimated.
+        calls: How many derivatives the client computed.
+        inner_momentum_outer: x where omega was estimated, if another.
     """
 
     inner: Tree = None
@@ -111,6 +151,21 @@ class Algorithm(NamedTuple):
     ``settings`` is a tree whose leaves are the float hyper-parameters and whose structure is all the rest; ``build``
     makes the algorithm from settings.  An engine therefore compiles ``build(settings)`` once and runs it for any step
     sizes.  `fedbilevel.algorithms.arguments` derives the name, the settings and ``build`` from a function's arguments.
+
+    Attributes:
+        init: key -> server state: what the server knows.
+        enroll: key -> one client's local state: what never leaves it.
+        plan: The phases of a round.
+        outer: server state -> the outer variable, the answer.
+        view: (server state, local state) -> `View`, for diagnostics.
+        objective: (outer, inner, one client's data) -> its share of the objective.
+        check: `ClientData` -> None; raises where the data do not fit.
+        remark: server state at the end -> a warning, or None.
+        name: Shown in tables and messages.
+        settings: The hyper-parameters; float ones are leaves of this tree.
+        build: settings -> the algorithm with these.
+        local_steps: Steps of a client between two exchanges.
+        problem: The `BilevelProblem`, where there is one.
     """
 
     init: Callable[[jax.Array], Any]

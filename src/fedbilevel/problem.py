@@ -30,12 +30,25 @@ class BilevelProblem:
     ``lower_level``: whether every client has an inner variable of its own ("local") or all share one, the minimiser of
     the clients' mean inner loss ("global").  Every algorithm says which of the two it solves.
 
-    >>> import fedbilevel as fb, jax.numpy as jnp
-    >>> problem = fb.BilevelProblem(
-    ...     inner_loss=lambda x, y, batch: jnp.mean((batch["a"] @ y - batch["b"]) ** 2) + jnp.exp(x) * jnp.sum(y**2),
-    ...     outer_loss=lambda x, y, batch: jnp.mean((batch["a"] @ y - batch["b"]) ** 2),
-    ...     init=lambda key: (jnp.zeros(()), jnp.zeros(3)),
-    ... )
+    Attributes:
+        inner_loss: g, ``(outer, inner, training rows) -> scalar``; strongly convex in ``inner``.
+        outer_loss: f, ``(outer, inner, validation rows) -> scalar``.
+        init: key -> ``(outer, inner)``, any trees of float arrays.
+        project: outer -> outer, into the set X; None: no bounds.
+        linear: What `linear_problem` declares; None otherwise.
+        lower_level: "local" or "global".
+
+    Raises:
+        ValueError: ``lower_level`` is another word.
+        TypeError: A loss or ``init`` is no function.
+
+    Examples:
+        >>> import fedbilevel as fb, jax.numpy as jnp
+        >>> problem = fb.BilevelProblem(
+        ...     inner_loss=lambda x, y, batch: jnp.mean((batch["a"] @ y - batch["b"]) ** 2) + jnp.exp(x) * jnp.sum(y**2),
+        ...     outer_loss=lambda x, y, batch: jnp.mean((batch["a"] @ y - batch["b"]) ** 2),
+        ...     init=lambda key: (jnp.zeros(()), jnp.zeros(3)),
+        ... )
     """
 
     inner_loss: Loss
@@ -90,7 +103,17 @@ def linear_problem(
     init: Callable[[jax.Array], tuple[Tree, Tree]],
     project: Callable[[Tree], Tree] | None = None,
 ) -> BilevelProblem:
-    """A `BilevelProblem` whose inner loss is ``inner`` and whose inner variable is one coefficient vector."""
+    """A `BilevelProblem` whose inner loss is ``inner`` and whose inner variable is one coefficient vector.
+
+    Args:
+        inner: The declared inner loss.
+        outer_loss: f, ``(outer, inner, validation rows) -> scalar``.
+        init: key -> ``(outer, inner)``; the inner variable is one vector, ``[columns]``.
+        project: outer -> outer, into the set X; None: no bounds.
+
+    Returns:
+        A `BilevelProblem` with a local lower level.
+    """
     # The record itself is the loss: equal declarations are equal functions, and share one compiled program.
     return BilevelProblem(inner, outer_loss, init, project, linear=inner)
 
@@ -102,6 +125,16 @@ class ClientData:
     Clients of unequal sizes come from `from_clients`; the leaves are then padded and ``train_sizes`` / ``val_sizes`` say
     how many rows are real.  Padding never counts: minibatches draw real rows only, and whole sets are cut to size (clients
     of equal size run together) or marked by a ``mask``, see `with_mask`.
+
+    Attributes:
+        train: Training rows: a tree with leaves ``[clients, rows, ...]``.
+        val: Validation rows, likewise; None for methods of one level.
+        train_sizes: How many training rows of each client are real, ``[clients]``; None: all.
+        val_sizes: The same for validation rows.
+        mask: Name of the leaf that marks real rows; see `with_mask`.
+
+    Raises:
+        ValueError: Shapes or sizes do not fit together, or a client has no rows.
     """
 
     train: Tree
@@ -242,8 +275,25 @@ class ClientData:
         """Shapes of a batch as the losses see it (all samples of one client)."""
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), getattr(self, part))
 
-    def check_finite(self) -> None:
-        """Refuse a NaN or infinity in a real row, by client and leaf."""
+    def read(self, numbers: np.ndarray, places: int) -> tuple[Tree, Tree]:
+        """``(train, val)`` of the clients of these ``numbers``, at the first of so many ``places``; the others are zeros.
+
+        A NaN or infinity is refused here, where not all clients are looked at before a run.
+        """
+
+        def chosen(leaf: Any) -> np.ndarray:
+            rows = np.zeros((places, *leaf.shape[1:]), leaf.dtype)
+            rows[: len(numbers)] = np.asarray(leaf)[numbers]
+            return rows
+
+        trees = {part: jax.tree.map(chosen, getattr(self, part)) for part in self.parts}
+        few = {part: jax.tree.map(lambda leaf: leaf[: len(numbers)], tree) for part, tree in trees.items()}
+        sizes = {f"{part}_sizes": getattr(self, f"{part}_sizes")[numbers] for part in self.parts}
+        ClientData(**few, **sizes).check_finite(numbers)
+        return trees["train"], trees.get("val")
+
+    def check_finite(self, names: Any = None) -> None:
+        """Refuse a NaN or infinity in a real row, by client (its number in ``names``, or here) and leaf."""
         for part in self.parts:
             for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(self, part)):
                 if not jnp.issubdtype(leaf.dtype, jnp.inexact) or (
@@ -254,6 +304,7 @@ class ClientData:
                 bad &= np.arange(leaf.shape[1]) < getattr(self, f"{part}_sizes")[:, None]
                 if bad.any():
                     client, row = (int(place) for place in np.argwhere(bad)[0])
+                    client = client if names is None else int(names[client])
                     name = jax.tree_util.keystr(path)
                     raise ValueError(
                         f"Client {client} has a NaN or infinity in row {row} of its {part} rows"

@@ -1,4 +1,4 @@
-"""FedAvg, AFL and q-FedAvg equal their naive loops, and the fair two end where they should."""
+"""FedAvg, AFL, q-FedAvg and L-BFGS equal their naive loops, and the last three end where they should."""
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from tests.contracts.cases import bowl
 from tests.references import client_fair
 from tests.references.compare import close, cohorts
 from tests.references.fedavg import fedavg
+from tests.references.lbfgs import lbfgs
 from tests.references.logistic import logistic, losses, sigmoid
 from tests.references.quadratic import quadratic
 from tests.references.rows import drawn, whole
@@ -99,6 +100,50 @@ def test_afl_equals_the_naive_loop():
     oracles = value_of_bowl(five), gradient_of_bowl(five)
     wanted = client_fair.afl(*oracles, START, rows, clients=5, mixture_step=0.05, **options)
     close((found.outer, found.server.mixture), wanted)
+
+
+WEIGHTS = (1.0, 3.0, 0.5)
+
+
+@pytest.mark.parametrize("rounds", [3, 40])
+def test_lbfgs_equals_the_naive_loop(case, rounds):
+    """On the way, with a memory that forgets, and at its end, where it asks nobody any more."""
+    loss, gradient, start, data = case
+
+    def both(client, model):
+        rows = jax.tree.map(lambda leaf: leaf[0], data.only(client).train)
+        return float(loss(model, rows)), gradient(client, model, None)
+
+    algorithm = fb.lbfgs(loss, init=5 * start, memory=3)
+    found = fb.simulate(algorithm, data, rounds, weights=np.array(WEIGHTS), diagnostics="cheap")
+    model, asked = lbfgs(both, 5 * start, rounds=rounds, weights=WEIGHTS, memory=3)
+    close(found.outer, model, 1e-8)  # differences of gradients, divided by small curvatures
+    assert (asked == rounds) == (rounds == 3)
+    assert found.history["gradient_calls"].iloc[-1] == 3 * asked
+    assert found.history["bytes_up"].iloc[-1] == 3 * asked * 8 * (1 + len(start))
+
+
+def steep(model, rows):
+    """Flat far from the minimum, and steep in between: whole steps along the gradient lead far beyond it."""
+    return jnp.mean(jnp.log(jnp.cosh(10 * (model - rows)))) + 1e-4 * jnp.sum(model**2)
+
+
+def test_lbfgs_takes_back_what_is_too_long():
+    data = fb.ClientData(train=np.array([[0.0, 0.3], [-0.2, 0.4]]))
+    found = fb.simulate(fb.lbfgs(steep, np.array(3.0), tolerance=1e-14), data, 60, diagnostics="cheap")
+    slope = jax.grad(lambda model: steep(model, data.train.ravel()))
+    assert abs(slope(found.outer)) < 1e-6
+    assert (np.diff(found.history["bytes_up"]) == 0).any(), "it must have arrived"
+    refused = np.diff(found.history["objective"]) == 0
+    assert refused[: int(found.history["gradient_calls"].iloc[-1] / 2)].any(), "a point must have been refused"
+
+
+def test_lbfgs_asks_again_when_others_answer():
+    """Clients far apart, of whom one answers at a time: the run goes on for all its rounds and stays finite."""
+    data = fb.ClientData(train=np.array([[0.0], [10.0]]))
+    found = fb.simulate(fb.lbfgs(squares, np.array(3.0)), data, 60, participation=1, record_every=None, seed=3)
+    assert np.isfinite(found.outer)
+    assert -1 <= found.outer <= 11
 
 
 def squares(model, batch):

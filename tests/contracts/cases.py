@@ -26,14 +26,16 @@ TUNED = {"delta": 0.8, "u": 2.0, "sigma": 1.0, "c_inner": 0.9, "c_outer": 1.2}
 ALGORITHMS = ("fedbio", "fedbioacc-paper", "fedbioacc-local")
 GLOBAL = ("fedbio_global", "fedbioacc_global", "simfbo", "shrofbo", "fedmsa", "fednest", "lfednest", "aggitd", "fedmbo")
 """Methods for a global lower level."""
+PENALTY = tuple(f"{name}-{level}" for name in ("f2sa", "pbgd", "bome", "meha") for level in ("local", "global"))
+"""Methods by gradients alone."""
 AUTO = ("fedbio_auto", "fedbioacc_auto", "fedmsa_auto")
 """Methods whose steps set themselves."""
-PLAIN = ("fedavg", "afl", "qfedavg")
+PLAIN = ("fedavg", "afl", "qfedavg", "lbfgs")
 """Methods without a lower level."""
 FAIR = ("fedreg", "fedminmax", "fcfl", "fedfb", "fairfed")
 """Methods that train a classifier fair to groups; without a lower level either."""
 LOCAL = [f"{algorithm}/{estimator}" for algorithm in ALGORITHMS for estimator in ESTIMATORS]
-NAMES = [*PLAIN, *LOCAL, *AUTO, *GLOBAL, *FAIR]
+NAMES = [*PLAIN, *LOCAL, *AUTO, *GLOBAL, *PENALTY, *FAIR]
 METHODS = [name for name in NAMES if "/" not in name or name.endswith("/neumann")]
 """One estimator for contracts in which the estimator plays no part."""
 EQUAL, UNEQUAL = ((6, 4),) * 3, ((6, 4), (6, 4), (4, 3))
@@ -91,6 +93,8 @@ def algorithm(name, batch_size=None, scale=1.0):
         return fair_algorithm(name, batch_size, scale)
     if name in GLOBAL:
         return global_algorithm(name, batch_size, scale)
+    if name in PENALTY:
+        return penalty_algorithm(name, batch_size, scale)
     options = {"local_steps": STEPS, "batch_size": batch_size}
     if name == "fedmsa_auto":
         return fb.fedmsa(reference().problem(None, "global"), **options)
@@ -108,6 +112,8 @@ def algorithm(name, batch_size=None, scale=1.0):
 def plain_algorithm(name, batch_size, scale):
     if name == "afl":
         return fb.afl(bowl, start_of_bowl, clients=3, step=0.3 * scale, mixture_step=0.1, batch_size=batch_size)
+    if name == "lbfgs":
+        return fb.lbfgs(bowl, init=start_of_bowl, memory=2)
     factory = {"fedavg": fb.fedavg, "qfedavg": fb.qfedavg}[name]
     return factory(bowl, init=start_of_bowl, step=0.3 * scale, local_steps=STEPS, batch_size=batch_size)
 
@@ -148,6 +154,22 @@ def global_algorithm(name, batch_size, scale, **changes):
     else:
         options |= {"adjoint_step": 0.5 * scale}
     return getattr(fb, name)(problem, **{**options, **changes})
+
+
+PENALTY_OPTIONS = {
+    "f2sa": {"penalty": 1.5, "increase": 0.2},
+    "pbgd": {"penalty": 1.5, "increase": 0.2, "cap": 2.0},
+    "bome": {"barrier": 0.4},
+    "meha": {"penalty": 1.5, "growth": 0.25, "radius": 3.0},
+}
+
+
+def penalty_algorithm(name, batch_size, scale):
+    name, level = name.split("-")
+    options = {"inner_step": 0.4 * scale, "outer_step": 0.3 * scale, "local_steps": STEPS, "batch_size": batch_size}
+    if level == "local":
+        options["inner_steps"] = 2
+    return getattr(fb, name)(reference().problem(None, level), **PENALTY_OPTIONS[name], **options)
 
 
 def listed(data, clients):

@@ -18,6 +18,8 @@ from tests.contracts.cases import (
     GROUPS,
     METHODS,
     MODEL,
+    PENALTY,
+    PENALTY_OPTIONS,
     ROUNDS,
     STEPS,
     TUNED,
@@ -30,11 +32,12 @@ from tests.contracts.cases import (
     totals,
 )
 from tests.fairness import references_baselines as fair
-from tests.references import client_fair, coupled, nested, phi
+from tests.references import client_fair, coupled, nested, penalty, phi
 from tests.references.compare import close, server_key
 from tests.references.fedavg import fedavg
 from tests.references.fedbio import fedbio as naive_fedbio
 from tests.references.fedbioacc import fedbioacc as naive_fedbioacc
+from tests.references.lbfgs import lbfgs as naive_lbfgs
 from tests.references.rows import Rows, whole
 from tests.references.steps import Curved, Distance
 
@@ -170,11 +173,22 @@ def by_themselves(name):
     return [x, y]
 
 
+def gradients_alone(name, level):
+    """Whose x, y and z are all at one place: the naive loops of one client, with whole sets."""
+    rows = lambda number, ordinal, client, steps=1, **about: [Rows()] * steps  # noqa: E731
+    options = {"constants": PENALTY_OPTIONS[name], "inner_step": 0.4, "outer_step": 0.3, "local_steps": STEPS}
+    options |= {"inner_steps": 2 if level == "local" else 1, "project": lambda x: x, **ALL_ROUNDS, "weights": [1.0]}
+    x, y = (penalty.local if level == "local" else penalty.shared)(model, rows, name, **options)
+    return [x, y[0] if level == "local" else y]
+
+
 def centralised(name):
     """[x] or [x, y] after ROUNDS rounds on the first client's rows."""
     estimate, start = phi.neumann(model, 2, 0.6), np.asarray(start_of_bowl(None))
     if name in AUTO:
         return by_themselves(name)
+    if name in PENALTY:
+        return gradients_alone(*name.split("-"))
     if "/" in name:
         return single_loop(name)
     if name in ("fedbio_global", "fedbioacc_global", "simfbo", "shrofbo", "fedmsa"):
@@ -197,6 +211,9 @@ def centralised(name):
     if name == "qfedavg":
         options = {"local_steps": STEPS, "step": 0.3, "q": algorithm(name).settings.q}
         return [client_fair.qfedavg(value_of_bowl, slope_of_bowl, start, whole, **options, **ALL_ROUNDS)]
+    if name == "lbfgs":
+        both = lambda client, w: (value_of_bowl(0, w, None), slope_of_bowl(0, w, None))  # noqa: E731
+        return [naive_lbfgs(both, start, rounds=ROUNDS, weights=[1.0], memory=2)[0]]
     return [fair_alone(name)]
 
 

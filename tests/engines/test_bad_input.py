@@ -55,7 +55,7 @@ test_options = refusals(
     ({"participation": True}, "participation must be a fraction or a number of clients, not True", TypeError),
     ({"participation": "half"}, "participation must be a fraction or a number of clients, not 'half'", TypeError),
     *(({"dropout": bad}, rf"dropout must be a probability in \[0, 1\), not {bad}") for bad in (1.0, -0.1, True)),
-    ({"data": data.train}, "data must be a ClientData, not dict", TypeError),
+    ({"data": data.train}, "data must be a ClientData or a ClientStore, not dict", TypeError),
     ({"data": fb.ClientData(train=data.train)}, "needs validation rows for its outer loss: pass val= to ClientData"),
     ({"algorithm": reference.problem()}, r"must be an Algorithm such as fb.fedbio\(...\) returns, not Bil", TypeError),
     ({"algorithm": fedbio(batch_size=6), **UNEQUAL}, f"batch_size=6 is {HAS('train', 1, 5)} 5"),

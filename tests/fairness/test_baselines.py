@@ -11,7 +11,8 @@ from fedbilevel.fairness.fairfed import fairfed
 from fedbilevel.fairness.fcfl import fcfl
 from fedbilevel.fairness.fedfb import fedfb
 from fedbilevel.fairness.fedminmax import fedminmax
-from fedbilevel.fairness.fedreg import fedreg
+from fedbilevel.fairness.fedreg import FairLoss, fedreg
+from fedbilevel.fairness.models import huber_losses, mistaken, recognised, row_losses
 from tests.fairness import references_baselines as naive
 from tests.fairness.references_baselines import (
     Line,
@@ -76,6 +77,20 @@ def test_fedreg_equals_the_naive_loop(model, groups, batch_size):
         close(model.flat(found.outer), fedavg(gradient, model.flat(model.first()), rows, **options))
 
 
+@pytest.mark.parametrize(("scores", "losses", "compared", "width"), [
+    (lambda p, x: x @ p, row_losses, recognised, ()), (lambda p, x: x @ p, row_losses, recognised, (3,)),
+    (lambda p, x: x @ p, huber_losses, mistaken, ()),
+])  # fmt: skip
+def test_padding_does_not_count_in_what_fedreg_minimises(scores, losses, compared, width):
+    clients, _ = federation(3, SIZES, classes=3 if width else 2)
+    rows, params = clients[0], np.random.default_rng(2).normal(size=(4, *width))
+    loss = FairLoss(scores, 3, 0.7, 0.05, losses=losses, compared=compared)
+    longer = {name: np.concatenate([leaf, leaf[:7]]) for name, leaf in rows.items()}
+    real = np.arange(len(rows["labels"]) + 7) < len(rows["labels"])
+    close(loss.masked(params, longer, real), loss(params, rows))
+    assert loss(params, longer) != pytest.approx(float(loss(params, rows)))
+
+
 @pytest.mark.parametrize(
     ("model", "groups", "batch_size", "risks"),
     [
@@ -115,6 +130,28 @@ def test_fedfb_equals_the_naive_loop(model, classes):
     wanted = naive.fedfb(model, clients, model.flat(model.first()), rows, counts, rounds=ROUNDS, **options)
     close((model.flat(server.model), server.group_weights, server.risks), wanted)
     assert wanted[1].min() == 0, "the projection must bind"
+
+
+def test_fedminmax_and_fedfb_finish():
+    """The weights are the mean of the second half of their rounds, and the model minimises the loss weighted so."""
+    clients, data = federation(2, SIZES)
+    z, t, a = pooled(clients)
+    for method, loop, positive, options in (
+        (fedminmax, naive.fedminmax, False, {"step": 0.3, "group_step": 0.3, "ridge": 0.05, "risks": "averaged"}),
+        (fedfb, naive.fedfb, True, {"step": 0.3, "group_step": 0.1, "ridge": 0.05, "local_steps": 2}),
+    ):
+        counts, start = totals(clients, 2, positive), LINEAR.first()
+        algorithm = method(LINEAR.package, start, counts, batch_size=None, **options, finish_after=5)
+        during = fb.simulate(algorithm, data, 2, weights="samples", record_every=None)
+        close(during.outer, loop(LINEAR, clients, start, whole, counts, rounds=2, **options)[0])
+        found = fb.simulate(algorithm, data, 60, weights="samples", record_every=None)
+        late = [loop(LINEAR, clients, start, whole, counts, rounds=done, **options)[1] for done in (3, 4, 5)]
+        close(found.server.group_weights, np.mean(late, axis=0))
+        weights = (np.mean(late, axis=0) / (counts / counts.sum()))[a]
+        weights = np.where(t == 1, weights, 1.0) if positive else weights
+        slope = z.T @ (weights * (naive.sigmoid(z @ found.outer) - t)) / len(t) + 0.05 * found.outer
+        assert np.linalg.norm(slope) < 1e-3  # the loss can fall by 1e-7, with a curvature of at least 0.05
+        assert found.server.descent.still == 3, "it must have arrived"
 
 
 @pytest.mark.parametrize(("model", "groups"), [(LINEAR, 2), (NETWORK, 5), (THREE, 3), (NUMBER, 2)])

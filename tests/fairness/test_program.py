@@ -347,11 +347,27 @@ def test_bytes_go_on_over_the_stages(data):
 
 
 def test_rounds_follow_the_method():
-    assert Recipe("fedavg").rounds == 400
+    """To the end, or as many as are asked for: by a number, or by the paper's formulation."""
+    paper = Formulation("paper")
+    assert (Recipe("fedavg").rounds, Recipe("fedavg", paper).rounds, Recipe("fedavg", step=0.1).rounds) == (
+        100,
+        400,
+        400,
+    )
+    assert (Recipe("fedfb").rounds, Recipe("fedfb").finish_after, Recipe("fedfb", step=0.1).rounds) == (500, 400, 400)
+    assert (Recipe("fedminmax").rounds, Recipe("fedminmax", paper).rounds) == (2100, 2000)
     steps = [Recipe(formulation=Formulation(strength=one)).rounds for one in (0.0, 5.0, 3.0)]  # 3 comes in between
     assert steps == [5, 5 + 9 * 3, 5 + 10 * 3]
-    assert Recipe("fedminmax").rounds == 2000
     assert Recipe("fcfl").rounds == 1020
+    for recipe in (
+        Recipe("fedavg"),
+        Recipe("fedfb"),
+        Recipe("fedbio"),
+        Recipe("fedavg", paper),
+        Recipe("fedfb", steps=40),
+    ):
+        settled = recipe.settled(40, 30, 50, 1.0)
+        assert (settled.rounds, settled.finish_after) == (recipe.rounds, recipe.finish_after)
     assert (Recipe("fcfl", steps=100).rounds, Recipe("fedbio", steps=11).rounds) == (100, 3)
     assert (Recipe("fedbio").weight_rounds, Recipe("fedbio", Formulation("paper")).weight_rounds) == (200, 400)
 

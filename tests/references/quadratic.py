@@ -54,6 +54,10 @@ class Quadratic(Reference):
     def inner_gradient(self, m, x, y, rows=None):
         return self.inner_hessian(m, x, y, rows) @ y + self.cross(m, x, y, rows).T @ x - self.mean(m, 0, "b", rows)
 
+    def inner_slope(self, m, x, y, rows=None):
+        """The gradient of g in x."""
+        return self.cross(m, x, y, rows) @ y
+
     def inner_hessian(self, m, x, y, rows=None):
         return self.mean(m, 0, "H", rows)
 

@@ -21,8 +21,8 @@ class Rows(NamedTuple):
     def factor(self, number):
         return None if self.train is None else self.train[number]
 
-    def held_out(self):
-        return None if self.val is None else self.val[0]
+    def held_out(self, number=0):
+        return None if self.val is None else self.val[number]
 
 
 def batches(train, val, draws=Draws()):  # noqa: B008

@@ -77,11 +77,27 @@ def afl(
     """AFL with one gradient step a round.  ``loss(model, batch)``, ``init`` the first model or a function of the key,
     ``clients`` how many there are, ``step`` eta, ``mixture_step`` eta_lambda.
 
-    >>> import fedbilevel as fb, jax.numpy as jnp, numpy as np
-    >>> data = fb.ClientData(train=np.array([[0.0], [0.0], [4.0]]))
-    >>> algo = fb.afl(lambda model, batch: jnp.mean((model - batch) ** 2), np.zeros(()), clients=3, mixture_step=0.01)
-    >>> print(f"{fb.simulate(algo, data, rounds=1000, record_every=None).outer:.2f}")
-    2.00
+    Args:
+        loss: ``(model, batch) -> scalar``, a mean over the rows of the batch.
+        init: The first model, any tree of float arrays, or a function of a key that makes it.
+        clients: How many clients there are, at least two.
+        step: Step of the model.
+        mixture_step: Step of the clients' weights.
+        batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range.
+        TypeError: An argument is of the wrong kind, or its name is not known.
+
+    Examples:
+        >>> import fedbilevel as fb, jax.numpy as jnp, numpy as np
+        >>> data = fb.ClientData(train=np.array([[0.0], [0.0], [4.0]]))
+        >>> algo = fb.afl(lambda model, batch: jnp.mean((model - batch) ** 2), np.zeros(()), clients=3, mixture_step=0.01)
+        >>> print(f"{fb.simulate(algo, data, rounds=1000, record_every=None).outer:.2f}")
+        2.00
     """
     base = fedavg(loss, init, step, 1, batch_size)
 

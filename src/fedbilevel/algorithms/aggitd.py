@@ -77,7 +77,25 @@ def aggitd(
     outer_batch_size: OuterBatch = None,
 ) -> Algorithm:
     """AggITD.  ``inner_step`` is the step of y, ``outer_step`` alpha, ``series_step`` lambda, ``terms`` N, ``local_steps``
-    tau."""
+    tau.
+
+    Args:
+        problem: A `BilevelProblem` with ``lower_level="global"``.
+        inner_step: Step of the inner variable, positive.
+        outer_step: Step of the outer variable, positive.
+        series_step: Step of the Neumann series, below 1/L of the mean inner loss.
+        terms: Terms of the series for the inverse Hessian.  Also the steps of the inner variable in a round.
+        local_steps: Steps of a client between two exchanges.
+        batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
+        outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range, or the problem has the other lower level.
+        TypeError: An argument is of the wrong kind, or its name is not known.
+    """
     nested = Nested(problem, batch_size, outer_batch_size, inner_step, local_steps)
 
     def begin(inner: Tree, local: Held, data: LocalData, key: jax.Array) -> tuple[Reply, Held]:

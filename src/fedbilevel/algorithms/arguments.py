@@ -201,16 +201,16 @@ def bilevel(
 ) -> Decorator:
     """An `algorithm` with the arguments ``problem``, ``batch_size`` and ``outer_batch_size``.
 
-    It solves problems with this lower level and refuses the other: their answers differ.  Unless it says so itself, the
-    inner variable is the one each client keeps as ``inner`` or, with a global lower level, the server.  ``constants`` fills in
-    arguments that follow from others.
+    It solves problems with this lower level ("either": with both) and refuses the other: their answers differ.  Unless it says
+    so itself, the inner variable is the one each client keeps as ``inner`` or, with a global lower level, the server.
+    ``constants`` fills in arguments that follow from others.
     """
 
     def settle(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         problem, outer_batch = arguments["problem"], arguments["outer_batch_size"]
         if not isinstance(problem, BilevelProblem):
             raise TypeError(f"The first argument must be a BilevelProblem, not {type(problem).__name__}.")
-        if problem.lower_level != lower_level:
+        if lower_level not in (problem.lower_level, "either"):
             others = "fedbio or fedbioacc" if lower_level == "global" else "fedbio_global, simfbo or fednest"
             raise ValueError(
                 f"{name} solves problems with a {lower_level} lower level, but this one's is {problem.lower_level}: make it "
@@ -225,11 +225,11 @@ def bilevel(
             raise ValueError("Give inner_step or inner_optimizer, not both: an optimizer has a step of its own.")
         return constants(arguments)
 
-    def view(server: Any, local: Any) -> View:
-        return View(inner=(local if lower_level == "local" else server).inner, calls=local.calls)
-
     def complete(made: Algorithm, settings: Any) -> Algorithm:
         problem: BilevelProblem = settings.problem
+
+        def view(server: Any, local: Any) -> View:
+            return View(inner=(local if problem.lower_level == "local" else server).inner, calls=local.calls)
 
         def check(data: ClientData) -> None:
             problem.check(data, settings.batch_size, settings.outer_batch_size)
@@ -242,4 +242,11 @@ def bilevel(
             problem=problem,
         )
 
-    return algorithm(settle, complete)
+    make = algorithm(settle, complete)
+
+    def decorate(body: Callable[Arguments, Algorithm]) -> Callable[Arguments, Algorithm]:
+        call = make(body)
+        call.lower_level = lower_level  # type: ignore[attr-defined]  # where `fedbilevel.plugins` files it
+        return call
+
+    return decorate

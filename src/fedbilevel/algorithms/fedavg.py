@@ -40,7 +40,22 @@ def whole_loss(loss: ModelLoss, model: Tree, data: LocalData) -> jax.Array:
 def fedavg(
     loss: ModelLoss, init: Start, step: Positive = 0.1, local_steps: Count = 5, batch_size: Batch = None
 ) -> Algorithm:
-    """FedAvg (Alg. 1) on the training rows: ``loss(model, batch)``, ``init`` the first model or a function of the key."""
+    """FedAvg (Alg. 1) on the training rows: ``loss(model, batch)``, ``init`` the first model or a function of the key.
+
+    Args:
+        loss: ``(model, batch) -> scalar``, a mean over the rows of the batch.
+        init: The first model, any tree of float arrays, or a function of a key that makes it.
+        step: Learning rate, positive.
+        local_steps: Steps of a client between two exchanges.
+        batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range.
+        TypeError: An argument is of the wrong kind, or its name is not known.
+    """
 
     def descend(model: Tree, batches: Batches) -> tuple[Tree, LocalStep]:
         gradient = jax.grad(loss)(model, batches.inner())

@@ -75,12 +75,32 @@ def fedbio(
     draws: None means ``batch_size``, "whole" all of them.  ``hypergradient="auto"``: conjugate gradients on whole sets, on
     minibatches a series that ends by itself.  ``outer_optimizer`` and ``inner_optimizer`` are optax transformations.
 
-    >>> import fedbilevel as fb
-    >>> from fedbilevel.tasks import random_quadratic
-    >>> quadratic = random_quadratic(0, clients=3)
-    >>> result = fb.simulate(fb.fedbio(quadratic.problem()), quadratic.data(), rounds=200, record_every=None)
-    >>> bool(abs(result.outer - quadratic.minimiser()).max() < 0.01)
-    True
+    Args:
+        problem: A `BilevelProblem` with ``lower_level="local"``.
+        hypergradient: An estimator such as `exact`, `conjugate_gradient` or `neumann`.  "auto" takes conjugate gradients on
+            whole sets and, on minibatches, a series that ends by itself.
+        inner_step: Step of the inner variable, positive. "auto": it sets itself.
+        outer_step: Step of the outer variable, positive. "auto": it sets itself.
+        local_steps: Steps of a client between two exchanges.
+        batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
+        outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
+        inner_optimizer: An optax transformation for the inner variable, instead of ``inner_step``.
+        outer_optimizer: An optax transformation for the outer variable at the server, instead of ``outer_step``.
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range, or the problem has the other lower level.
+        TypeError: An argument is of the wrong kind, or its name is not known.
+
+    Examples:
+        >>> import fedbilevel as fb
+        >>> from fedbilevel.tasks import random_quadratic
+        >>> quadratic = random_quadratic(0, clients=3)
+        >>> result = fb.simulate(fb.fedbio(quadratic.problem()), quadratic.data(), rounds=200, record_every=None)
+        >>> bool(abs(result.outer - quadratic.minimiser()).max() < 0.01)
+        True
     """
     sampler = Sampler(batch_size, outer_batch_size, hypergradient.train_batches, hypergradient.val_batches)
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)

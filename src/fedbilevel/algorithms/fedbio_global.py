@@ -53,13 +53,31 @@ def fedbio_global(
 ) -> Algorithm:
     """FedBiO for a global lower level.  ``inner_step`` is gamma, ``outer_step`` eta, ``adjoint_step`` tau, ``radius`` r.
 
-    >>> import fedbilevel as fb
-    >>> from fedbilevel.tasks import random_quadratic
-    >>> quadratic = random_quadratic(0)
-    >>> algo = fb.fedbio_global(quadratic.problem("global"), 0.5, 0.2, 0.5, local_steps=1)
-    >>> result = fb.simulate(algo, quadratic.data(), rounds=400, record_every=None)
-    >>> bool(abs(result.outer - quadratic.pooled().minimiser()).max() < 1e-3)
-    True
+    Args:
+        problem: A `BilevelProblem` with ``lower_level="global"``.
+        inner_step: Step of the inner variable, positive.
+        outer_step: Step of the outer variable, positive.
+        adjoint_step: Step of the third variable u, which solves the linear system of the hypergradient.
+        local_steps: Steps of a client between two exchanges.
+        batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
+        outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
+        radius: u is kept within a ball of this radius.  None: no bound.
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range, or the problem has the other lower level.
+        TypeError: An argument is of the wrong kind, or its name is not known.
+
+    Examples:
+        >>> import fedbilevel as fb
+        >>> from fedbilevel.tasks import random_quadratic
+        >>> quadratic = random_quadratic(0)
+        >>> algo = fb.fedbio_global(quadratic.problem("global"), 0.5, 0.2, 0.5, local_steps=1)
+        >>> result = fb.simulate(algo, quadratic.data(), rounds=400, record_every=None)
+        >>> bool(abs(result.outer - quadratic.pooled().minimiser()).max() < 1e-3)
+        True
     """
     sampler = coupled.sampler(batch_size, outer_batch_size)
 

@@ -138,6 +138,33 @@ def fedbioacc(
 
     Steps set themselves unless given, see `fedbio`.  delta, u and c are the paper's where both steps are given (sigma is not
     given there); `TUNED` holds constants that work better, and that serve where a step is not given.
+
+    Args:
+        problem: A `BilevelProblem` with ``lower_level="local"``.
+        hypergradient: An estimator such as `exact`, `conjugate_gradient` or `neumann`.  "auto" takes conjugate gradients on
+            whole sets and, on minibatches, a series that ends by itself.
+        inner_step: gamma: alpha_t times this is the step of the inner variable. "auto": it sets itself.
+        outer_step: eta: alpha_t times this is the step of the outer variable. "auto": it sets itself.
+        local_steps: Steps of a client between two exchanges.
+        batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
+        outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
+        delta: Scale of alpha_t = delta / (u + sigma^2 t)^(1/3). "auto": 0.1 where both steps are given, else that of
+            `TUNED`.
+        u: How late alpha_t begins to fall.
+        sigma: How fast alpha_t falls.
+        c_inner: How fast the inner momentum forgets: by c alpha_t^2 a step.
+        c_outer: The same for the outer momentum.
+        previous: "paper" averages the outer variable of before the last step too; "local" keeps it, which removes a bias at
+            the same cost.
+        inner_optimizer: An optax transformation for the inner variable, instead of ``inner_step``.
+        outer_optimizer: An optax transformation for the outer variable at the server, instead of ``outer_step``.
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range, or the problem has the other lower level.
+        TypeError: An argument is of the wrong kind, or its name is not known.
     """
     sampler = Sampler(batch_size, outer_batch_size, hypergradient.train_batches, hypergradient.val_batches)
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)

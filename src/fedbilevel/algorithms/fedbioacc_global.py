@@ -87,6 +87,30 @@ def fedbioacc_global(
 
     The defaults of delta, u and c keep c alpha_1^2 near 1, like `fedbilevel.TUNED`: the momenta forget their first
     minibatches.
+
+    Args:
+        problem: A `BilevelProblem` with ``lower_level="global"``.
+        inner_step: alpha_t times this is the step of the inner variable.
+        outer_step: alpha_t times this is the step of the outer variable.
+        adjoint_step: alpha_t times this is the step of u.
+        local_steps: Steps of a client between two exchanges.
+        batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
+        outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
+        delta: Scale of alpha_t = delta / (u + sigma^2 t)^(1/3).
+        u: How late alpha_t begins to fall.
+        sigma: How fast alpha_t falls.
+        c_inner: How fast the inner momentum forgets: by c alpha_t^2 a step.
+        c_outer: The same for the outer momentum.
+        c_adjoint: The same for that of u.
+        radius: u is kept within a ball of this radius.  None: no bound.
+        average_momenta: False: every client keeps its own momenta, for comparison.
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range, or the problem has the other lower level.
+        TypeError: An argument is of the wrong kind, or its name is not known.
     """
     sampler, averaged = coupled.sampler(batch_size, outer_batch_size), average_momenta
 

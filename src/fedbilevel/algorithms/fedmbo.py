@@ -84,7 +84,26 @@ def fedmbo(
     outer_batch_size: OuterBatch = None,
 ) -> Algorithm:
     """FedMBO.  ``inner_step`` is beta, ``outer_step`` alpha, ``series_step`` s, ``terms`` N, ``inner_rounds`` T,
-    ``local_steps`` tau (of y)."""
+    ``local_steps`` tau (of y).
+
+    Args:
+        problem: A `BilevelProblem` with ``lower_level="global"``.
+        inner_step: Step of the inner variable, positive.
+        outer_step: Step of the outer variable, positive.
+        series_step: Step of the Neumann series, below 1/L of the mean inner loss.
+        terms: Terms of the series for the inverse Hessian.  Each costs an exchange.
+        inner_rounds: Rounds that improve the inner variable before each step of the outer one.
+        local_steps: Steps of the inner variable between two exchanges.
+        batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
+        outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range, or the problem has the other lower level.
+        TypeError: An argument is of the wrong kind, or its name is not known.
+    """
     nested = Nested(problem, batch_size, outer_batch_size, inner_step, local_steps)
 
     def begin(inner: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:

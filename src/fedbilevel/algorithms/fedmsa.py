@@ -103,7 +103,26 @@ def fedmsa(
     rho: Share = 0.5,
 ) -> Algorithm:
     """FedMSA.  ``local_steps`` is tau, ``rho`` in (0, 1] what the momenta forget in a round; steps as in `fedbio_global`, or
-    set by themselves."""
+    set by themselves.
+
+    Args:
+        problem: A `BilevelProblem` with ``lower_level="global"``.
+        inner_step: Step of the inner variable, positive. "auto": it sets itself.
+        outer_step: Step of the outer variable, positive. "auto": it sets itself.
+        adjoint_step: Step of the third variable u, which solves the linear system of the hypergradient. "auto": it sets
+            itself.
+        local_steps: Steps of a client between two exchanges.
+        batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
+        outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
+        rho: What the common momentum forgets in a round, in (0, 1].
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range, or the problem has the other lower level.
+        TypeError: An argument is of the wrong kind, or its name is not known.
+    """
     sampler = coupled.sampler(batch_size, outer_batch_size)
     above, measures = steps.Outer(problem, outer_step, local_steps), inner_step is None or adjoint_step is None
 

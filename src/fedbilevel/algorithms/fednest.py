@@ -71,7 +71,27 @@ def fednest(
     series: Annotated[str, one_of("random", "sum")] = "random",
 ) -> Algorithm:
     """FedNest.  ``inner_step`` is beta, ``outer_step`` alpha, ``series_step`` s = 1/l, ``terms`` N, ``inner_rounds`` T,
-    ``local_steps`` tau; ``series`` draws the length of the series ("random", the paper's) or adds its terms ("sum")."""
+    ``local_steps`` tau; ``series`` draws the length of the series ("random", the paper's) or adds its terms ("sum").
+
+    Args:
+        problem: A `BilevelProblem` with ``lower_level="global"``.
+        inner_step: Step of the inner variable, positive.
+        outer_step: Step of the outer variable, positive.
+        series_step: Step of the Neumann series, below 1/L of the mean inner loss.
+        terms: Terms of the series for the inverse Hessian.  Each costs an exchange.
+        inner_rounds: Rounds that improve the inner variable before each step of the outer one.
+        local_steps: Steps of a client between two exchanges.
+        batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
+        outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
+        series: "random" draws the length of the series, as the paper does; "sum" adds its terms.
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range, or the problem has the other lower level.
+        TypeError: An argument is of the wrong kind, or its name is not known.
+    """
     nested, summed = Nested(problem, batch_size, outer_batch_size, inner_step, local_steps), series == "sum"
 
     def first_term(server: Server, mean: Tree) -> Server:

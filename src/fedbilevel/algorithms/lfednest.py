@@ -56,7 +56,25 @@ def lfednest(
     batch_size: Batch = None,
     outer_batch_size: OuterBatch = None,
 ) -> Algorithm:
-    """LFedNest.  ``inner_step`` is beta, ``outer_step`` alpha, ``inner_rounds`` T, ``local_steps`` tau."""
+    """LFedNest.  ``inner_step`` is beta, ``outer_step`` alpha, ``inner_rounds`` T, ``local_steps`` tau.
+
+    Args:
+        problem: A `BilevelProblem` with ``lower_level="global"``.
+        hypergradient: An estimator such as `neumann`; every client uses its own Hessian.
+        inner_step: Step of the inner variable, positive.
+        outer_step: Step of the outer variable, positive.
+        inner_rounds: Rounds that improve the inner variable before each step of the outer one.
+        local_steps: Steps of a client between two exchanges.
+        batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
+        outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range, or the problem has the other lower level.
+        TypeError: An argument is of the wrong kind, or its name is not known.
+    """
     sampler = Sampler(batch_size, outer_batch_size, hypergradient.train_batches, hypergradient.val_batches)
 
     def inner_work(message: Tree, local: Held, data: LocalData, key: jax.Array) -> tuple[Tree, Held]:

@@ -56,7 +56,23 @@ def qfedavg(
     batch_size: Batch = None,
 ) -> Algorithm:
     """q-FedAvg.  ``loss(model, batch)`` must not be negative, ``init`` is the first model or a function of the key, ``step``
-    eta = 1/L; arguments else as in `fedavg`."""
+    eta = 1/L; arguments else as in `fedavg`.
+
+    Args:
+        loss: ``(model, batch) -> scalar``, not negative.
+        init: The first model, any tree of float arrays, or a function of a key that makes it.
+        step: Learning rate, positive.
+        q: How much clients with large losses count; 0 is FedAvg.
+        local_steps: Steps of a client between two exchanges.
+        batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range.
+        TypeError: An argument is of the wrong kind, or its name is not known.
+    """
     base = fedavg(loss, init, step, local_steps, batch_size)
     (local_phase,) = base.plan
     assert isinstance(local_phase, Phase)

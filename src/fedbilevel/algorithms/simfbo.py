@@ -66,11 +66,32 @@ def simfbo(
     """SimFBO.  ``inner_step``, ``outer_step`` and ``adjoint_step`` are the clients' eta_y, eta_x and eta_v; those of the
     server (the gammas) are the same unless given.  ``local_steps``: tau, or one number per client.
 
-    >>> import fedbilevel as fb
-    >>> from fedbilevel.tasks import random_quadratic
-    >>> problem = random_quadratic(0, clients=3).problem("global")
-    >>> fb.simfbo(problem, local_steps=[1, 2, 4]).settings.local_steps
-    (1, 2, 4)
+    Args:
+        problem: A `BilevelProblem` with ``lower_level="global"``.
+        inner_step: The clients' step of the inner variable.
+        outer_step: The clients' step of the outer variable.
+        adjoint_step: The clients' step of u.
+        local_steps: Steps between two exchanges: one number, or one for each client.
+        batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
+        outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
+        server_inner_step: The server's step of the inner variable.  None: the clients'.
+        server_outer_step: The server's step of the outer variable.  None: the clients'.
+        server_adjoint_step: The server's step of u.  None: the clients'.
+        radius: u is kept within a ball of this radius.  None: no bound.
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range, or the problem has the other lower level.
+        TypeError: An argument is of the wrong kind, or its name is not known.
+
+    Examples:
+        >>> import fedbilevel as fb
+        >>> from fedbilevel.tasks import random_quadratic
+        >>> problem = random_quadratic(0, clients=3).problem("global")
+        >>> fb.simfbo(problem, local_steps=[1, 2, 4]).settings.local_steps
+        (1, 2, 4)
     """
     own = (outer_step, inner_step, adjoint_step)
     servers = (server_outer_step, server_inner_step, server_adjoint_step)
@@ -91,7 +112,28 @@ def shrofbo(
     server_adjoint_step: MaybePositive = None,
     radius: MaybePositive = None,
 ) -> Algorithm:
-    """ShroFBO: `simfbo` that is robust to clients with different numbers of local steps.  The same arguments."""
+    """ShroFBO: `simfbo` that is robust to clients with different numbers of local steps.  The same arguments.
+
+    Args:
+        problem: A `BilevelProblem` with ``lower_level="global"``.
+        inner_step: The clients' step of the inner variable.
+        outer_step: The clients' step of the outer variable.
+        adjoint_step: The clients' step of u.
+        local_steps: Steps between two exchanges: one number, or one for each client.
+        batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
+        outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
+        server_inner_step: The server's step of the inner variable.  None: the clients'.
+        server_outer_step: The server's step of the outer variable.  None: the clients'.
+        server_adjoint_step: The server's step of u.  None: the clients'.
+        radius: u is kept within a ball of this radius.  None: no bound.
+
+    Returns:
+        An `Algorithm`, for `simulate` and `sweep`.
+
+    Raises:
+        ValueError: A number is out of its range, or the problem has the other lower level.
+        TypeError: An argument is of the wrong kind, or its name is not known.
+    """
     own = (outer_step, inner_step, adjoint_step)
     servers = (server_outer_step, server_inner_step, server_adjoint_step)
     return _algorithm(True, problem, local_steps, own, servers, radius, (batch_size, outer_batch_size))

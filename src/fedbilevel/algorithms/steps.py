@@ -33,6 +33,7 @@ on scales from 1e-3 to 1e3 (tests/algorithms/test_steps.py).  docs/steps.md has 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -87,7 +88,13 @@ def unknown(inner: Tree, key: jax.Array) -> Curvature:
 
 def looked(problem: BilevelProblem, point: tuple[Tree, Tree], batch: Tree, held: Curvature) -> tuple[Curvature, Calls]:
     """One product further; before the first, `LOOKS` of them, of which the last counts."""
-    product, first = hessian_operator(problem.inner_loss, *point, batch), held.largest == 0
+    held, count = traced(hessian_operator(problem.inner_loss, *point, batch), held)
+    return held, Calls(hessian_vector=count)
+
+
+def traced(product: Callable[[Tree], Tree], held: Curvature) -> tuple[Curvature, jax.Array]:
+    """The same with any way to multiply by the Hessian, and how many products it took."""
+    first = held.largest == 0
     count = jnp.where(first, LOOKS, 1)
 
     def look(_: Any, held: Curvature) -> Curvature:
@@ -97,7 +104,7 @@ def looked(problem: BilevelProblem, point: tuple[Tree, Tree], batch: Tree, held:
         # A product that is zero, or no number, shows no direction.
         return select(jnp.isfinite(size) & (size > 0), found, held)  # type: ignore[no-any-return]
 
-    return jax.lax.fori_loop(0, count, look, held), Calls(hessian_vector=count)
+    return jax.lax.fori_loop(0, count, look, held), count
 
 
 class Kept(NamedTuple):

@@ -24,6 +24,7 @@ from fedbilevel.cli.report import compare, report
 from fedbilevel.cli.studies import bench, fairness, rates
 from fedbilevel.cli.submit import demo, submit
 from fedbilevel.cli.table1 import table1
+from fedbilevel.cli.tune import federated_tune, tune
 
 app = typer.Typer(
     name="fedbilevel",
@@ -63,6 +64,7 @@ for _group, _command, _example in (
     (app, fairness, "fairness --out runs/fairness --cases adult-sex --splits 20"),
     (app, schema, "schema site1.csv site2.csv --target income --sensitive sex --out schema.toml"),
     (app, fit, "fit site1.csv site2.csv --target income --sensitive sex --out runs/income"),
+    (app, tune, "tune site1.csv site2.csv --target income --out runs/tuned"),
     (app, predict, "predict runs/income rows.csv > predictions.csv"),
     (app, audit, "audit site1.csv site2.csv --target income --prediction score --sensitive sex --out runs/audit"),
     (app, export, "export runs/income --onnx model.onnx --card model-card.md"),
@@ -80,6 +82,7 @@ for _group, _command, _example in (
     (federate, start, "federate start kits/north"),
     (federate, submit, "federate submit --kits federation --schema schema.toml --out runs/income"),
     (federate, federated_audit, "federate audit --kits federation --schema runs/audit/schema.toml --out runs/sites"),
+    (federate, federated_tune, "federate tune --kits federation --schema runs/tuned/schema.toml --out runs/sites"),
     (federate, status, "federate status --kits federation"),
     (federate, stop, "federate stop kits/north"),
     (federate, demo, "federate demo --out runs/demo"),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedbilevel.cli import options
 from fedbilevel.cli.own_data import (
     encoding_notes,
+    folder_for,
     further,
+    kept_schema,
     mapping_at,
     measure_tables,
     opened,
@@ -33,16 +33,13 @@ from fedbilevel.cli.terminal import (
     typed,
 )
 
-if TYPE_CHECKING:
-    from fedbilevel.tables.schema import Schema
-
 
 def fit(
     files: options.Files,
     target: options.Target = None,
     sensitive: options.Sensitive = None,
     site: options.SiteColumn = None,
-    clients: Annotated[int | None, typer.Option(help="Deal the rows of one file to so many clients.", min=1)] = None,
+    clients: options.Clients = None,
     schema: options.SchemaFile = None,
     mapping: options.MappingFile = None,
     positive: options.Positive = None,
@@ -65,10 +62,8 @@ def fit(
     threshold: options.Threshold = None,
     minimum_cell: options.MinimumCell = 10,
     client_weights: options.ClientWeights = "uniform",
-    secure: Annotated[
-        bool, typer.Option("--secure", help="Round averages as secure sums over real sites do, to see what that does.")
-    ] = False,
-    test_share: Annotated[float, typer.Option(help="Share of every site's rows kept for testing.")] = 0.3,
+    secure: options.Secure = False,
+    test_share: options.TestShare = 0.3,
     compare_with: Annotated[
         str, typer.Option(help="Train this method too, to compare with; none for none.")
     ] = "fedavg",
@@ -84,7 +79,8 @@ def fit(
     One file a site; or one file with --site; or one file dealt to --clients.  Writes the run folder with model, tables and
     page; the same command goes on where it was stopped.
     """
-    given = None if schema is None else _kept(schema, target, sensitive, site, positive, task, keep_sensitive)
+    roles = {"target": target, "sensitive": sensitive and tuple(sensitive), "site": site, "task": task}
+    given = None if schema is None else kept_schema(schema, roles, positive, keep_sensitive)
     meant = understood(
         opened(files, delimiter, encoding), target, sensitive, site, positive, keep_sensitive,
         mapping=mapping_at(mapping), schema=given, otherwise=", or a --schema", task=task,
@@ -99,7 +95,7 @@ def fit(
         class_weight=class_weight, threshold=threshold, minimum_cell=minimum_cell, test_share=test_share, seed=seed,
         compare_with=None if compare_with == "none" else compare_with, secure=secure,
     )  # fmt: skip
-    folder = out or Path("runs") / f"fit-{re.sub(r'[^A-Za-z0-9]+', '-', meaning.target).strip('-') or 'table'}"
+    folder = out or folder_for("fit", meaning)
     check_folder(folder)
     if not (quiet or as_json):
         title = "Columns, as they are used (fedbilevel schema writes a file to change this)"
@@ -123,22 +119,6 @@ def fit(
     shown: Shown = [rows, *measured, *warned, *notes, *encoding_notes(tables), where]
     about = {"folder": str(folder), "page": str(result.page), "warnings": result.warnings, "notes": notes}
     tell(as_json, quiet, {**about, **told}, shown)
-
-
-def _kept(file: Path, target: str | None, sensitive: list[str] | None, site: str | None, positive: str | None,
-          task: str | None, keep_sensitive: bool) -> Schema:  # fmt: skip
-    """The schema in ``file``; options that say something else are refused."""
-    from fedbilevel.tables.schema import Schema
-
-    schema = Schema.read(file)
-    given = {"target": target, "sensitive": sensitive and tuple(sensitive), "site": site, "task": task}
-    for option, here in given.items():
-        there = getattr(schema, option)
-        if here and here != there:
-            raise ValueError(f"--{option} says {here!r} but the schema {file} says {there!r}; leave the option out.")
-    if keep_sensitive:
-        raise ValueError(f"--keep-sensitive: change kind of the column in the schema {file} instead.")
-    return schema if positive is None else replace(schema, positive=positive)
 
 
 def _strength(text: str | None) -> float | str | None:

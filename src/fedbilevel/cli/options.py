@@ -74,6 +74,11 @@ MappingFile = Annotated[
 ]
 
 # A fit, simulated or over sites.
+Clients = Annotated[int | None, typer.Option(help="Deal the rows of one file to so many clients.", min=1)]
+Secure = Annotated[
+    bool, typer.Option("--secure", help="Round averages as secure sums over real sites do, to see what that does.")
+]
+TestShare = Annotated[float, typer.Option(help="Share of every site's rows kept for testing.")]
 Method = Annotated[
     str,
     typer.Option(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -67,10 +68,11 @@ class Meant(NamedTuple):
 def understood(
     tables: Sequence[Table], target: str | None, sensitive: list[str] | None, site: str | None, positive: str | None,
     keep_sensitive: bool = False, rare: int = 10, mapping: Mapping | None = None, schema: Schema | None = None,
-    otherwise: str = "", settled: bool = True, task: str | None = None,
+    otherwise: str = "", settled: bool = True, task: str | None = None, grouped: bool = True,
 ) -> Meant:  # fmt: skip
     """What the columns are taken for, by a ``schema`` if there is one; sites that contradict each other are refused, unless
-    that is still to be ``settled``.  ``otherwise``: what could have been named instead of target and sensitive columns."""
+    that is still to be ``settled``.  ``otherwise``: what could have been named instead of target and sensitive columns;
+    ``grouped``: there must be sensitive ones."""
     from fedbilevel.tables.agreement import differences, stop
     from fedbilevel.tables.profile import look
     from fedbilevel.tables.schema import MISSING, check_roles, schema_of
@@ -79,7 +81,8 @@ def understood(
         target, sensitive, site, positive = schema.target, list(schema.sensitive), schema.site, schema.positive
     if target is None:
         raise ValueError(f"--target is missing: name the column to predict{otherwise}.")
-    if not sensitive:
+    sensitive = sensitive or []
+    if grouped and not sensitive:
         raise ValueError(f"--sensitive is missing: name the column that makes the groups{otherwise}.")
     changed = list(tables) if mapping is None else mapping.applied(tables, site)
     check_roles(changed, target, sensitive, site)
@@ -115,7 +118,8 @@ def schema_frame(schema: Schema) -> pd.DataFrame:
     rows = [(schema.target, "target", classes, "left out", "")]
     groups = f"{len(schema.groups)} groups: {shortened(schema.groups)}"
     rule = "left out" if schema.missing_group == "leave out" else "own group"
-    rows.append((" & ".join(schema.sensitive), "sensitive", groups, rule, ""))
+    if schema.sensitive:
+        rows.append((" & ".join(schema.sensitive), "sensitive", groups, rule, ""))
     if schema.site is not None:
         rows.append((schema.site, "site", "", "refused", ""))
     for column in schema.columns:
@@ -302,6 +306,25 @@ def _differences(found: Sequence[Difference]) -> tuple[str, pd.DataFrame]:
         for one in found
     ]
     return "What differs between the sites", pd.DataFrame(rows, columns=["column", "difference", "in the draft"])
+
+
+def kept_schema(file: Path, given: dict[str, Any], positive: str | None, keep_sensitive: bool = False) -> Schema:
+    """The schema in ``file``; options (``given`` by name) that say something else are refused."""
+    from fedbilevel.tables.schema import Schema
+
+    schema = Schema.read(file)
+    for option, here in given.items():
+        there = getattr(schema, option)
+        if here and here != there:
+            raise ValueError(f"--{option} says {here!r} but the schema {file} says {there!r}; leave the option out.")
+    if keep_sensitive:
+        raise ValueError(f"--keep-sensitive: change kind of the column in the schema {file} instead.")
+    return schema if positive is None else replace(schema, positive=positive)
+
+
+def folder_for(command: str, schema: Schema) -> Path:
+    """Where a run goes that was not told where."""
+    return Path("runs") / f"{command}-{re.sub(r'[^A-Za-z0-9]+', '-', schema.target).strip('-') or 'table'}"
 
 
 def suited(schema: Schema, metric: str | None, model: str | None, loss: str) -> dict[str, Any]:

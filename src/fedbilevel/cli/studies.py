@@ -168,7 +168,9 @@ def bench(
         str | None,
         typer.Option(
             help="Of fedbio, fedbio-auto, fedbioacc, fedbioacc-own, fedbioacc-auto, fedbio-global, fedbioacc-global, simfbo, "
-            "shrofbo, fedmsa, fedmsa-auto, fednest, fednest-sum, lfednest, aggitd, fedmbo; all."
+            "shrofbo, fedmsa, fedmsa-auto, fednest, fednest-sum, lfednest, aggitd, fedmbo, "
+            "f2sa, f2sa-auto, f2sa-global, f2sa-global-auto, pbgd, pbgd-auto, pbgd-global, pbgd-global-auto, "
+            "bome, bome-auto, bome-global, bome-global-auto, meha, meha-auto, meha-global, meha-global-auto; all."
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Draws of data and minibatches; 10.", min=1)] = None,
@@ -244,7 +246,14 @@ def fairness(
         typer.Option(help=f"Tables and groups, separated by commas: {ALL}. [default: all; with --quick credit-status]"),
     ] = None,
     splits: Annotated[
-        int | None, typer.Option(help="Random splits of every case. [default: 20; with --quick 2]", min=2)
+        int | None,
+        typer.Option(help="Random splits of every case. [default: 20, or the protocol's; with --quick 2]", min=2),
+    ] = None,
+    tables: Annotated[
+        str | None,
+        typer.Option(
+            help="The study over tables instead (docs/study-protocol.md): all, bar, or names such as census-sex,heart-sex."
+        ),
     ] = None,
     grids: Annotated[
         bool, typer.Option("--grids/--no-grids", help="Also four settings a method, the best chosen on rows set aside.")
@@ -259,6 +268,9 @@ def fairness(
 
     Means and 95 % intervals over random splits, and differences to FedAvg on the same split.
     """
+    if tables is not None:
+        _over_tables(out, tables, cases, splits, quick, as_json, quiet)
+        return
     prepare(out, figures=True)
     from fedbilevel.studies import fairness as study
 
@@ -266,6 +278,43 @@ def fairness(
     run = conducted(lambda report, line: study.run(out, chosen, report, line), out, quiet)
     told = {name: run.tables.get(name) for name in ("table", "chosen", "duels", "floors")}
     tell(as_json, quiet, for_machines(out, told), _fairness(run, out))
+
+
+def _over_tables(
+    out: Path | None, tables: str, cases: str | None, splits: int | None, quick: bool, as_json: bool, quiet: bool
+) -> None:
+    if cases is not None:
+        raise ValueError("--cases and --tables exclude each other; give one of them.")
+    prepare(out)
+    from fedbilevel.studies import tables as study
+    from fedbilevel.studies.driver import conduct
+
+    design = study.chosen_design(tables, splits, quick)
+    run = conducted(lambda report, line: conduct(design, out, report, line), out, quiet)
+    told = {name: run.tables.get(name) for name in ("verdicts", "duels", "overall", "summary", "frontier")}
+    tell(as_json, quiet, for_machines(out, told), _verdicts(run, out))
+
+
+def _verdicts(run: Run, out: Path | None) -> Iterator[Piece]:
+    found = run.tables
+    if "verdicts" in found:
+        table = found["verdicts"]
+        columns = ["dataset", "split", "bar", "splits", "pooled_gap", "test_gap", "test_accuracy", "frontier_accuracy"]
+        spans = _spans(table, "difference")
+        yield (
+            "Ours against the pooled frontier, at our gap",
+            table[columns].assign(difference=spans, within=table["within"]),
+        )
+    if "duels" in found:
+        counted = found["duels"].groupby(["against", "verdict"], sort=False).size().unstack(fill_value=0)
+        yield "Ours against each method: cases by verdict", counted.reset_index()
+    if "overall" in found:
+        yield "Mean ranks over cases", found["overall"]
+    yield Text("docs/study-protocol.md says what the words mean.")
+    if run.configuration.get("quick"):
+        yield Text("Training was short (--quick): this is a look at the command, not a measurement.")
+    if out is not None:
+        yield f"Tables are in {out}"
 
 
 def _fairness(run: Run, out: Path | None) -> Iterator[Piece]:

@@ -228,9 +228,10 @@ def load(
 
     Missing numbers are NaN, missing categories are "Unknown".
 
-    >>> data = load("heart")
-    >>> data.sites.value_counts().to_dict()
-    {'Cleveland': 303, 'Budapest': 294, 'Long Beach': 200, 'Switzerland': 123}
+    Examples:
+        >>> data = load("heart")
+        >>> data.sites.value_counts().to_dict()
+        {'Cleveland': 303, 'Budapest': 294, 'Long Beach': 200, 'Switzerland': 123}
     """
     entry = find(name)
     if entry.images is not None:
@@ -255,7 +256,17 @@ def load(
 
 
 def load_images(name: str) -> Images:
-    """A set of images of the catalogue, by name: mnist or fashion-mnist."""
+    """A set of images of the catalogue, by name: mnist or fashion-mnist.
+
+    Args:
+        name: "mnist" or "fashion-mnist".
+
+    Returns:
+        `Images`.
+
+    Raises:
+        ValueError: The name is not known, or the images are not on this machine yet.
+    """
     entry = find(name)
     if entry.images is None:
         raise ValueError(f"{name} is a table: use datasets.load({name!r}).")

@@ -28,11 +28,12 @@ def clean_transformer(X: Any) -> CleanTransformer:
 
     Fit it on the training part only. A category first seen later becomes all zeros.
 
-    >>> import pandas as pd
-    >>> X = pd.DataFrame({"age": [20, 30, 40], "job": ["cook", "judge", "cook"]})
-    >>> encoder = clean_transformer(X).fit(X)
-    >>> feature_matrix(encoder, X.tail(1)).round(2).tolist()
-    [[1.2200000286102295, 1.0, 0.0]]
+    Examples:
+        >>> import pandas as pd
+        >>> X = pd.DataFrame({"age": [20, 30, 40], "job": ["cook", "judge", "cook"]})
+        >>> encoder = clean_transformer(X).fit(X)
+        >>> feature_matrix(encoder, X.tail(1)).round(2).tolist()
+        [[1.2200000286102295, 1.0, 0.0]]
     """
     # Importing scikit-learn takes longer than loading Adult, and the paper's encoding does without it.
     from fedbilevel.datasets.clean import CleanTransformer

@@ -1,8 +1,8 @@
 """Who holds which rows: clients, train and test, group-balanced validation. Pure functions of a seed.
 
-Every function returns arrays of row numbers, sorted within each array; only the last step, `client_batches`, returns the
-rows themselves. The same seed gives the same rows on every machine, and different functions draw different numbers from the
-same seed.
+Every function but two returns arrays of row numbers, sorted within each array: `folds` says of every row which fold it is
+in, and the last step, `client_batches`, returns the rows themselves. The same seed gives the same rows on every machine,
+and different functions draw different numbers from the same seed.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ class ValidationSplit(NamedTuple):
 def iid(rows: int, clients: int = 3, *, seed: int = 0) -> list[Rows]:
     """`rows` rows dealt at random to `clients` clients; their sizes differ by one at most.
 
-    >>> [len(part) for part in iid(11, 3)]
-    [4, 4, 3]
+    Examples:
+        >>> [len(part) for part in iid(11, 3)]
+        [4, 4, 3]
     """
     _check_clients(clients, rows)
     order = _generator("iid", seed).permutation(rows)
@@ -135,6 +136,17 @@ def train_test_split(sensitive: Any, *, test_share: float = 0.3, seed: int = 0) 
     is_test = np.zeros(codes.size, dtype=bool)
     is_test[test] = True
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)
+
+
+def folds(cells: Any, count: int, *, seed: int = 0) -> Rows:
+    """Which of ``count`` folds every row is in: each value of ``cells`` shuffled and dealt round, going on where the last
+    stopped."""
+    codes = np.asarray(cells, np.int64)
+    order = np.random.default_rng([seed, count]).permutation(len(codes))
+    order = order[np.argsort(codes[order], kind="stable")]
+    owner = np.empty(len(codes), np.int64)
+    owner[order] = np.arange(len(codes)) % count
+    return owner
 
 
 def balanced_validation(

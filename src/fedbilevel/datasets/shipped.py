@@ -156,9 +156,10 @@ def load_adult(
             the way the paper's preprocessing gives them, 220 columns for race.
         keep_sensitive: keep the sensitive column(s) among the features.
 
-    >>> data = load_adult("sex")
-    >>> data.X.shape, int(data.y.sum()), data.groups.value_counts().to_dict()
-    ((48842, 13), 11687, {'Male': 32650, 'Female': 16192})
+    Examples:
+        >>> data = load_adult("sex")
+        >>> data.X.shape, int(data.y.sum()), data.groups.value_counts().to_dict()
+        ((48842, 13), 11687, {'Male': 32650, 'Female': 16192})
     """
     paper = _is_paper(encoding)
     frame = read_adult()
@@ -202,9 +203,10 @@ def load_credit(
             digit and every column divided by a power of ten, 19 columns.
         keep_sensitive: keep the sensitive column(s) among the features.
 
-    >>> data = load_credit()
-    >>> data.X.shape, int(data.y.sum()), sorted(data.groups.value_counts())
-    ((1000, 19), 300, [50, 92, 310, 548])
+    Examples:
+        >>> data = load_credit()
+        >>> data.X.shape, int(data.y.sum()), sorted(data.groups.value_counts())
+        ((1000, 19), 300, [50, 92, 310, 548])
     """
     paper = _is_paper(encoding)
     types = {column: "int64" if book is None else "str" for column, book in CODE_BOOK.items()}

@@ -17,8 +17,8 @@ from fedbilevel import storage
 from fedbilevel._version import __version__
 from fedbilevel.calculus import Tree
 from fedbilevel.engines.hosts import agree, first_says, place_state, whole_state
-from fedbilevel.engines.rounds import counters_at_zero
 from fedbilevel.engines.simulation import Moment, Simulation
+from fedbilevel.problem import ClientData
 
 FORMAT = 1
 SAVE_SECONDS = 10.0
@@ -83,11 +83,20 @@ class Checkpoint:
         # Files from before there was the option are of runs without it.
         asked = repr(replace(simulation.options, devices=None)).replace(", secure=False", "")
         options = {"seed": seed, "options": asked, "x64": jax.config.read("jax_enable_x64")}
-        data = simulation.data
-        everything = (data.train, data.val, data.train_sizes, data.val_sizes, simulation.weights)
+        data = simulation.source
+        if isinstance(data, ClientData):
+            rows: Tree = (data.train, data.val, data.train_sizes, data.val_sizes)
+        else:
+            rows = (np.frombuffer(bytes.fromhex(data.fingerprint), np.uint8),)
+        everything = (*rows, simulation.weights)
         self.mark = agree(fingerprint(simulation.algorithm.name, settings, options, everything))
         self.at = 0
         self.when = time.perf_counter()
+
+    @property
+    def local(self) -> Path:
+        """The file of local states that a run keeps apart."""
+        return self.file.with_name(self.file.name + ".local")
 
     def exists(self) -> bool:
         return first_says(self.file.exists())
@@ -100,10 +109,16 @@ class Checkpoint:
         return time.perf_counter() - self.when > SAVE_SECONDS if self.every is None else done - self.at >= self.every
 
     def save(self, moment: Moment) -> None:
-        state = whole_state(counters_at_zero(moment.state))
+        about = {"format": FORMAT, "version": __version__, "fingerprint": self.mark}
+        about |= {"round": moment.done, "seconds": moment.seconds, "rows": moment.history}
+        state, states = moment.counted_anew(), None
+        if moment.held is not None:
+            states = moment.held.visits.states
+            moment.held.keep(moment.done, state.local)
+            states.sync()
+            state, about["local"] = state._replace(local=states.sides), states.token
+        state = whole_state(state)
         if jax.process_index() == 0:
-            about = {"format": FORMAT, "version": __version__, "fingerprint": self.mark}
-            about |= {"round": moment.done, "seconds": moment.seconds, "rows": moment.history}
             leaves = {f"leaf{number}": leaf for number, leaf in enumerate(jax.tree.leaves(state))}
             try:
                 self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -113,6 +128,8 @@ class Checkpoint:
                     f"Cannot save the run to {self.file}: {error.strerror or error}; free space or choose another file."
                 ) from error
         first_says(True)  # nobody goes on before it is saved
+        if states is not None:
+            states.settled()
         self.at, self.when = moment.done, time.perf_counter()
 
     def load(self, start: Moment) -> Moment:
@@ -135,7 +152,11 @@ class Checkpoint:
                 f"{path} belongs to another run (its algorithm, step sizes, seed, options or data differ): use another file, "
                 f"or remove it to start afresh."
             )
-        wanted, structure = jax.tree.flatten(start.state)
+        expected, states = start.state, None
+        if start.held is not None:
+            states = start.held.visits.states
+            expected = expected._replace(local=states.sides)
+        wanted, structure = jax.tree.flatten(expected)
         if [(leaf.shape, leaf.dtype) for leaf in wanted] != [(leaf.shape, leaf.dtype) for leaf in leaves]:
             raise CheckpointError(f"{path} does not hold the arrays of this run: remove it to start afresh.")
         done = int(about["round"])
@@ -145,5 +166,12 @@ class Checkpoint:
                 f"another file."
             )
         self.at = done
-        state = place_state(jax.tree.unflatten(structure, leaves), self.layout)
-        return Moment(done, state, about["rows"], float(about["seconds"]))
+        state = jax.tree.unflatten(structure, leaves)
+        if states is not None:
+            if not states.go_on(state.local, about["local"], done):
+                raise CheckpointError(
+                    f"{self.local} is missing or does not belong to {path}: put back the file that was saved with it, or "
+                    f"remove both to start afresh."
+                )
+            state = state._replace(local=start.state.local)
+        return Moment(done, place_state(state, self.layout), about["rows"], float(about["seconds"]), start.held)

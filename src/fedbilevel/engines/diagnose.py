@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from fedbilevel.calculus import Tree, both_gradients, dot, inner_gradient, select, squared_norm, step_along, subtract
 from fedbilevel.engines.fleet import Fleet, Layout, map_clients
-from fedbilevel.engines.rounds import State, largest, that_count, total
+from fedbilevel.engines.rounds import Cohort, State, largest, that_count, total
 from fedbilevel.hypergradients import assemble
 from fedbilevel.hypergradients.conjugate_gradient import solve as solve_by_products
 from fedbilevel.hypergradients.exact import dense_hessian, solve_with
@@ -23,7 +23,7 @@ from fedbilevel.plan import Algorithm, View, weighted_mean
 from fedbilevel.problem import BilevelProblem, ClientData
 from fedbilevel.sampling import LocalData
 
-LEVELS = ("cheap", "exact", "conjugate_gradient")
+LEVELS = ("cheap", "cohort", "exact", "conjugate_gradient")
 STEPS = "steps"
 """Not a level of diagnostics: records what every client did in every local step, for `trace`."""
 NEWTON_STEPS = 100
@@ -33,19 +33,22 @@ SMALL_INNER = 300
 """Largest inner variable for which "auto" forms dense Hessians, and..."""
 SMALL_WORK = 2e8
 """...largest samples * inner^2, about a tenth of a second a recorded round."""
+MANY = 10
+"""From so many times the cohort on, "auto" does not look at all clients to record a round, unless that is quick."""
 
 
-def level_for(asked: str, algorithm: Algorithm, data: ClientData) -> str:
+def level_for(asked: str, algorithm: Algorithm, data: ClientData, cohort: int | None = None) -> str:
     if asked not in ("auto", *LEVELS):
         raise ValueError(f"diagnostics must be 'auto', {', '.join(map(repr, LEVELS))}, not {asked!r}.")
     if asked != "auto":
         return asked
+    cheap = "cheap" if cohort is None or data.clients < MANY * cohort else "cohort"
     if algorithm.problem is None:
-        return "exact"  # a plain gradient: as cheap as the objective
+        return "exact" if cheap == "cheap" else cheap  # a plain gradient: as cheap as the objective
     inner = jax.eval_shape(algorithm.problem.init, jax.random.key(0))[1]
     size = sum(leaf.size for leaf in jax.tree.leaves(inner))
     small = size <= SMALL_INNER and float(data.train_sizes.sum()) * size**2 <= SMALL_WORK
-    return "exact" if small else "cheap"
+    return "exact" if small else cheap
 
 
 def minimise(
@@ -134,24 +137,31 @@ def true_hypergradient(
     return jax.tree.map(lambda leaf: jnp.where(found, leaf, jnp.nan), (there, solution, objective))  # type: ignore[no-any-return]
 
 
-def measure(algorithm: Algorithm, layout: Layout, fleet: Fleet, state: State, level: str) -> dict[str, jax.Array]:
-    """One row of history, without the columns the host adds (round, bytes, time)."""
+def measure(
+    algorithm: Algorithm, layout: Layout, fleet: Fleet, state: State, level: str, cohort: Cohort | None
+) -> dict[str, jax.Array]:
+    """One row of history, without the columns the host adds (round, bytes, time).  ``cohort``: who took part last."""
     outer = algorithm.outer(state.server)
-    weights = jnp.where(fleet.ids < layout.clients, fleet.weights, 0)
+    here, weights, local = None, jnp.where(fleet.ids < layout.clients, fleet.weights, 0), state.local
+    if cohort is not None:
+        here, weights = cohort.positions, cohort.weights
+        local = local if here is None else jax.tree.map(lambda leaf: leaf[here], local)
     weights = weights / total(jnp.sum(weights), layout)
 
     def everyone(function: Callable[[LocalData, View], Any]) -> Any:
         return map_clients(
-            lambda data, local: function(data, algorithm.view(state.server, local)), fleet, state.local, layout
+            lambda data, own: function(data, algorithm.view(state.server, own)), fleet, local, layout, here
         )
 
     def average(tree: Tree) -> Tree:
-        tree = that_count(tree, weights) if layout.zeros else tree
+        tree = that_count(tree, weights) if layout.zeros or cohort is not None else tree
         return jax.tree.map(lambda leaf: total(leaf, layout), weighted_mean(tree, weights))
 
     row: dict[str, jax.Array] = {
         "objective": average(everyone(lambda data, view: algorithm.objective(outer, view.inner, data)))
     }
+    if cohort is not None:
+        return row | {"consensus_error": state.consensus}
     if level != "cheap":
         row |= _errors(algorithm, outer, level, everyone, average)
     view = jax.eval_shape(algorithm.view, state.server, jax.tree.map(lambda leaf: leaf[0], state.local))

@@ -29,7 +29,8 @@ class Layout:
     sample axis holds padding that no mask marks.  ``groups``: the ``(positions, train rows, val rows)`` of clients that run
     together when such a part is read whole.  ``cohort``: how many clients a round samples; None for all.
     ``proportional``: they are drawn in proportion to their weights.  ``zeros``: some weights are 0.  ``secure``: averages are
-    those of secure sums.
+    those of secure sums.  ``stretch``: for how many rounds a fleet holds the clients that they sample, and no others; 0 where
+    it holds everybody.
     """
 
     clients: int
@@ -43,6 +44,7 @@ class Layout:
     groups: tuple[tuple[tuple[int, ...], int, int], ...] | None = None
     mesh: Any = None
     secure: bool = False
+    stretch: int = 0
 
     @property
     def gathers_cohort(self) -> bool:
@@ -58,8 +60,21 @@ class Layout:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Drawn:
+    """Who takes part in the rounds from ``first`` on: ``positions`` in the fleet, and how often each was drawn, leaves
+    ``[rounds, cohort]``."""
+
+    first: jax.Array
+    positions: jax.Array
+    times: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Fleet:
-    """The arrays of all clients at hand (on one device of several: its share).  ``ids`` are global client numbers."""
+    """The arrays of all clients at hand (on one device of several: its share).  ``ids`` are global client numbers;
+    ``heaviest`` is the largest weight of all clients anywhere; ``ends`` is where the share of each of them ends on the line
+    that cohorts are drawn from, if they are drawn in proportion; ``drawn``: cohorts that were drawn before."""
 
     train: Tree
     val: Tree
@@ -68,6 +83,9 @@ class Fleet:
     weights: jax.Array
     ids: jax.Array
     dropout: jax.Array
+    heaviest: jax.Array
+    ends: jax.Array | None = None
+    drawn: Drawn | None = None
 
 
 def map_clients(
@@ -127,8 +145,19 @@ def size_groups(data: ClientData) -> tuple[tuple[tuple[int, ...], int, int], ...
     return tuple((tuple(members), sizes[0], sizes[-1]) for sizes, members in sorted(groups.items()))
 
 
-def host_fleet(data: ClientData, weights: np.ndarray, dropout: float) -> Fleet:
+def host_fleet(data: ClientData, weights: np.ndarray, dropout: float, heaviest: Any = 1, ends: Any = None) -> Fleet:
     """The clients of ``data`` as arrays of this process, not yet on a device."""
     ids = np.arange(data.clients, dtype=np.int32)
     val_sizes = np.zeros_like(ids) if data.val is None else data.val_sizes
-    return Fleet(data.train, data.val, data.train_sizes, val_sizes, weights, ids, np.asarray(dropout, np.float32))  # type: ignore[arg-type]
+    sizes = (data.train_sizes, val_sizes)
+    return Fleet(data.train, data.val, *sizes, weights, ids, np.asarray(dropout, np.float32), heaviest, ends)  # type: ignore[arg-type]
+
+
+LINE = 2**31 - 1
+"""The length of the line that cohorts are drawn from: as many places as 32 bits can tell apart without a sign."""
+
+
+def ends_of_shares(weights: np.ndarray) -> np.ndarray:
+    """Every client's share of the line, in proportion to its weight, by where it ends."""
+    ends = np.cumsum(weights, dtype=np.float64)
+    return np.floor(ends / ends[-1] * LINE).astype(np.int32)

@@ -43,9 +43,10 @@ def place_fleet(fleet: Fleet, layout: Layout) -> Fleet:
     if ghosts:
         repeat = np.concatenate([np.arange(here), np.zeros(ghosts, int)])
         nobody = np.arange(here + ghosts) >= here
-        # One chance of dropping out for all: ids stand in for it while all else is lengthened.
-        filled = jax.tree.map(lambda leaf: np.asarray(leaf)[repeat], replace(fleet, dropout=fleet.ids))
-        fleet = replace(filled, weights=np.where(nobody, 0, filled.weights), dropout=fleet.dropout)
+        # What is not of single clients is put back after all else is lengthened.
+        common = {name: getattr(fleet, name) for name in ("dropout", "heaviest", "ends")}
+        filled = jax.tree.map(lambda leaf: np.asarray(leaf)[repeat], replace(fleet, **dict.fromkeys(common)))
+        fleet = replace(filled, weights=np.where(nobody, 0, filled.weights), **common)
     first = jax.process_index() * here if jax.process_count() > 1 else 0
     fleet = replace(fleet, ids=first + np.arange(here + ghosts, dtype=np.int32))  # type: ignore[arg-type]
 
@@ -60,7 +61,7 @@ def specs_like(argument: Any) -> Any:
     """How an argument of the compiled loop lies on the devices: what belongs to clients is shared out, the rest repeated."""
     each, same = PartitionSpec(AXIS), PartitionSpec()
     if isinstance(argument, Fleet):
-        return Fleet(each, each, each, each, each, each, same)  # type: ignore[arg-type]
+        return Fleet(each, each, each, each, each, each, same, same, same, same)  # type: ignore[arg-type]
     return State(same, each, same, same, same, same, same) if isinstance(argument, State) else same  # type: ignore[arg-type]
 
 

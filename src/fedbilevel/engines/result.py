@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +23,19 @@ LISTED = 10
 @dataclass(frozen=True)
 class Result:
     """``outer``: the answer; ``inner``: every client's inner variable (leaves ``[clients, ...]``, None for FedAvg);
-    ``history``: one row a recorded round; ``server`` and ``local``: the full states, to go on from."""
+    ``history``: one row a recorded round; ``server`` and ``local``: the full states, to go on from.
+
+    Attributes:
+        outer: The answer.
+        inner: Every client's inner variable, leaves ``[clients, ...]``; None for methods of one level.
+        history: A pandas table, one row a recorded round.
+        rounds: Rounds done.
+        seed: The seed of the run.
+        hyper: The float hyper-parameters by name.
+        server: The server's state at the end.
+        local: The clients' states at the end, leaves ``[clients, ...]``.
+        diverged: Why the run ended early (in a `Sweep`); None if it did not.
+    """
 
     outer: Tree
     inner: Tree
@@ -69,12 +81,21 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Progress(NamedTuple):
-    """What a progress callback is told: rounds done of all, seconds so far, and the latest row of history."""
+    """What a progress callback is told.
+
+    Attributes:
+        done: Rounds done; of a `sweep`, runs done.
+        rounds: Rounds in all; of a `sweep`, runs in all.
+        seconds: Wall time so far; NaN in a `sweep`.
+        row: The latest row of the history, empty where nothing is recorded.
+        rows: All rows of the history that were recorded since the callback was last told, in order.
+    """
 
     done: int
     rounds: int
     seconds: float
     row: dict[str, Any]
+    rows: Sequence[dict[str, Any]] = ()
 
 
 ProgressCallback = Callable[[Progress], None]

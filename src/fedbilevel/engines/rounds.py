@@ -13,7 +13,7 @@ import numpy as np
 
 from fedbilevel.calculus import Tree, bytes_of, select, squared_norm, subtract
 from fedbilevel.engines.fixed import fixed_mean
-from fedbilevel.engines.fleet import AXIS, Fleet, Layout, map_clients
+from fedbilevel.engines.fleet import AXIS, LINE, Fleet, Layout, map_clients
 from fedbilevel.plan import (
     SERVER,
     Algorithm,
@@ -26,7 +26,7 @@ from fedbilevel.plan import (
     phases_of,
     weighted_mean,
 )
-from fedbilevel.sampling import LocalData
+from fedbilevel.sampling import LocalData, scaled
 
 KeyOf = Callable[[int], jax.Array]
 PARTICIPATION = 0x7FFFFFFF
@@ -76,28 +76,24 @@ def counters_at_zero(state: State) -> State:
     return state._replace(contacts=zero, replies=zero, messages=each, answers=each)
 
 
-def choose(fleet: Fleet, layout: Layout, round_key: jax.Array) -> Cohort:
-    """Sample the cohort and let each member drop out with the given probability."""
+def choose(fleet: Fleet, layout: Layout, round_key: jax.Array, number: Any = 0) -> Cohort:
+    """Sample the cohort of round ``number`` and let each member drop out with the given probability."""
     sample_key, drop_key = jax.random.split(round_key)
     positions, weights = None, fleet.weights
     if layout.cohort is None:
         taking_part = fleet.ids < layout.clients
-    elif layout.proportional:
-        times = draw_in_proportion(sample_key, gathered(fleet.weights, layout)[: layout.clients], layout.cohort)
-        if layout.gathers_cohort:
-            # Those that were drawn, then some others to fill up, whose replies do not count.
-            positions = jnp.argsort(times == 0, stable=True)[: layout.cohort].astype(jnp.int32)
-            weights = times[positions]
-        else:
-            weights = jnp.zeros(layout.places, times.dtype).at[: layout.clients].set(times)[fleet.ids]
-        taking_part = weights > 0
     else:
-        drawn = draw_distinct(sample_key, layout.clients, layout.cohort)
-        if layout.gathers_cohort:
-            positions = jnp.sort(drawn).astype(jnp.int32)
-            taking_part, weights = jnp.ones(layout.cohort, bool), fleet.weights[positions]
+        if fleet.drawn is not None:
+            positions, times = (rows[number - fleet.drawn.first] for rows in (fleet.drawn.positions, fleet.drawn.times))
         else:
-            taking_part = jnp.zeros(layout.places, bool).at[drawn].set(True)[fleet.ids]
+            positions, times = draw(sample_key, layout, fleet.ends)
+        if layout.gathers_cohort:
+            weights = weights[positions]
+        else:
+            times = jnp.zeros(layout.places, jnp.int32).at[positions].set(times)[fleet.ids]
+            positions = None
+        taking_part = times > 0
+        weights = times.astype(weights.dtype) if layout.proportional else weights
     active = taking_part
     if layout.dropout:
         ids = fleet.ids if positions is None else fleet.ids[positions]
@@ -106,6 +102,34 @@ def choose(fleet: Fleet, layout: Layout, round_key: jax.Array) -> Cohort:
         )
         active = active & (chances >= fleet.dropout)
     return Cohort(positions, active, jnp.where(active, weights, 0), jnp.sum(taking_part, dtype=jnp.int32))
+
+
+def draw(key: jax.Array, layout: Layout, ends: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """As many different clients as a cohort has, and how often each was drawn: 0 for those that only fill up a place."""
+    assert layout.cohort is not None
+    if not layout.proportional:
+        drawn = jnp.sort(draw_distinct(key, layout.clients, layout.cohort))
+        return drawn.astype(jnp.int32), jnp.ones(layout.cohort, jnp.int32)
+    assert ends is not None
+    drawn = draw_in_proportion(key, ends, layout.cohort)
+    here, after = (jnp.searchsorted(drawn, drawn, side=side).astype(jnp.int32) for side in ("left", "right"))
+    first = here == jnp.arange(layout.cohort, dtype=jnp.int32)
+    # Places of clients that were drawn again go to the first clients that were not.
+    few = min(2 * layout.cohort, layout.clients)
+    others = jnp.argsort(jnp.zeros(few, bool).at[drawn].set(True, mode="drop"), stable=True).astype(jnp.int32)
+    again = jnp.cumsum(~first, dtype=jnp.int32) - 1
+    return jnp.where(first, drawn, others[again]), jnp.where(first, after - here, 0)
+
+
+@partial(jax.jit, static_argnames=("layout",))
+def draw_ahead(layout: Layout, ends: jax.Array | None, seed: Any, first: Any) -> tuple[jax.Array, jax.Array]:
+    """The cohorts of a stretch of rounds, whose numbers count from ``first``: as `choose` would draw them."""
+
+    def one(number: Any) -> tuple[jax.Array, jax.Array]:
+        key = client_key(jax.random.key(seed), number, 0, PARTICIPATION)
+        return draw(jax.random.split(key)[0], layout, ends)
+
+    return jax.lax.map(one, first + jnp.arange(layout.stretch, dtype=jnp.int32))
 
 
 def draw_distinct(key: jax.Array, clients: int, count: int) -> jax.Array:
@@ -131,27 +155,23 @@ def draw_distinct(key: jax.Array, clients: int, count: int) -> jax.Array:
     return drawn
 
 
-def draw_in_proportion(key: jax.Array, weights: jax.Array, count: int) -> jax.Array:
-    """How often each client is drawn, ``count`` times in all: on average exactly in proportion to its weight, and so the
+def draw_in_proportion(key: jax.Array, ends: jax.Array, count: int) -> jax.Array:
+    """``count`` clients in rising order, some perhaps more than once: on average each in proportion to its weight, and so the
     equal mean of the drawn replies is, on average, the weighted mean of all.
 
-    Systematic sampling: ``count`` points at equal distances on a line that the clients share, in random order.  Nobody is
-    drawn twice whose share is at most 1 / count.
+    Stratified sampling: the clients share a line (``ends``), which is cut into ``count`` equal pieces, and one point is drawn
+    from each piece.  The cost follows ``count``, but for the logarithm of the number of clients.
     """
-    order_key, start_key = jax.random.split(key)
-    order = jax.random.permutation(order_key, weights.shape[0])
-    ends = jnp.cumsum(weights[order])
-    points = (jax.random.uniform(start_key, dtype=ends.dtype) + jnp.arange(count, dtype=ends.dtype)) / count * ends[-1]
-    # Rounding must not carry the last point beyond the last client of positive weight.
-    places = jnp.searchsorted(ends, jnp.minimum(points, jnp.nextafter(ends[-1], 0)), side="right")
-    return jnp.zeros_like(weights).at[order[places]].add(1)
+    cuts = np.arange(count + 1) * LINE // count
+    points = cuts[:-1].astype(np.int32) + scaled(jax.random.bits(key, (count,), jnp.uint32), np.diff(cuts))
+    return jnp.searchsorted(ends, points, side="right").astype(jnp.int32)
 
 
 def run_round(
     algorithm: Algorithm, layout: Layout, fleet: Fleet, seed_key: jax.Array, state: State, number: Any, watch: bool
 ) -> State:
     """Round ``number``; with ``watch`` the consensus error is measured too."""
-    cohort = choose(fleet, layout, client_key(seed_key, number, 0, PARTICIPATION))
+    cohort = choose(fleet, layout, client_key(seed_key, number, 0, PARTICIPATION), number)
     ids = fleet.ids if cohort.positions is None else fleet.ids[cohort.positions]
 
     asked = total(cohort.asked, layout)
@@ -214,8 +234,7 @@ def run_phase(
     if layout.masks:
         replies = that_count(replies, weights)
     if layout.secure:
-        heaviest = largest(fleet.weights, layout)
-        mean = fixed_mean(gathered(replies, layout), gathered(cohort.weights, layout), heaviest)
+        mean = fixed_mean(gathered(replies, layout), gathered(cohort.weights, layout), fleet.heaviest)
     elif phase.aggregate is None:
         mean = jax.tree.map(lambda leaf: total(leaf, layout), weighted_mean(replies, weights))
     else:

@@ -22,6 +22,7 @@ from fedbilevel.engines.progress import listener
 from fedbilevel.engines.result import Diverged, Interrupted, Progress, ProgressCallback, Result
 from fedbilevel.engines.rounds import PARTICIPATION, State, choose
 from fedbilevel.engines.simulation import Moment, Options, Simulation, named_numbers
+from fedbilevel.engines.store import ClientStore
 from fedbilevel.hypergradients.exact import dense_hessian
 from fedbilevel.plan import Algorithm, LocalStep, client_key, phases_of
 from fedbilevel.problem import ClientData, whole_number
@@ -32,7 +33,7 @@ SLICE_SECONDS = 0.5
 
 def simulate(
     algorithm: Algorithm,
-    data: ClientData,
+    data: ClientData | ClientStore,
     rounds: int,
     seed: int = 0,
     *,
@@ -57,7 +58,13 @@ def simulate(
     is not (weights 9 : 1, one of two clients a round: both count the same).  ``dropout``: the chance that a client's reply is
     lost; it then also keeps its earlier local state.  ``record_every``: a row of history every so many rounds; None records
     nothing and costs nothing.  ``diagnostics``: "cheap" (objective, consensus, bytes, calls), "exact" or
-    "conjugate_gradient" (also the true hypergradient and the errors of the theory), "auto" (exact where that is quick).
+    "conjugate_gradient" (also the true hypergradient and the errors of the theory), "cohort" (objective of the clients that
+    took part, consensus and bytes: the only one whose cost does not grow with the clients that did not), "auto" (exact where
+    that is quick; else cheap, or cohort where there are ten times as many clients).
+
+    ``data`` may be a `ClientStore`: with ``participation``, no more than a few cohorts are in memory at a time.  The local
+    states are then in a file, beside the checkpoint or, without one, a temporary one beside the rows; ``inner`` and ``local``
+    of the result are read from it by client numbers.
 
     ``checkpoint``: a file the run is saved to, every ``checkpoint_every`` rounds (default: about once in ten seconds) and at
     its end; if it exists the run goes on from there, to bit-identical results.  Ctrl-C raises `Interrupted` between two
@@ -71,11 +78,40 @@ def simulate(
     ``secure``: averages are rounded as secure sums over real sites round them (`fedbilevel.engines.fixed`), so that a run over
     sites gives the same numbers.  Nothing is hidden from anybody: it is a simulation.
 
-    >>> import fedbilevel as fb, jax.numpy as jnp, numpy as np
-    >>> algo = fb.fedavg(lambda model, batch: jnp.mean((model - batch) ** 2), init=np.zeros(()), step=0.25, local_steps=1)
-    >>> result = fb.simulate(algo, fb.ClientData(train=np.array([[1.0], [3.0]])), rounds=50)
-    >>> print(f"{result.outer:.3f}")
-    2.000
+    Args:
+        algorithm: What to run, such as ``fb.fedbio(problem)``.
+        data: The clients' rows.
+        rounds: How many rounds, at least one.
+        seed: Where all randomness starts, in [0, 2**32).
+        weights: "uniform" (the paper), "samples" (training rows), or one number per client.
+        participation: Share or number of clients that take part in a round; None: all.
+        sampling: "proportional" (to the weights, averaged equally: right on average) or "uniform".
+        dropout: Chance in [0, 1) that a reply is lost.
+        record_every: A row of history every so many rounds; None: none.
+        diagnostics: "auto", "cheap", "exact" or "conjugate_gradient".
+        progress: True for a bar, or a function of a `Progress`.
+        checkpoint: A file to save to and to go on from.
+        checkpoint_every: Rounds between two savings; None: about ten seconds.
+        client_chunk: Clients computed side by side; None: all.
+        devices: JAX devices to spread the clients over; None: all.
+        secure: Round averages as secure sums do.
+
+    Returns:
+        A `Result`.
+
+    Raises:
+        Diverged: A NaN or an infinity appeared.
+        Interrupted: Ctrl-C; the run so far is in its ``result``.
+        CheckpointError: The file belongs to another run.
+        ValueError: An option is out of its range, or the data do not fit the problem.
+        TypeError: A loss or an option is of the wrong kind.
+
+    Examples:
+        >>> import fedbilevel as fb, jax.numpy as jnp, numpy as np
+        >>> algo = fb.fedavg(lambda model, batch: jnp.mean((model - batch) ** 2), init=np.zeros(()), step=0.25, local_steps=1)
+        >>> result = fb.simulate(algo, fb.ClientData(train=np.array([[1.0], [3.0]])), rounds=50)
+        >>> print(f"{result.outer:.3f}")
+        2.000
     """
     options = Options(
         weights, participation, sampling, dropout, record_every, diagnostics, client_chunk, devices, secure
@@ -101,20 +137,26 @@ def execute(
     whole_number("checkpoint_every", checkpoint_every, optional=True)
     if seed >= 2**32:
         raise ValueError(f"seed must be below 2**32, not {seed}.")
-    moment = simulation.start(settings, seed)
-    saved = None
-    if checkpoint is not None:
+    if checkpoint is None:
+        saved, moment = None, simulation.start(settings, seed)
+    else:
         saved = Checkpoint(Path(checkpoint), checkpoint_every, simulation, settings, seed, rounds)
-        moment = saved.load(moment) if saved.exists() else moment
+        resumed = saved.exists()
+        moment = simulation.start(settings, seed, saved.local, resumed)
+        moment = saved.load(moment) if resumed else moment
     every = simulation.options.record_every
     if simulation.level is not None and not moment.history:
         moment = next(simulation.rounds(settings, seed, [moment.done], since=moment))
     pace = Pace(measured=not in_one_go and jax.process_count() == 1)
+    heard = len(moment.history) if moment.done else 0  # rows that the callback, or that of the stopped run, was told
 
     def stops() -> Iterator[int]:
         while moment.done < rounds:
-            left = rounds - moment.done
-            yield moment.done + pace.next(left, left if saved is None else saved.left(moment.done), every)
+            row = moment.done - moment.done % (
+                every or 1
+            )  # where the latest row is, if one is due every so many rounds
+            left = rounds - row
+            yield row + pace.next(left, left if saved is None else saved.left(row), every)
 
     try:
         for after in simulation.rounds(settings, seed, stops(), every, moment):
@@ -126,7 +168,10 @@ def execute(
             if saved is not None and (saved.due(moment.done) or moment.done == rounds):
                 saved.save(moment)
             if progress is not None:
-                progress(Progress(moment.done, rounds, moment.seconds, moment.history[-1] if moment.history else {}))
+                rows, heard = moment.history[heard:], len(moment.history)
+                progress(
+                    Progress(moment.done, rounds, moment.seconds, moment.history[-1] if moment.history else {}, rows)
+                )
     except KeyboardInterrupt:
         kept_in = ""
         if saved is not None:
@@ -153,10 +198,10 @@ def execute(
 
 def _missed_solves(simulation: Simulation, settings: Any, moment: Moment) -> str | None:
     """What to say at the end of a run whose estimator could not solve all its linear systems."""
-    solves = simulation.solves(settings, moment.state)
-    if solves is None or not (missed := int(solves.missed.sum())):
+    if (found := simulation.solves(settings, moment)) is None or not (missed := int(found[1].missed.sum())):
         return None
-    bent, clients = int(solves.bent.sum()), np.flatnonzero(solves.missed)
+    numbers, solves = found
+    bent, clients = int(solves.bent.sum()), numbers[solves.missed > 0]
     where = f"at client {clients[0]}" if len(clients) == 1 else f"at {len(clients)} clients, first {clients[0]}"
     rounds = [row["round"] for row in moment.history if row["solves_missed"]]
     since = f" (in the history since round {rounds[0]})" if rounds else ""
@@ -211,14 +256,14 @@ def _blame(simulation: Simulation, settings: Any, seed: int, good: Moment, end: 
         middle = (low + high) // 2
         low, high = (middle, high) if after(middle).finite else (low, middle)
     last, first_bad = after(low), after(low + 1)
-    solves = simulation.solves(settings, first_bad.state)
+    numbers, solves = simulation.solves(settings, first_bad) or (None, None)
     if solves is not None and solves.bent.any():
         return (
             f"Round {first_bad.done} was refused: conjugate gradients met negative curvature (or none) in the inner loss of "
-            f"client {np.flatnonzero(solves.bent)[0]}, where the hypergradient is not defined. Add a ridge to the inner loss, "
+            f"client {numbers[solves.bent > 0][0]}, where the hypergradient is not defined. Add a ridge to the inner loss, "
             "or take fb.conjugate_gradient(on_negative_curvature='stop'): it goes on with the best answer so far."
         )
-    client = _culprit(silent, settings, seed, last)
+    client = _culprit(silent, settings, seed, last, first_bad)
     bent = _smallest_curvature(simulation, settings, last)
     remedy = "Try smaller steps."
     if bent is not None and not bent > 0:
@@ -238,7 +283,12 @@ def _smallest_curvature(simulation: Simulation, settings: Any, good: Moment) -> 
     there is none, or where it is too large or too far away to look at."""
     loop, data = simulation.loop, simulation.data
     problem = loop.build(settings).problem
-    if problem is None or loop.layout.mesh is not None or level_for("auto", simulation.algorithm, data) != "exact":
+    if (
+        problem is None
+        or good.held
+        or loop.layout.mesh is not None
+        or level_for("auto", simulation.algorithm, data) != "exact"
+    ):
         return None
     outer, inner = simulation.answer(settings, good.state)
     hessians = []
@@ -251,7 +301,11 @@ def _smallest_curvature(simulation: Simulation, settings: Any, good: Moment) -> 
     return min(float(jnp.linalg.eigvalsh(hessian)[0]) for hessian in hessians)
 
 
-def _culprit(simulation: Simulation, settings: Any, seed: int, good: Moment) -> str:
+def _culprit(simulation: Simulation, settings: Any, seed: int, good: Moment, bad_one: Moment) -> str:
+    if bad_one.held is not None:
+        clients = bad_one.held.clients
+        fine = np.asarray(jax.vmap(all_finite)(bad_one.state.local))[: len(clients)]
+        return "the server's update" if fine.all() else f"client {int(clients[~fine][0])}"
     loop, fleet, number = simulation.loop, simulation.fleet, good.done
     if loop.layout.mesh is not None:
         return "a client"  # its state lives on another device; the round and the steps are what helps
@@ -283,6 +337,19 @@ def trace(algorithm: Algorithm, data: ClientData, rounds: int, seed: int = 0, *,
     theory's lemmas are evaluated on.
 
     Leaves are ``[rounds * local_steps, clients, ...]``.  Memory grows with the rounds: meant for small problems.
+
+    Args:
+        algorithm: What to run, such as ``fb.fedbio(problem)``.
+        data: The clients' rows.
+        rounds: How many rounds, at least one.
+        seed: Where all randomness starts.
+        weights: As in `simulate`.
+
+    Returns:
+        A `LocalStep` whose leaves are ``[rounds * local_steps, clients, ...]``.
+
+    Raises:
+        ValueError: The algorithm has several phases, or does not record its steps.
     """
     whole_number("rounds", rounds)
     if not (len(algorithm.plan) == 1 and getattr(algorithm.plan[0], "trace", None)):

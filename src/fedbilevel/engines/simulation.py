@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,14 +20,18 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from fedbilevel.calculus import Solves, Tree, all_finite
+from fedbilevel.calculus import Solves, Tree, all_finite, bytes_of
+from fedbilevel.engines import cohorts
+from fedbilevel.engines.cohorts import Held
 from fedbilevel.engines.diagnose import STEPS, level_for, measure
 from fedbilevel.engines.fixed import check_summed
-from fedbilevel.engines.fleet import CHUNK, Fleet, Layout, host_fleet, size_groups
+from fedbilevel.engines.fleet import CHUNK, Fleet, Layout, ends_of_shares, host_fleet, size_groups
 from fedbilevel.engines.hosts import client_mesh, of_all_hosts, place_fleet, place_state, seen_from_here, specs_like
 from fedbilevel.engines.result import Result
 from fedbilevel.engines.rounds import (
+    PARTICIPATION,
     State,
+    choose,
     counters_at_zero,
     read_by_objective,
     run_round,
@@ -34,7 +39,8 @@ from fedbilevel.engines.rounds import (
     start,
     traffic,
 )
-from fedbilevel.plan import Algorithm
+from fedbilevel.engines.store import ClientStore
+from fedbilevel.plan import Algorithm, client_key
 from fedbilevel.problem import ClientData, whole_number
 
 ROWS = 256
@@ -66,6 +72,16 @@ class CompiledLoop:
     layout: Layout
     measuring: Layout
     level: str | None
+
+    def measured(self, algorithm: Algorithm, fleet: Fleet, state: State, key: jax.Array, done: Any, since: Any) -> Any:
+        """A row after ``done`` rounds, the last of them being the latest that took part; before round 1, the first."""
+        assert self.level is not None
+        cohort = None
+        if self.level == "cohort":
+            number = jnp.maximum(done - 1, since)
+            cohort = choose(fleet, self.measuring, client_key(key, number, 0, PARTICIPATION), number)
+        counted = {name: getattr(state, name) for name in ("contacts", "replies", "messages", "answers")}
+        return {**measure(algorithm, self.measuring, fleet, state, self.level, cohort), **counted}
 
 
 @partial(jax.jit, static_argnames=("loop",))
@@ -100,7 +116,7 @@ def advance(
             if loop.level == STEPS:
                 return run_traced_round(algorithm, loop.layout, fleet, key, state, first + block)
             state = rounds(block, state)
-            return state, _row(algorithm, loop, fleet, state)
+            return state, loop.measured(algorithm, fleet, state, key, first + (block + 1) * every, first)
 
         def recorded(block: Any, held: tuple[State, Any]) -> tuple[State, Any]:
             state, found = row(block, held[0])
@@ -121,24 +137,25 @@ def advance(
     return shared(*arguments)  # type: ignore[no-any-return]
 
 
-def _row(algorithm: Algorithm, loop: CompiledLoop, fleet: Fleet, state: State) -> dict[str, jax.Array]:
-    assert loop.level is not None
-    counted = {name: getattr(state, name) for name in ("contacts", "replies", "messages", "answers")}
-    return {**measure(algorithm, loop.measuring, fleet, state, loop.level), **counted}
-
-
 class Moment(NamedTuple):
     """A simulation between two rounds, and all it needs to go on: rounds ``done``, ``state``, all rows of ``history`` so far
-    and the ``seconds`` of computing.  The counters in ``state`` began at the moment before."""
+    and the ``seconds`` of computing.  The counters in ``state`` began at the moment before.  ``held``: whose local states
+    these are, where a run does not have those of everybody at hand."""
 
     done: int
     state: State
     history: list[Any]
     seconds: float
+    held: Held | None = None
 
     @property
     def finite(self) -> bool:
         return bool(_all_finite((self.state.server, self.state.local)))
+
+    def counted_anew(self) -> State:
+        """The state with counters at zero, unless rounds were counted that no row of the history tells of yet."""
+        between_rows = self.held is not None and self.history and self.history[-1]["round"] < self.done
+        return self.state if between_rows else counters_at_zero(self.state)
 
 
 _all_finite = jax.jit(all_finite)
@@ -147,10 +164,12 @@ _all_finite = jax.jit(all_finite)
 class Simulation:
     """A checked and laid-out simulation: everything but the seed, the step sizes and the number of rounds."""
 
-    def __init__(self, algorithm: Algorithm, data: ClientData, options: Options, level: str | None = None) -> None:
+    def __init__(
+        self, algorithm: Algorithm, data: ClientData | ClientStore, options: Options, level: str | None = None
+    ) -> None:
         """``level``: what is recorded, where the options do not say it."""
-        if not isinstance(data, ClientData):
-            raise TypeError(f"data must be a ClientData, not {type(data).__name__}.")
+        if not isinstance(data, ClientData | ClientStore):
+            raise TypeError(f"data must be a ClientData or a ClientStore, not {type(data).__name__}.")
         if not isinstance(algorithm, Algorithm):
             raise TypeError(
                 f"algorithm must be an Algorithm such as fb.fedbio(...) returns, not {type(algorithm).__name__}."
@@ -163,15 +182,23 @@ class Simulation:
             raise TypeError(f"secure must be True or False, not {options.secure!r}.")
         if options.secure:
             check_summed(algorithm, data.clients)
-        data.check_finite()
+        mesh, clients = client_mesh(options.devices, data.clients)
+        cohort = cohort_size(options.participation, clients)
+        if isinstance(data, ClientStore) and cohort is None:
+            data = data.load()  # every round needs everybody
+        if isinstance(data, ClientStore) and jax.process_count() > 1:
+            raise ValueError(
+                "A ClientStore is read by one process: pass each of several processes its clients as ClientData."
+            )
+        self.source: ClientData | ClientStore = data
+        data = data.outline if isinstance(data, ClientStore) else data
         algorithm.check(data)
         self.algorithm, self.data, self.options = algorithm, data, options
         self.level = level
         if level is None and options.record_every is not None:
-            self.level = level_for(options.diagnostics, algorithm, data)
+            self.level = level_for(options.diagnostics, algorithm, data, cohort)
         self.weights = client_weights(options.weights, data)
-        mesh, clients = client_mesh(options.devices, data.clients)
-        everybody, cohort = of_all_hosts(self.weights), cohort_size(options.participation, clients)
+        everybody = of_all_hosts(self.weights)
         unequal = cohort is not None and bool((everybody != everybody[0]).any())
         layout = Layout(
             clients,
@@ -185,27 +212,50 @@ class Simulation:
             mesh=mesh,
             secure=options.secure,
         )
+        self._common = {"heaviest": everybody.max()}
+        if layout.proportional:
+            self._common["ends"] = ends_of_shares(everybody)
         self._lay_out(layout)
+
+    def _host_fleet(self) -> Fleet:
+        return host_fleet(self.data, self.weights, self.options.dropout, **self._common)
 
     def _lay_out(self, layout: Layout) -> None:
         """Trace the work once without computing: it tells the bytes per message and which whole sets are read."""
-        fleet = host_fleet(self.data, self.weights, self.options.dropout)
+        fleet = self._host_fleet()
         self.traffic, whole = traffic(self.algorithm, fleet)
+        stored = isinstance(self.source, ClientStore)
         # Sizes are part of a program only where it reads whole sets: other clients of the same shapes then share it.
         # Clients grouped by size live on one device.
         alone = replace(layout, mesh=None, places=layout.clients)
-        grouped = replace(alone, groups=size_groups(self.data)) if layout.padded else layout
         records = (
             layout.padded and self.level is not None
         )  # which reads whole sets too, unless it leaves the padding out
-        if records and self.level == "cheap":
+        if records and self.level in ("cheap", "cohort"):
             records = bool(read_by_objective(self.algorithm, fleet) & set(layout.padded))
-        if whole & set(layout.padded):
+        reads_whole = bool(whole & set(layout.padded))
+        if stored:
+            check_stored(self.algorithm.name, reads_whole, records, self.level)
+            layout = alone
+        elif self.level == "cohort" and (records or reads_whole):
+            self.level = "cheap"  # clients that run together by size are all computed anyway
+        grouped = replace(alone, groups=size_groups(self.data)) if reads_whole or records else layout
+        if reads_whole:
             layout = grouped
         elif records:
             layout = alone
+        if layout.gathers_cohort and self.level in (None, "cohort"):
+            one = jax.eval_shape(self.algorithm.enroll, jax.random.key(0))
+            if stored or bytes_of(one) * layout.clients > cohorts.MANY_BYTES:
+                assert layout.cohort is not None
+                rounds = cohorts.stretch(layout.cohort, cohorts.client_bytes(self.data))
+                layout = replace(layout, stretch=rounds)
         self.loop = CompiledLoop(self.algorithm.build, layout, grouped if records else layout, self.level)
-        self.fleet: Fleet = place_fleet(fleet, layout)
+        if layout.stretch:
+            self.fleet: Fleet = replace(fleet, ends=jax.device_put(fleet.ends))
+            return
+        self.data.check_finite()
+        self.fleet = place_fleet(fleet, layout)
 
     def weighed(self, algorithm: Algorithm, data: ClientData) -> Simulation:
         """The same simulation, with the bytes that ``algorithm`` would send on ``data``, whose arrays may be narrower."""
@@ -215,17 +265,29 @@ class Simulation:
 
     def on(self, data: ClientData) -> Simulation:
         """The same simulation on other clients; with arrays of the same shapes nothing is traced or compiled again."""
-        if self.loop.layout.groups is not None or _shapes(data) != _shapes(self.data):
+        layout = self.loop.layout
+        same = client_weights(self.options.weights, data)
+        if layout.groups is not None or layout.stretch or layout.proportional or _shapes(data) != _shapes(self.data):
             return Simulation(self.algorithm, data, self.options)
         data.check_finite()
         other = copy(self)
-        other.data, other.weights = data, client_weights(self.options.weights, data)
-        other.fleet = place_fleet(host_fleet(data, other.weights, self.options.dropout), self.loop.layout)
+        other.data = other.source = data
+        other.weights, other._common = same, {"heaviest": of_all_hosts(same).max()}
+        other.fleet = place_fleet(other._host_fleet(), layout)
         return other
 
-    def start(self, settings: Any, seed: int) -> Moment:
-        """Before the first round."""
-        return Moment(0, place_state(begin(self.loop, settings, np.uint32(seed)), self.loop.layout), [], 0.0)
+    def start(self, settings: Any, seed: int, file: Path | None = None, resumed: bool = False) -> Moment:
+        """Before the first round.  ``file``: where local states may be kept; ``resumed``: they are there already."""
+        layout = self.loop.layout
+        if not layout.stretch:
+            return Moment(0, place_state(begin(self.loop, settings, np.uint32(seed)), layout), [], 0.0)
+        loop = replace(self.loop, layout=replace(layout, places=1))
+        state = begin(loop, settings, np.uint32(seed))
+        enrolled = jax.tree.map(lambda leaf: leaf[0], state.local)
+        folder = self.source.folder if isinstance(self.source, ClientStore) else None
+        states = cohorts.LocalStates(layout.clients, enrolled, file, folder, resumed)
+        visits = cohorts.Visits(self.source, self.data, self.weights, self.fleet, layout, seed, states)
+        return Moment(0, state, [], 0.0, Held(visits, np.zeros(0, int)))
 
     def rounds(
         self, settings: Any, seed: int, stops: Iterable[int], every: int | None = None, since: Moment | None = None
@@ -242,23 +304,27 @@ class Simulation:
                 yield (moment := self._after(settings, seed, moment, 1, 0))
             while moment.done < stop:
                 left = stop - moment.done
-                step = left if every is None else min(every, left)
-                yield (moment := self._after(settings, seed, moment, min(left // step, ROWS), step))
+                # Rows are of rounds that ``every`` divides, wherever a run was interrupted.
+                step = left if every is None else min(every - moment.done % every, left)
+                room = left if (stretch := self.loop.layout.stretch) == 0 else stretch - moment.done % stretch
+                blocks = min(left // step, ROWS, room // step) if step in (every, left) else 1
+                yield (moment := self._after(settings, seed, moment, max(blocks, 1), min(step, room), step <= room))
 
-    def _after(self, settings: Any, seed: int, moment: Moment, blocks: int, every: int) -> Moment:
-        """The moment ``blocks * every`` rounds later."""
+    def _after(self, settings: Any, seed: int, moment: Moment, blocks: int, every: int, record: bool = True) -> Moment:
+        """The moment ``blocks * every`` rounds later.  Without ``record``: on the way to the next row."""
         if self.level is None and every == 0:
             return moment
         began = time.perf_counter()
-        state, rows = self._advance(settings, seed, moment, blocks, every)
+        moment, fleet = self._at_hand(moment)
+        state, rows = self._advance(settings, fleet, seed, moment, blocks, every)
         state = jax.block_until_ready(state)
         took = time.perf_counter() - began
-        done, seconds = moment.done + blocks * every, moment.seconds + took
+        after = Moment(moment.done + blocks * every, state, moment.history, moment.seconds + took, moment.held)
+        if self.level is None or not record:
+            return after
         arrays = jax.tree.map(lambda column: np.asarray(column)[:blocks], rows)
-        if self.level is None:
-            return Moment(done, state, moment.history, seconds)
         if self.level == STEPS:
-            return Moment(done, state, [*moment.history, arrays], seconds)
+            return after._replace(history=[*moment.history, arrays])
         history = list(moment.history)
         before = history[-1] if history else dict.fromkeys(COUNTED, 0)
         for number in range(1, blocks + 1):
@@ -266,13 +332,25 @@ class Simulation:
             # Within one call only its end is on the clock: rounds take equal shares.
             elapsed = moment.seconds + took * number / blocks
             history.append(self._complete(row, before, moment.done + number * every, elapsed))
-        return Moment(done, state, history, seconds)
+        return after._replace(history=history)
 
-    def _advance(self, settings: Any, seed: int, moment: Moment, blocks: int, every: int) -> tuple[State, Any]:
+    def _at_hand(self, moment: Moment) -> tuple[Moment, Fleet]:
+        """With the local states and the rows of the clients that the next rounds ask."""
+        if moment.held is None:
+            return moment, self.fleet
+        visits = moment.held.visits
+        stretch = visits.stretch(moment.done)
+        if stretch.clients is not moment.held.clients:
+            moment.held.keep(moment.done, moment.state.local)
+            local = visits.states.read(stretch.clients, stretch.fleet.ids.shape[0])
+            moment = moment._replace(state=moment.state._replace(local=local), held=Held(visits, stretch.clients))
+        return moment, stretch.fleet
+
+    def _advance(
+        self, settings: Any, fleet: Fleet, seed: int, moment: Moment, blocks: int, every: int
+    ) -> tuple[State, Any]:
         numbers = map(np.int32, (moment.done, blocks, every))
-        return advance(  # type: ignore[no-any-return]
-            self.loop, settings, self.fleet, np.uint32(seed), counters_at_zero(moment.state), *numbers
-        )
+        return advance(self.loop, settings, fleet, np.uint32(seed), moment.counted_anew(), *numbers)  # type: ignore[no-any-return]
 
     def _complete(self, row: dict[str, Any], before: dict[str, Any], done: int, seconds: float) -> dict[str, Any]:
         """A row of history with what only the host knows.
@@ -294,27 +372,66 @@ class Simulation:
 
     def compile(self, settings: Any) -> None:
         """Compile without running a round, so that threads find the program ready."""
-        jax.block_until_ready(self._advance(settings, 0, self.start(settings, 0), 0, 1))
+        moment, fleet = self._at_hand(self.start(settings, 0))
+        jax.block_until_ready(self._advance(settings, fleet, 0, moment, 0, 1))
 
     def answer(self, settings: Any, state: State) -> tuple[Tree, Tree]:
         """(outer, every client's inner)."""
         algorithm = self.algorithm.build(settings)
         server, local = seen_from_here(state, self.loop.layout)
-        inner = jax.vmap(lambda own: algorithm.view(server, own).inner, axis_size=self.data.clients)(local)
+        held = jax.tree.leaves(local)
+        count = len(held[0]) if held else self.data.clients
+        inner = jax.vmap(lambda own: algorithm.view(server, own).inner, axis_size=count)(local)
         return algorithm.outer(server), inner
 
-    def solves(self, settings: Any, state: State) -> Solves | None:
-        """How the linear systems of every client ended, for estimators that solve some."""
+    def solves(self, settings: Any, moment: Moment) -> tuple[np.ndarray, Solves] | None:
+        """How the linear systems of clients ended, for estimators that solve some, and the numbers of these clients."""
         algorithm = self.algorithm.build(settings)
-        server, local = seen_from_here(state, self.loop.layout)
-        calls = jax.vmap(lambda own: algorithm.view(server, own).calls, axis_size=self.data.clients)(local)
-        return None if calls is None else jax.tree.map(np.asarray, calls.solves)
+        server, local = seen_from_here(moment.state, self.loop.layout)
+        view = jax.eval_shape(algorithm.view, server, jax.tree.map(lambda leaf: leaf[0], local))
+        if view.calls is None or view.calls.solves is None:
+            return None
+        numbers = np.arange(self.data.clients)
+        if moment.held is not None:
+            states, clients = moment.held.visits.states, moment.held.clients
+            others = np.setdiff1d(np.flatnonzero(states.sides), clients)
+            here = jax.tree.map(lambda leaf: leaf[: len(clients)], local)
+            local = jax.tree.map(lambda *leaves: np.concatenate(leaves), here, states.read(others))
+            numbers = np.concatenate([clients, others])
+        calls = jax.vmap(lambda own: algorithm.view(server, own).calls)(local)
+        return numbers, jax.tree.map(np.asarray, calls.solves)
 
     def result(self, settings: Any, seed: int, moment: Moment) -> Result:
-        server, local = seen_from_here(moment.state, self.loop.layout)
         hyper = {name: float(value) for name, value in named_numbers(settings).items()}
-        history = pd.DataFrame(moment.history)
-        return Result(*self.answer(settings, moment.state), history, moment.done, seed, hyper, server, local)
+        state, stored = moment.state, isinstance(self.source, ClientStore) and moment.held is not None
+        answer = partial(self.answer, settings)
+        if moment.held is not None:
+            moment.held.keep(moment.done, state.local)
+            states = moment.held.visits.states
+            local = states.read(np.arange(min(1, self.data.clients) if stored else self.data.clients))
+            state = state._replace(local=local)
+        (outer, inner), (server, local) = answer(state), seen_from_here(state, self.loop.layout)
+        if stored:
+            local = cohorts.ReadLater(states, lambda own: own)
+            if inner is not None:
+                inner = cohorts.ReadLater(states, lambda own: answer(state._replace(local=own))[1])
+        return Result(outer, inner, pd.DataFrame(moment.history), moment.done, seed, hyper, server, local)
+
+
+def check_stored(name: str, reads_whole: bool, records: bool, level: str | None) -> None:
+    """Refuse what would need all clients of a store at a time."""
+    if level not in (None, "cohort"):
+        raise ValueError(
+            f"diagnostics={level!r} looks at every client whenever a row is recorded, which runs on a ClientStore with "
+            "participation do not: use diagnostics='cohort', or record_every=None."
+        )
+    if reads_whole or records:
+        what = f"{name} reads" if reads_whole else "The objective that is recorded reads"
+        remedy = "give batch sizes, or " if reads_whole else "use record_every=None, or "
+        raise ValueError(
+            f"{what} whole sets, and the clients of this store have unequal sizes: {remedy}write the store with mask=, "
+            "for losses that leave padding out."
+        )
 
 
 def _shapes(data: ClientData) -> Any:

@@ -73,8 +73,12 @@ class Refused(ValueError):
 class Source(Protocol):
     """A site's data as programs see it: a table of which only some columns can be read, or named arrays.
 
-    ``minimum_cell``: the site tells no count of people below it, and a column counts only where so many rows differ (1: any).
+    ``number``: the site's own among those of the run.  ``minimum_cell``: the site tells no count of people below it, and a
+    column counts only where so many rows differ (1: any).
     """
+
+    @property
+    def number(self) -> int: ...
 
     @property
     def minimum_cell(self) -> int: ...

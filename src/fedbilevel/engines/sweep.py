@@ -26,6 +26,7 @@ from fedbilevel.engines.progress import listener
 from fedbilevel.engines.result import Diverged, Progress, ProgressCallback, Result, table_html
 from fedbilevel.engines.simulate import execute
 from fedbilevel.engines.simulation import Options, Simulation, named_numbers, with_numbers
+from fedbilevel.engines.store import ClientStore
 from fedbilevel.hints import hint
 from fedbilevel.plan import Algorithm
 from fedbilevel.problem import ClientData, positive, whole_number
@@ -37,7 +38,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Sweep:
     """``results``: one `Result` per combination, in the order of ``table`` (its seeds and hyper-parameters, and the last
-    recorded row); ``history``: all rows of all runs; ``values``: names of the hyper-parameters that were swept."""
+    recorded row); ``history``: all rows of all runs; ``values``: names of the hyper-parameters that were swept.
+
+    Attributes:
+        results: One `Result` for each combination.
+        table: Seeds, hyper-parameters and the last recorded row of each.
+        history: All rows of all runs.
+        values: Names of the hyper-parameters that were swept.
+    """
 
     results: list[Result]
     table: pd.DataFrame
@@ -67,7 +75,7 @@ class Sweep:
 
 def sweep(
     algorithm: Algorithm,
-    data: ClientData,
+    data: ClientData | ClientStore,
     rounds: int,
     seeds: Iterable[int] = (0,),
     *,
@@ -90,12 +98,37 @@ def sweep(
     `Result` says so in ``diverged``.  ``record_every=None`` records the last round only.  ``workers``: threads; default one
     per core.  ``progress``: True draws a bar, a function is told a `Progress` after every run.
 
-    >>> import fedbilevel as fb, jax.numpy as jnp, numpy as np
-    >>> algo = fb.fedavg(lambda model, batch: jnp.mean((model - batch) ** 2), init=np.zeros(()), step=0.1, local_steps=1)
-    >>> data = fb.ClientData(train=np.array([[1.0], [3.0]]))
-    >>> found = fb.sweep(algo, data, rounds=20, seeds=range(2), step=[0.1, 0.4])
-    >>> found.table[["seed", "step"]].to_numpy().tolist()
-    [[0.0, 0.1], [1.0, 0.1], [0.0, 0.4], [1.0, 0.4]]
+    Args:
+        algorithm: What to run, such as ``fb.fedbio(problem)``.
+        data: The clients' rows.
+        rounds: How many rounds, at least one.
+        seeds: Whole numbers, such as ``range(10)``.
+        weights: "uniform" (the paper), "samples" (training rows), or one number per client.
+        participation: Share or number of clients that take part in a round; None: all.
+        sampling: "proportional" (to the weights, averaged equally: right on average) or "uniform".
+        dropout: Chance in [0, 1) that a reply is lost.
+        record_every: A row of history every so many rounds; None: the last round only.
+        diagnostics: As in `simulate`.
+        progress: True for a bar over the runs, or a function of a `Progress`.
+        client_chunk: As in `simulate`.
+        devices: As in `simulate`.
+        workers: Threads; None: one per core.
+        values: Values to try, by the name of the hyper-parameter.
+
+    Returns:
+        A `Sweep`.
+
+    Raises:
+        ValueError: A hyper-parameter is not known, or a value is out of its range.
+        TypeError: Values or seeds are no lists.
+
+    Examples:
+        >>> import fedbilevel as fb, jax.numpy as jnp, numpy as np
+        >>> algo = fb.fedavg(lambda model, batch: jnp.mean((model - batch) ** 2), init=np.zeros(()), step=0.1, local_steps=1)
+        >>> data = fb.ClientData(train=np.array([[1.0], [3.0]]))
+        >>> found = fb.sweep(algo, data, rounds=20, seeds=range(2), step=[0.1, 0.4])
+        >>> found.table[["seed", "step"]].to_numpy().tolist()
+        [[0.0, 0.1], [1.0, 0.1], [0.0, 0.4], [1.0, 0.4]]
     """
     whole_number("rounds", rounds)
     whole_number("workers", workers, optional=True)

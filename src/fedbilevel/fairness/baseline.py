@@ -20,9 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel import kernels
+from fedbilevel.algorithms import lbfgs
 from fedbilevel.algorithms.arguments import Kind, Start, function_of
 from fedbilevel.algorithms.fedavg import ModelLoss, fedavg
-from fedbilevel.calculus import Tree, dtype_of
+from fedbilevel.algorithms.local import Local
+from fedbilevel.calculus import Tree, dtype_of, select, step_along
 from fedbilevel.fairness.models import (
     Compared,
     LinearScores,
@@ -33,7 +35,7 @@ from fedbilevel.fairness.models import (
     penalty,
     row_losses,
 )
-from fedbilevel.plan import Algorithm
+from fedbilevel.plan import Algorithm, Phase, Repeat
 from fedbilevel.problem import ClientData, shapes_of
 from fedbilevel.sampling import LocalData
 
@@ -125,6 +127,78 @@ class GroupWeights(NamedTuple):
     def send(self, server: Server) -> Message:
         """A row counts as often as its group is heavier than at first."""
         return Message(server.model, server.group_weights / self.shares(server.model))
+
+
+class Finishing(NamedTuple):
+    """A method that weights groups, on its way or finished: its own state, the mean of its weights over the second half of its
+    rounds, how many those are, and the descent after them."""
+
+    own: Server
+    group_weights: jax.Array
+    rounds: jax.Array
+    descent: Any
+
+
+def finished(
+    base: Algorithm,
+    weights: GroupWeights,
+    rounds: int,
+    weighted: Callable[[Tree, Message, Tree], jax.Array],
+    ridge: Any,
+) -> Algorithm:
+    """``rounds`` rounds of ``base``; then its model is trained to the end (`fedbilevel.algorithms.lbfgs`) with the mean group
+    weights of the second half.  ``weighted(params, message, rows)``: every row's loss times its weight.
+
+    A weight that circles around where it should be is there on average, and a model that is trained while it does is not.
+    """
+
+    def loss(params: Tree, message: Message, data: LocalData) -> jax.Array:
+        rows, real = data.whole_with_mask("train")
+        return mean_of(weighted(params, message, rows), real) + penalty(params, ridge)
+
+    descent = lbfgs.Descent(loss)
+
+    def first(key: jax.Array) -> Finishing:
+        own = base.init(key)
+        return Finishing(own, own.group_weights, jnp.zeros((), jnp.int32), descent.first(own.model))
+
+    def counted(server: Finishing) -> Finishing:
+        own, done, half = server.own, server.rounds + 1, rounds // 2
+        share = 1 / jnp.maximum(done - half, 1).astype(own.group_weights.dtype)
+        mean = step_along(server.group_weights, share, own.group_weights - server.group_weights)
+        start = select(done == rounds, descent.first(own.model), server.descent)
+        return Finishing(own, mean, done, start)
+
+    def lifted(phase: Phase, last: bool) -> Phase:
+        def absorb(server: Finishing, mean: Tree) -> Finishing:
+            after = server._replace(own=phase.absorb(server.own, mean))
+            return counted(after) if last else after
+
+        return phase._replace(send=lambda server: phase.send(server.own), absorb=absorb)
+
+    def send(server: Finishing) -> Message:
+        model = descent.point(server.descent)
+        return Message(model, server.group_weights / weights.shares(model))
+
+    def work(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[lbfgs.Reply, Local]:
+        return descent.evaluate(message.model, message, local, data)
+
+    def absorb(server: Finishing, mean: lbfgs.Reply) -> Finishing:
+        return server._replace(descent=descent.absorb(server.descent, mean))
+
+    own = tuple(lifted(phase, phase is base.plan[-1]) for phase in base.plan if isinstance(phase, Phase))
+    return base._replace(
+        init=first,
+        plan=(
+            Repeat(own, 1, lambda server: jnp.where(server.rounds < rounds, 1, 0)),
+            Repeat(
+                (Phase("finish", send, work, absorb),),
+                1,
+                lambda server: jnp.where(server.rounds < rounds, 0, descent.turns(server.descent)),
+            ),
+        ),
+        outer=lambda server: select(server.rounds < rounds, server.own.model, server.descent.outer),
+    )
 
 
 def mean_losses(mean: GroupLosses, last: jax.Array) -> jax.Array:

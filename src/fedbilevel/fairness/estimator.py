@@ -46,10 +46,116 @@ class AimMissed(UserWarning):
     """The gap that was aimed at was not reached, or the model of the strength asked for is of no use."""
 
 
-class FairFederated(BaseEstimator):  # type: ignore[misc]
-    """What the classifier and the regressor share: tables in, groups, clients, training, coefficients, and a file."""
+class Federated(BaseEstimator):  # type: ignore[misc]
+    """What estimators over clients share: tables in, clients, coefficients."""
 
     _regression = False
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Names of the encoded features, to which ``coef_`` belongs."""
+        check_is_fitted(self)
+        return np.asarray(self.encoder_.feature_names[:-1], dtype=object)
+
+    @property
+    def coef_(self) -> np.ndarray:
+        """``[1, features]`` (two classes) or ``[classes, features]``, for the encoded features; linear models only."""
+        return self._linear[:, :-1]
+
+    @property
+    def intercept_(self) -> np.ndarray:
+        """``[1]`` or ``[classes]``; the encoded numbers have mean 0."""
+        return self._linear[:, -1]
+
+    @property
+    def _linear(self) -> np.ndarray:
+        check_is_fitted(self)
+        if self.model_.kind == "mlp":
+            raise AttributeError(f"A model of kind {self.model_.kind!r} has no coefficients.")
+        return np.atleast_2d(np.asarray(self.params_, np.float64).T)
+
+    def coefficients(self) -> pd.DataFrame:
+        """Coefficients in the units of the columns: of a number, what one more of it adds; ``(intercept)`` is last.
+
+        One column a class, or one for two classes, or for a number, in its own units.  Cut (at 20 spreads) and missing cells
+        are not seen here.
+        """
+        table = np.array(self._linear)
+        scales, shifts = self.encoder_.units
+        table[:, -1] -= table[:, :-1] @ (shifts / scales)
+        table[:, :-1] /= scales
+        if self.encoder_.target is not None:
+            mean, spread = self.encoder_.target
+            table *= spread
+            table[:, -1] += mean
+        names: Any = self._labels[1:] if len(table) == 1 else self._labels
+        names = ["prediction"] if self._regression else names
+        return pd.DataFrame(table.T, index=[*self.get_feature_names_out(), "(intercept)"], columns=names)
+
+    def _learn(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Encode features and labels, and remember how."""
+        if y is None:
+            raise ValueError(f"This {type(self).__name__} requires y to be passed, but the target y is None.")
+        if hasattr(X, "columns"):
+            validate_data(self, X, skip_check_array=True)
+            self.encoder_ = Encoder.learn(X)
+            _say_what_is_left_out(X, self.encoder_)
+        else:
+            X = _dense(validate_data(self, X, **MATRIX))
+            self.encoder_ = Encoder.learn(X)
+        features = self.encoder_.transform(X)
+        values = column_or_1d(y.to_numpy() if hasattr(y, "to_numpy") else y, warn=True)
+        if values.dtype.kind == "f":
+            assert_all_finite(values, input_name="y")
+        if pd.isna(values).any():
+            raise ValueError(f"y has {int(pd.isna(values).sum())} missing value(s) (NaN); leave those rows out.")
+        if len(values) != len(features):
+            raise ValueError(f"y has {len(values)} rows but X has {len(features)}: inconsistent numbers of samples.")
+        return features, self._targets(values)
+
+    def _encoded(self, X: Any) -> np.ndarray:
+        by_place = [column.name for column in self.encoder_.columns] == [f"x{i}" for i in range(self.n_features_in_)]
+        if not by_place or hasattr(self, "feature_names_in_"):
+            if not hasattr(X, "columns"):
+                raise TypeError("X must be a table with the columns seen in fit, not a matrix without names.")
+            return self.encoder_.transform(X)
+        if hasattr(X, "columns"):
+            warnings.warn(
+                f"X has feature names, but {type(self).__name__} was fitted without feature names", stacklevel=3
+            )
+            X = to_frame(X).to_numpy()
+        return self.encoder_.transform(_dense(validate_data(self, X, **MATRIX, reset=False)))
+
+    def _clients(self, clients: Any, features: np.ndarray) -> list[np.ndarray]:
+        if clients is None:
+            self.clients_: list[Any] = ["all"]
+            return [np.arange(len(features))]
+        codes, self.clients_ = encode_groups(clients, name="clients")
+        check_lengths(X=features, clients=codes)
+        parts = partition.by_column(codes)
+        for name, part in zip(self.clients_, parts, strict=True):
+            if len(part) < 2:
+                raise ValueError(f"Client {shown(name)} has one row; every client needs two at least, so leave it out.")
+        return [np.asarray(part) for part in parts]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.categorical = True
+        tags.input_tags.allow_nan = True
+        tags.input_tags.sparse = True
+        return tags
+
+    # What is predicted.
+
+    def _model(self, features: int) -> Model:
+        raise NotImplementedError
+
+    def _targets(self, values: np.ndarray) -> np.ndarray:
+        """``y`` as the model is trained on it."""
+        raise NotImplementedError
+
+
+class FairFederated(Federated):
+    """What the fair classifier and the fair regressor share: groups, training, and a file."""
 
     def fit(
         self, X: Any, y: Any, *, sensitive_features: Any = None, clients: Any = None, sample_weight: Any = None
@@ -106,46 +212,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
                 self.findings_.append(finding)
                 warnings.warn(finding.sentence, AimMissed, stacklevel=2)
         return self
-
-    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        """Names of the encoded features, to which ``coef_`` belongs."""
-        check_is_fitted(self)
-        return np.asarray(self.encoder_.feature_names[:-1], dtype=object)
-
-    @property
-    def coef_(self) -> np.ndarray:
-        """``[1, features]`` (two classes) or ``[classes, features]``, for the encoded features; linear models only."""
-        return self._linear[:, :-1]
-
-    @property
-    def intercept_(self) -> np.ndarray:
-        """``[1]`` or ``[classes]``; the encoded numbers have mean 0."""
-        return self._linear[:, -1]
-
-    @property
-    def _linear(self) -> np.ndarray:
-        check_is_fitted(self)
-        if self.model_.kind == "mlp":
-            raise AttributeError(f"A model of kind {self.model_.kind!r} has no coefficients.")
-        return np.atleast_2d(np.asarray(self.params_, np.float64).T)
-
-    def coefficients(self) -> pd.DataFrame:
-        """Coefficients in the units of the columns: of a number, what one more of it adds; ``(intercept)`` is last.
-
-        One column a class, or one for two classes, or for a number, in its own units.  Cut (at 20 spreads) and missing cells
-        are not seen here.
-        """
-        table = np.array(self._linear)
-        scales, shifts = self.encoder_.units
-        table[:, -1] -= table[:, :-1] @ (shifts / scales)
-        table[:, :-1] /= scales
-        if self.encoder_.target is not None:
-            mean, spread = self.encoder_.target
-            table *= spread
-            table[:, -1] += mean
-        names: Any = self._labels[1:] if len(table) == 1 else self._labels
-        names = ["prediction"] if self._regression else names
-        return pd.DataFrame(table.T, index=[*self.get_feature_names_out(), "(intercept)"], columns=names)
 
     def save(self, path: str | Path) -> Path:
         """Write the fitted model to one ``.npz`` file (the suffix is added if there is none), without pickle."""
@@ -208,40 +274,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         )  # fmt: skip
         return recipe.asked(len(self.groups_), self.strength, self.validation)
 
-    def _learn(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Encode features and labels, and remember how."""
-        if y is None:
-            raise ValueError(f"This {type(self).__name__} requires y to be passed, but the target y is None.")
-        if hasattr(X, "columns"):
-            validate_data(self, X, skip_check_array=True)
-            self.encoder_ = Encoder.learn(X)
-            _say_what_is_left_out(X, self.encoder_)
-        else:
-            X = _dense(validate_data(self, X, **MATRIX))
-            self.encoder_ = Encoder.learn(X)
-        features = self.encoder_.transform(X)
-        values = column_or_1d(y.to_numpy() if hasattr(y, "to_numpy") else y, warn=True)
-        if values.dtype.kind == "f":
-            assert_all_finite(values, input_name="y")
-        if pd.isna(values).any():
-            raise ValueError(f"y has {int(pd.isna(values).sum())} missing value(s) (NaN); leave those rows out.")
-        if len(values) != len(features):
-            raise ValueError(f"y has {len(values)} rows but X has {len(features)}: inconsistent numbers of samples.")
-        return features, self._targets(values)
-
-    def _encoded(self, X: Any) -> np.ndarray:
-        by_place = [column.name for column in self.encoder_.columns] == [f"x{i}" for i in range(self.n_features_in_)]
-        if not by_place or hasattr(self, "feature_names_in_"):
-            if not hasattr(X, "columns"):
-                raise TypeError("X must be a table with the columns seen in fit, not a matrix without names.")
-            return self.encoder_.transform(X)
-        if hasattr(X, "columns"):
-            warnings.warn(
-                f"X has feature names, but {type(self).__name__} was fitted without feature names", stacklevel=3
-            )
-            X = to_frame(X).to_numpy()
-        return self.encoder_.transform(_dense(validate_data(self, X, **MATRIX, reset=False)))
-
     def _groups(self, sensitive_features: Any, features: np.ndarray) -> np.ndarray:
         if sensitive_features is None:
             if self.method != "fedavg":
@@ -261,44 +293,76 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             )
         return codes
 
-    def _clients(self, clients: Any, features: np.ndarray) -> list[np.ndarray]:
-        if clients is None:
-            self.clients_: list[Any] = ["all"]
-            return [np.arange(len(features))]
-        codes, self.clients_ = encode_groups(clients, name="clients")
-        check_lengths(X=features, clients=codes)
-        parts = partition.by_column(codes)
-        for name, part in zip(self.clients_, parts, strict=True):
-            if len(part) < 2:
-                raise ValueError(f"Client {shown(name)} has one row; every client needs two at least, so leave it out.")
-        return [np.asarray(part) for part in parts]
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.categorical = True
-        tags.input_tags.allow_nan = True
-        tags.input_tags.sparse = True
-        return tags
-
-    # What is predicted.
-
-    def _model(self, features: int) -> Model:
-        raise NotImplementedError
-
     def _decisions(self) -> dict[str, Any]:
         """Further arguments of the program."""
         return {}
-
-    def _targets(self, values: np.ndarray) -> np.ndarray:
-        """``y`` as the model is trained on it."""
-        raise NotImplementedError
 
     def _look(self, features: np.ndarray, labels: np.ndarray, codes: np.ndarray) -> None:
         """What can be said against the model by what it says of the rows it was trained on."""
         self.findings_: list[Finding] = []
 
 
-class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[misc]
+class OfClasses(ClassifierMixin):  # type: ignore[misc]
+    """Probabilities and decisions of a fitted `Federated`."""
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probability of every class, columns in the order of ``classes_``."""
+        check_is_fitted(self)
+        return probabilities(self.model_, self.params_, self._encoded(X))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of every row; of two the second where its probability is above ``threshold_``; of more, where
+        ``threshold_`` holds one for each, that whose probability is the largest multiple of its own."""
+        check_is_fitted(self)
+        return np.asarray(self.classes_[decisions(self.predict_proba(X), self.threshold_)])
+
+    @property
+    def _labels(self) -> np.ndarray:
+        return self.classes_
+
+    @_labels.setter
+    def _labels(self, classes: np.ndarray) -> None:
+        self.classes_ = classes
+
+    def _targets(self, values: np.ndarray) -> np.ndarray:
+        check_classification_targets(values)
+        self.classes_, labels = np.unique(values, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y holds one class only ({shown(self.classes_[0])}): a classifier needs at least two.")
+        return labels
+
+
+class OfNumbers(RegressorMixin):  # type: ignore[misc]
+    """Predictions of a fitted `Federated`."""
+
+    _regression = True
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The predicted number of every row."""
+        check_is_fitted(self)
+        assert self.encoder_.target is not None
+        mean, spread = self.encoder_.target
+        return np.asarray(mean + spread * numbers(self.model_, self.params_, self._encoded(X)))
+
+    @property
+    def _labels(self) -> np.ndarray:
+        return np.array([])
+
+    @_labels.setter
+    def _labels(self, classes: np.ndarray) -> None:
+        """Numbers have none."""
+
+    def _targets(self, values: np.ndarray) -> np.ndarray:
+        try:
+            given = values.astype(np.float64)
+        except (TypeError, ValueError):
+            raise ValueError("y must hold numbers: a regressor predicts them; for classes use a classifier.") from None
+        mean, spread = float(given.mean()), float(given.std())
+        self.encoder_ = replace(self.encoder_, target=(mean, spread if spread > 0 else 1.0))
+        return self.encoder_.standardised(given)
+
+
+class FairFederatedClassifier(OfClasses, FairFederated):
     """Classifier with equal rates over sensitive groups, trained over clients that keep their rows (simulated here).
 
     With the defaults FedPath trains a logistic regression on rows with one weight per (group, label) cell, and learns these
@@ -317,14 +381,16 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         gap: "fedpath": instead of a strength, the gap to aim at, such as 0.02; measured as in ``frontier_``.
         accuracy_loss: "fedpath": instead, how much accuracy to spend at most, such as 0.005.
         temperature: sharpness of the soft decisions in ``metric``.
-        model: "logistic" (two or more classes) or "mlp", one hidden layer of ``hidden`` units.
+        model: "logistic" (two or more classes) or "mlp", one hidden layer.
+        hidden: units of that layer.
         ridge: weight of the squared parameters in the loss.  None: 1e-3; "fedpath": one over the number of rows.
-        steps: training steps of the model; None: 2,000 (FCFL: 1,020 rounds).  Neither this nor ``weight_steps``,
-            ``local_steps``, ``batch_size`` and ``step`` mean anything to "fedpath".
+        steps: training steps of the model; None: to the end of its objective, or 2,000 of them where ``step`` is given.
+            Neither this nor ``weight_steps``, ``local_steps``, ``batch_size`` and ``step`` mean anything to "fedpath".
         weight_steps: steps of the bilevel stage; None: 1,000 ("cells") or 2,000 ("paper").
         local_steps: steps between two rounds of communication (FedMinMax and FCFL: always 1).
         batch_size: rows a step draws; cut to the smallest client's rows.
-        step: learning rate; divided automatically where the encoded features make the loss steeper than usual.
+        step: learning rate, 0.1 where only ``steps`` are given; divided automatically where the encoded features make the loss
+            steeper than usual.
         validation: the share of each client's rows that the outer level reads and the inner one does not.  None: "cells" reads
             the same rows on both levels (it fits a handful of numbers), "paper" takes a fifth.
         class_weight: "balanced" (classes count alike, whatever their shares), or a dict of numbers by class; they multiply
@@ -349,14 +415,15 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
             for the features get_feature_names_out names; `coefficients` gives them in the units of the table.
         findings_: what a reader must know before believing its numbers, by its decisions on the rows it was trained on.
 
-    >>> import numpy as np
-    >>> rng = np.random.default_rng(0)
-    >>> X, sex, site = rng.normal(size=(300, 3)), rng.choice(["f", "m"], 300), rng.choice(["A", "B"], 300)
-    >>> y = np.where(X[:, 0] + 0.3 * rng.normal(size=300) > 0, "yes", "no")
-    >>> clf = FairFederatedClassifier(random_state=0)
-    >>> clf = clf.fit(X, y, sensitive_features=sex, clients=site)
-    >>> bool(clf.score(X, y) > 0.85), clf.clients_, list(clf.group_weights_.index)
-    (True, ['A', 'B'], [('f', 'no'), ('f', 'yes'), ('m', 'no'), ('m', 'yes')])
+    Examples:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> X, sex, site = rng.normal(size=(300, 3)), rng.choice(["f", "m"], 300), rng.choice(["A", "B"], 300)
+        >>> y = np.where(X[:, 0] + 0.3 * rng.normal(size=300) > 0, "yes", "no")
+        >>> clf = FairFederatedClassifier(random_state=0)
+        >>> clf = clf.fit(X, y, sensitive_features=sex, clients=site)
+        >>> bool(clf.score(X, y) > 0.85), clf.clients_, list(clf.group_weights_.index)
+        (True, ['A', 'B'], [('f', 'no'), ('f', 'yes'), ('m', 'no'), ('m', 'yes')])
     """
 
     def __init__(
@@ -376,7 +443,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         weight_steps: int | None = None,
         local_steps: int = 5,
         batch_size: int | None = 128,
-        step: float = 0.1,
+        step: float | None = None,
         validation: float | None = None,
         class_weight: str | dict[Any, float] | None = None,
         threshold: float | str | None = None,
@@ -408,37 +475,11 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         self.history_rows = history_rows
         self.random_state = random_state
 
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Probability of every class, columns in the order of ``classes_``."""
-        check_is_fitted(self)
-        return probabilities(self.model_, self.params_, self._encoded(X))
-
-    def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of every row; of two the second where its probability is above ``threshold_``; of more, where
-        ``threshold_`` holds one for each, that whose probability is the largest multiple of its own."""
-        check_is_fitted(self)
-        return np.asarray(self.classes_[decisions(self.predict_proba(X), self.threshold_)])
-
-    @property
-    def _labels(self) -> np.ndarray:
-        return self.classes_
-
-    @_labels.setter
-    def _labels(self, classes: np.ndarray) -> None:
-        self.classes_ = classes
-
     def _model(self, features: int) -> Model:
         return Model(self.model, features, len(self.classes_), self.hidden)
 
     def _decisions(self) -> dict[str, Any]:
         return {"class_weight": self._class_weight(), "threshold": Threshold.parse(self.threshold)}
-
-    def _targets(self, values: np.ndarray) -> np.ndarray:
-        check_classification_targets(values)
-        self.classes_, labels = np.unique(values, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(f"y holds one class only ({shown(self.classes_[0])}): a classifier needs at least two.")
-        return labels
 
     def _look(self, features: np.ndarray, labels: np.ndarray, codes: np.ndarray) -> None:
         """What can be said against the model by its decisions on the rows it was trained on."""
@@ -461,7 +502,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         return [float(given.get(name, 1.0)) for name in self.classes_.tolist()]
 
 
-class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[misc]
+class FairFederatedRegressor(OfNumbers, FairFederated):
     """Regressor with equal mean errors over sensitive groups, trained over clients that keep their rows (simulated here).
 
     With the defaults FedPath trains a linear regression on rows with a weight for each group below and above the mean of ``y``,
@@ -474,9 +515,23 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         metric: what is evened out between groups: "mean_error" (prediction minus truth) or "mean_prediction"; for "cells" also
             a function like those in `fedbilevel.fairness.formulation`, of standardised predictions.
         loss: "squared", or "huber": errors beyond one standard deviation of ``y`` count by their size, not their square.
-        model: "linear" or "mlp", one hidden layer of ``hidden`` units.
-        formulation, strength, gap, accuracy_loss, hidden, ridge, steps, weight_steps, local_steps, batch_size, step,
-        validation, client_weights, secure, history_rows, random_state: as in `FairFederatedClassifier`.
+        model: "linear" or "mlp", one hidden layer.
+        formulation: as in `FairFederatedClassifier`.
+        strength: as in `FairFederatedClassifier`.
+        gap: as in `FairFederatedClassifier`.
+        accuracy_loss: as in `FairFederatedClassifier`.
+        hidden: as in `FairFederatedClassifier`.
+        ridge: as in `FairFederatedClassifier`.
+        steps: as in `FairFederatedClassifier`.
+        weight_steps: as in `FairFederatedClassifier`.
+        local_steps: as in `FairFederatedClassifier`.
+        batch_size: as in `FairFederatedClassifier`.
+        step: as in `FairFederatedClassifier`.
+        validation: as in `FairFederatedClassifier`.
+        client_weights: as in `FairFederatedClassifier`.
+        secure: as in `FairFederatedClassifier`.
+        history_rows: as in `FairFederatedClassifier`.
+        random_state: as in `FairFederatedClassifier`.
 
     Attributes:
         n_features_in_, feature_names_in_ (tables with named columns), groups_, clients_: what was seen in fit.
@@ -484,17 +539,17 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         frontier_, history_, params_, model_, encoder_, coef_, intercept_: as in `FairFederatedClassifier`; the
             last two for standardised ``y``, `coefficients` in its units.
 
-    >>> import numpy as np
-    >>> rng = np.random.default_rng(0)
-    >>> X, sex = rng.normal(size=(300, 3)), rng.choice(["f", "m"], 300)
-    >>> y = 900 + 70 * X[:, 0] - 30 * (sex == "f") + 10 * rng.normal(size=300)
-    >>> reg = FairFederatedRegressor(random_state=0)
-    >>> reg = reg.fit(X, y, sensitive_features=sex)
-    >>> bool(reg.score(X, y) > 0.85), list(reg.group_weights_.index)[:2]
-    (True, [('f', 'below the mean'), ('f', 'above the mean')])
+    Examples:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> X, sex = rng.normal(size=(300, 3)), rng.choice(["f", "m"], 300)
+        >>> y = 900 + 70 * X[:, 0] - 30 * (sex == "f") + 10 * rng.normal(size=300)
+        >>> reg = FairFederatedRegressor(random_state=0)
+        >>> reg = reg.fit(X, y, sensitive_features=sex)
+        >>> bool(reg.score(X, y) > 0.85), list(reg.group_weights_.index)[:2]
+        (True, [('f', 'below the mean'), ('f', 'above the mean')])
     """
 
-    _regression = True
     temperature = 2.0
 
     def __init__(
@@ -514,7 +569,7 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         weight_steps: int | None = None,
         local_steps: int = 5,
         batch_size: int | None = 128,
-        step: float = 0.1,
+        step: float | None = None,
         validation: float | None = None,
         client_weights: str = "uniform",
         secure: bool = False,
@@ -542,32 +597,8 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         self.history_rows = history_rows
         self.random_state = random_state
 
-    def predict(self, X: Any) -> np.ndarray:
-        """The predicted number of every row."""
-        check_is_fitted(self)
-        assert self.encoder_.target is not None
-        mean, spread = self.encoder_.target
-        return np.asarray(mean + spread * numbers(self.model_, self.params_, self._encoded(X)))
-
-    @property
-    def _labels(self) -> np.ndarray:
-        return np.array([])
-
-    @_labels.setter
-    def _labels(self, classes: np.ndarray) -> None:
-        """Numbers have none."""
-
     def _model(self, features: int) -> Model:
         return Model(self.model, features, 1, self.hidden, self.loss)
-
-    def _targets(self, values: np.ndarray) -> np.ndarray:
-        try:
-            given = values.astype(np.float64)
-        except (TypeError, ValueError):
-            raise ValueError("y must hold numbers: a regressor predicts them; for classes use a classifier.") from None
-        mean, spread = float(given.mean()), float(given.std())
-        self.encoder_ = replace(self.encoder_, target=(mean, spread if spread > 0 else 1.0))
-        return self.encoder_.standardised(given)
 
 
 def _dense(matrix: Any) -> Any:

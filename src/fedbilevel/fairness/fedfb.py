@@ -24,7 +24,7 @@ A number to be predicted has no labels: pi and r are those of all rows of a grou
 Differences from the paper: equal opportunity only; known to us from its text's summaries and a published program, not from the
 authors' code; losses are compared as means over a group's positives (as in FairBatch), not as sums; alpha is in shares of the
 positives, not of all rows; for two groups the step is alpha sign(r_1 - r_0), as in the paper, for more it is along d / |d| and
-projected; the ridge term, which enters the clients' steps and not r.
+projected; the ridge term, which enters the clients' steps and not r; ``finish_after``.
 
 Checked: iterates against a naive loop; that it narrows the gap between the groups' positive losses which FedAvg leaves.
 """
@@ -39,7 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.algorithms.afl import onto_simplex
-from fedbilevel.algorithms.arguments import Batch, Count, NotNegative, Positive, Start, algorithm
+from fedbilevel.algorithms.arguments import Batch, Count, MaybeCount, NotNegative, Positive, Start, algorithm
 from fedbilevel.algorithms.local import Local
 from fedbilevel.calculus import Calls, Tree, counted, step_along
 from fedbilevel.fairness import baseline
@@ -66,10 +66,12 @@ def fedfb(
     batch_size: Batch = 128,
     ridge: NotNegative = 0.0,
     losses: Losses = row_losses,
+    finish_after: MaybeCount = None,
 ) -> Algorithm:
     """FedFB.  ``positive_counts[a]``: positive training rows of group a over all clients; of more than two classes
     ``[class, group]``, the rows of that class; with other ``losses``, those of a number, all rows.  ``step`` is the clients'
-    step, ``group_step`` alpha.
+    step, ``group_step`` alpha.  ``finish_after``: rounds after which the model is trained to the end with the mean weights of
+    their second half.
 
     >>> import numpy as np
     >>> from fedbilevel.fairness.fedfb import fedfb
@@ -81,10 +83,13 @@ def fedfb(
     loss, classified = baseline.PlainLoss(scores, ridge, losses), losses is row_losses
     base = baseline.fair_averaging(loss, scores, init, step, local_steps, batch_size, count, losses)
 
+    def each_weighted(params: Tree, message: Message, rows: Any) -> jax.Array:
+        each = losses(scores(params, rows["features"]), rows["labels"])
+        return _row_weights(message, rows, classified).astype(each.dtype) * each
+
     def work(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
         def weighted(params: Tree, batch: Tree) -> jax.Array:
-            each = losses(scores(params, batch["features"]), batch["labels"])
-            return jnp.mean(_row_weights(message, batch, classified).astype(each.dtype) * each) + penalty(params, ridge)
+            return jnp.mean(each_weighted(params, message, batch)) + penalty(params, ridge)
 
         def descend(model: Tree, batches: Batches) -> tuple[Tree, None]:
             return step_along(model, -step, jax.grad(weighted)(model, batches.inner())), None
@@ -106,11 +111,12 @@ def fedfb(
         moved: Any = jax.vmap(lambda weights, own: _moved(weights, own, group_step, ALIKE * jnp.max(own)))
         return Server(mean.outer, moved(server.group_weights, risks), risks)
 
-    return base._replace(
+    made = base._replace(
         init=lambda key: weights.first(base.init(key)),
         plan=(Phase("local", weights.send, work, absorb),),
         outer=lambda server: server.model,
     )
+    return made if finish_after is None else baseline.finished(made, weights, finish_after, each_weighted, ridge)
 
 
 def _row_weights(message: Message, batch: Any, classified: bool) -> jax.Array:

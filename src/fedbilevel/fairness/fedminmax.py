@@ -22,20 +22,21 @@ client: a model and 2 K numbers; down: two models and K numbers.
 ``batch_size=None``: theta and mu then step simultaneously), in the same reply.  Up: a model and 2 K numbers; down: a model
 and K numbers.  On minibatches, a group that no client drew keeps its last known risk.
 
-Differences from the paper: minibatches; the ridge term, which enters the clients' steps and not the group risks.
+Differences from the paper: minibatches; the ridge term, which enters the clients' steps and not the group risks;
+``finish_after`` (`fedbilevel.fairness.baseline.finished`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.algorithms.afl import onto_simplex
-from fedbilevel.algorithms.arguments import Batch, NotNegative, Positive, Start, algorithm, one_of
+from fedbilevel.algorithms.arguments import Batch, MaybeCount, NotNegative, Positive, Start, algorithm, one_of
 from fedbilevel.algorithms.local import Local
 from fedbilevel.calculus import Calls, Tree, counted, step_along
 from fedbilevel.fairness import baseline
@@ -60,9 +61,11 @@ def fedminmax(
     ridge: NotNegative = 0.0,
     risks: Annotated[str, one_of("averaged", "sent")] = "averaged",
     losses: Losses = row_losses,
+    finish_after: MaybeCount = None,
 ) -> Algorithm:
     """FedMinMax with one local step a round.  ``group_counts[a]``: training rows of group a over all clients;
     ``step`` is eta, ``group_step`` eta_mu; ``risks`` when the group risks are taken, "averaged" or "sent" (see above).
+    ``finish_after``: rounds after which the model is trained to the end with the mean weights of their second half.
 
     >>> import numpy as np
     >>> from fedbilevel.fairness.fedminmax import fedminmax
@@ -74,6 +77,9 @@ def fedminmax(
     loss = baseline.PlainLoss(scores, ridge, losses)
     base = baseline.fair_averaging(loss, scores, init, step, 1, batch_size, count, losses)
 
+    def weighed(message: Message, each: jax.Array, batch: Any) -> jax.Array:
+        return message.row_weights.astype(each.dtype)[batch["groups"]] * each
+
     def by_group(each: jax.Array, groups: jax.Array) -> GroupLosses:
         return GroupLosses(*(group_totals(row, groups, count) / len(row) for row in (each, jnp.ones_like(each))))
 
@@ -82,8 +88,7 @@ def fedminmax(
 
         def weighted(params: Tree) -> tuple[jax.Array, jax.Array]:
             each = losses(scores(params, batch["features"]), batch["labels"])
-            looked_up = message.row_weights.astype(each.dtype)[batch["groups"]]
-            return jnp.mean(looked_up * each) + penalty(params, ridge), each
+            return jnp.mean(weighed(message, each, batch)) + penalty(params, ridge), each
 
         gradient, each = jax.grad(weighted, has_aux=True)(message.model)
         groups = by_group(each, batch["groups"]) if risks == "sent" else None
@@ -105,8 +110,15 @@ def fedminmax(
 
     descent = Phase("descent", weights.send, descend, absorb)
     ascent = Phase("ascent", lambda server: server.model, evaluate, ascend)
-    return base._replace(
+    made = base._replace(
         init=lambda key: weights.first(base.init(key)),
         plan=(descent, ascent) if risks == "averaged" else (descent,),
         outer=lambda server: server.model,
     )
+    if finish_after is None:
+        return made
+
+    def each_weighted(params: Tree, message: Message, rows: Any) -> jax.Array:
+        return weighed(message, losses(scores(params, rows["features"]), rows["labels"]), rows)
+
+    return baseline.finished(made, weights, finish_after, each_weighted, ridge)

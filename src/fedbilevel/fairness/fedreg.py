@@ -18,14 +18,53 @@ Where a number is predicted (``losses``, ``compared``), r_a is the mean predicti
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from fedbilevel.algorithms.arguments import AtLeastTwo, Batch, Count, NotNegative, Positive, Start, algorithm
 from fedbilevel.calculus import Tree
 from fedbilevel.fairness.baseline import Comparison, Losses, Scores, fair_averaging
-from fedbilevel.fairness.models import group_rates, largest_gap, penalty, recognised, row_losses
+from fedbilevel.fairness.models import (
+    Compared,
+    RowLosses,
+    group_rates,
+    largest_gap,
+    mean_of,
+    penalty,
+    recognised,
+    row_losses,
+)
 from fedbilevel.plan import Algorithm
+
+
+@dataclass(frozen=True)
+class FairLoss:
+    """What a client minimises: mean loss, lambda times the largest gap, and ridge."""
+
+    scores: Scores
+    groups: int
+    strength: Any
+    ridge: Any
+    temperature: Any = 1.0
+    losses: RowLosses = row_losses
+    compared: Compared = recognised
+
+    def __call__(self, params: Tree, batch: Tree) -> jax.Array:
+        return self.masked(params, batch, None)
+
+    def masked(self, params: Tree, batch: Tree, real: jax.Array | None) -> jax.Array:
+        """The same over the rows that are ``real``."""
+        logits = self.scores(params, batch["features"])
+        values = self.compared(logits, batch["labels"], self.temperature)
+        if real is not None:
+            values = tuple(jnp.where(real, value, 0) for value in values)
+        gap = largest_gap(group_rates(values, batch["groups"], self.groups))
+        fair = jnp.asarray(self.strength, gap.dtype) * gap
+        each = self.losses(logits, batch["labels"])
+        return (jnp.mean(each) if real is None else mean_of(each, real)) + fair + penalty(params, self.ridge)
 
 
 @algorithm()
@@ -57,10 +96,5 @@ def fedreg(
     (3,)
     """
 
-    def loss(params: Tree, batch: Tree) -> jax.Array:
-        logits = scores(params, batch["features"])
-        gap = largest_gap(group_rates(compared(logits, batch["labels"], temperature), batch["groups"], groups))
-        fair = jnp.asarray(strength, gap.dtype) * gap
-        return jnp.mean(losses(logits, batch["labels"])) + fair + penalty(params, ridge)
-
+    loss = FairLoss(scores, groups, strength, ridge, temperature, losses, compared)
     return fair_averaging(loss, scores, init, step, local_steps, batch_size, groups, losses)

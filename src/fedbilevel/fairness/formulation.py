@@ -222,6 +222,13 @@ class Formulation:
     ``metric`` names one of `METRICS` or is a function of the same signature; ``temperature`` sharpens the soft decisions;
     ``ridge`` makes the inner problem strongly convex; None: the method's own (`Recipe.settled`).
     "paper" does not read ``metric``, ``strength`` and ``temperature``.
+
+    Attributes:
+        kind: "cells" or "paper".
+        metric: What is evened out: a name, or a function of soft decisions.
+        strength: How much fairness counts against the loss; not negative.
+        temperature: How sharp the soft decisions are; positive.
+        ridge: Of the inner loss; None: the method's own.
     """
 
     kind: str = "cells"
@@ -321,6 +328,16 @@ def fair_problem(
 
     Two-class logistic regression is declared linear and runs on the fused kernels; everything else, and rows with weights
     of their own (``row_weights``: a leaf ``weights``), on the general path.
+
+    Args:
+        formulation: What is fair, and how much it counts.
+        model: The model that is trained.
+        groups: How many groups there are.
+        row_weights: Whether rows have weights of their own.
+        kernel: "auto", "off" or "require": see `LinearInner`.
+
+    Returns:
+        A `BilevelProblem` with a local lower level: weights above, the model below.
     """
     whole_number("groups", groups)
     cells = formulation.cells(groups, model.classes)

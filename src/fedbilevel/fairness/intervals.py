@@ -89,9 +89,10 @@ def across_splits(
         resamples: for "bootstrap".
         seed: for "bootstrap".
 
-    >>> interval = across_splits([0.1, 0.2, 0.3])
-    >>> round(interval.estimate, 3), round(interval.low, 3), round(interval.high, 3)
-    (0.2, -0.048, 0.448)
+    Examples:
+        >>> interval = across_splits([0.1, 0.2, 0.3])
+        >>> round(interval.estimate, 3), round(interval.low, 3), round(interval.high, 3)
+        (0.2, -0.048, 0.448)
     """
     check_choice("method", method, SPLIT_METHODS)
     check_level(level)
@@ -132,8 +133,21 @@ def paired_difference(
 
     Two pandas Series are matched by their index (the split), other inputs by position.
 
-    >>> paired_difference([0.84, 0.85, 0.83], [0.80, 0.80, 0.80]).excludes_zero
-    True
+    Args:
+        values: One number a split.
+        baseline: One number a split, for the same splits.
+        level: Of confidence.
+        method: As in `across_splits`.
+        test_share: Share of the rows that a split tests on; corrects for overlap.
+        resamples: Of the bootstrap.
+        seed: Of the draws.
+
+    Returns:
+        An `Interval`.
+
+    Examples:
+        >>> paired_difference([0.84, 0.85, 0.83], [0.80, 0.80, 0.80]).excludes_zero
+        True
     """
     if isinstance(values, pd.Series) and isinstance(baseline, pd.Series):
         for name, series in (("values", values), ("baseline", baseline)):
@@ -233,9 +247,10 @@ def gap_ends(
     at once.  Its high end is the largest high end: the pair that is truly furthest apart is among them, so nothing has to be
     corrected.  docs/metrics.md shows the measured coverage.
 
-    >>> low, high = gap_ends(Counts(np.array([[[0, 0], [2, 0]], [[0, 0], [60, 40]]])), "equal_opportunity")
-    >>> round(float(low), 3), round(float(high), 3)
-    (0.0, 0.504)
+    Examples:
+        >>> low, high = gap_ends(Counts(np.array([[[0, 0], [2, 0]], [[0, 0], [60, 40]]])), "equal_opportunity")
+        >>> round(float(low), 3), round(float(high), 3)
+        (0.0, 0.504)
     """
     if counts.weights is not None:
         raise ValueError("Rows have weights: bootstrap_interval redraws them.")
@@ -442,6 +457,23 @@ def bootstrap_difference(
     """The metric of `y_pred` minus that of `y_pred_baseline`, both evaluated on the same redrawn rows.
 
     The other arguments are those of `bootstrap_interval`.
+
+    Args:
+        metric: As in `bootstrap_interval`.
+        y_true: The labels.
+        y_pred: The predicted labels.
+        y_pred_baseline: Those of the model to compare with, for the same rows.
+        sensitive_features: The group of each row.
+        method: How groups are compared.
+        strata: "cell", "group" or "none".
+        level: Of confidence.
+        resamples: How many.
+        seed: Of the draws.
+        sample_weight: Weights of the rows; None: all 1.
+        pos_label: The positive class, if the labels are not 0/1.
+
+    Returns:
+        An `Interval`.
     """
     both = [encode(y_true, y, sensitive_features, sample_weight, pos_label) for y in (y_pred, y_pred_baseline)]
     check_level(level)

@@ -4,6 +4,11 @@ FedPath, the default, solves the bilevel problem for the common model itself, in
 stages: the bilevel problem gives the weights of the groups or cells, then FedAvg trains one common model on rows weighted by
 them.  (The clients' own inner models of stage one never leave them and are not used.)  All others train the model at once.
 `fedbilevel.fairness.program` puts the stages together.
+
+Unless steps are asked for, FedAvg, FedReg and second stages train their model to the end of its objective, by
+`fedbilevel.algorithms.lbfgs` on whole local sets.  FedMinMax and FedFB find their group weights by their own steps first.  FCFL
+and FairFed have no objective that stands still, and keep to their own steps: longer ones (1 / curvature) were worse by their
+own measure on small tables.
 """
 
 from __future__ import annotations
@@ -19,33 +24,39 @@ import numpy as np
 from fedbilevel.algorithms.fedavg import fedavg
 from fedbilevel.algorithms.fedbio import fedbio
 from fedbilevel.algorithms.fedbioacc import fedbioacc
+from fedbilevel.algorithms.lbfgs import lbfgs
 from fedbilevel.calculus import Tree
 from fedbilevel.fairness.fairfed import fairfed
 from fedbilevel.fairness.fcfl import fcfl
 from fedbilevel.fairness.fedfb import fedfb
 from fedbilevel.fairness.fedminmax import fedminmax
 from fedbilevel.fairness.fedpath import fedpath, rounds_of
-from fedbilevel.fairness.fedreg import fedreg
+from fedbilevel.fairness.fedreg import FairLoss, fedreg
 from fedbilevel.fairness.formulation import Formulation
 from fedbilevel.fairness.models import Model, RowLosses, mean_of, mistaken, penalty, predicted, recognised, row_losses
 from fedbilevel.hypergradients.neumann import neumann
 from fedbilevel.plan import Algorithm
+from fedbilevel.plugins import plugins, suited
 from fedbilevel.problem import BilevelProblem, not_negative, positive, whole_number
 
-METHODS = ("fedavg", "fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", "fedbio", "fedbioacc", "fedpath")
+BILEVEL = ("fedbio", "fedbioacc", *plugins("local"))
+METHODS = ("fedavg", "fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", *BILEVEL, "fedpath")
 PATH = "fedpath"
 STRENGTHS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 """Of FedPath's path; a strength that was asked for comes in between."""
 LARGEST_LOSS = 0.005
 """Accuracy that ``strength="auto"`` spends at most."""
 RIDGE = 1e-3
-BILEVEL = ("fedbio", "fedbioacc")
 COMPARES_GROUPS = ("fedreg", "fedminmax", "fcfl", "fedfb", "fairfed")
 """Methods of one level that are defined by two or more groups."""
 SINGLE_STEP = ("fedminmax", "fcfl")
 """They communicate after every step, so their local steps are 1 whatever is asked for."""
 
 STEPS = 2000
+STEP = 0.1
+"""The paper's steps and learning rate, wherever one of the two is asked for, and of the paper's formulation."""
+ENOUGH = 100
+"""Rounds of `lbfgs`, most of which arrives after 30 to 70 (docs/algorithms.md) and then asks nobody."""
 CELLS_STEPS = 1000
 OUTER_BATCH = 512
 WHOLE_UP_TO = 4096
@@ -68,13 +79,14 @@ two: 2,000 times 0.1; a client's own model needs less).  u = 100 keeps alpha_t f
 class Recipe:
     """How a method is run.  ``None`` stands for the method's own default.
 
-    ``steps``: of the model's training, 2,000 (FCFL: 1,020 rounds, as published).  ``weight_steps``: of stage one, likewise
-    2,000 for the paper's formulation and 1,000 for "cells".  ``local_steps``: I, 5; always 1 for
-    FedMinMax and FCFL.  ``step``: learning rate of the model.  ``inner_step``, ``outer_step``: of stage one (FedBiO: 0.1 and
-    0.1, FedBiOAcc: 1 and 1 times alpha_t, as in the paper; "cells": see `FEDBIO_CELLS` and `FEDBIOACC_CELLS`).  ``terms`` and
-    ``series_step``: of the Neumann series.  ``outer_batch_size``: validation rows a step reads; by default the batch
-    size ("paper"; at most all), or all of them up to `WHOLE_UP_TO` and `OUTER_BATCH` beyond ("cells": rates of small groups
-    cannot be told from a few rows); "batch" is as many as an inner step draws, "whole" is all.
+    ``steps``: of the model's training.  Without ``steps`` and ``step`` it ends by itself (`finishes`).  With one of them, and
+    for the paper's formulation and other methods, it has 2,000 steps of 0.1 (FCFL: 1,020 rounds, as published).
+    ``weight_steps``: of stage one, likewise 2,000 for the paper's formulation and 1,000 for "cells".  ``local_steps``: I, 5;
+    always 1 for FedMinMax and FCFL.  ``step``: learning rate of the model.  ``inner_step``, ``outer_step``: of stage one
+    (FedBiO: 0.1 and 0.1, FedBiOAcc: 1 and 1 times alpha_t, as in the paper; "cells": see `FEDBIO_CELLS` and
+    `FEDBIOACC_CELLS`).  ``terms`` and ``series_step``: of the Neumann series.  ``outer_batch_size``: validation rows a step
+    reads; by default the batch size ("paper"; at most all), or all of them up to `WHOLE_UP_TO` and `OUTER_BATCH` beyond
+    ("cells": rates of small groups cannot be told from a few rows); "batch" is as many as an inner step draws, "whole" is all.
     ``penalty``: FedReg's.  ``group_step``, ``risks``: FedMinMax's.  ``epsilon``: FCFL's.  ``alpha``: FedFB's step of the
     groups' shares.  ``beta``: FairFed's, of the clients' weights.  ``client_weights``: "uniform" as in the paper, or "samples"
     (FedMinMax, FedFB, FairFed and FedPath are defined by the latter).
@@ -82,6 +94,33 @@ class Recipe:
     ``gap``, ``accuracy_loss``: what to aim at along FedPath's path instead of the formulation's strength: the smallest strength
     whose gap is at most this, or the smallest gap for at most this much accuracy; ``path``: the strengths there.
     FedPath reads all rows in every round and sets its steps itself: of the other options it reads none.
+    ``finish``: whether the model is trained to the end; by default unless steps are asked for (`finishes`).
+
+    Attributes:
+        method: One of `METHODS`.
+        formulation: Of the bilevel methods.
+        steps: Of the model's training; None: the method's own.
+        weight_steps: Of stage one; None: the formulation's own.
+        local_steps: Between two exchanges.
+        batch_size: Training rows of a step; None: all.
+        outer_batch_size: Validation rows of a step.
+        step: Learning rate of the model.
+        inner_step: Of stage one; None: the method's own.
+        outer_step: Of stage one; None: the method's own.
+        terms: Of the Neumann series.
+        series_step: Of the Neumann series.
+        penalty: FedReg's.
+        group_step: FedMinMax's.
+        risks: FedMinMax's: "averaged" or "sent".
+        epsilon: FCFL's.
+        alpha: FedFB's.
+        beta: FairFed's.
+        client_weights: "uniform" or "samples".
+        train_on: "all", or "train": without the validation rows.
+        finish: Whether the model is trained to the end; None: unless steps are asked for.
+        gap: FedPath's aim.
+        accuracy_loss: FedPath's aim.
+        path: FedPath's strengths.
     """
 
     method: str = "fedpath"
@@ -91,7 +130,7 @@ class Recipe:
     local_steps: int = 5
     batch_size: int | None = 128
     outer_batch_size: int | str | None = None
-    step: float = 0.1
+    step: float | None = None
     inner_step: float | None = None
     outer_step: float | None = None
     terms: int = 5
@@ -104,6 +143,7 @@ class Recipe:
     beta: float = 0.1
     client_weights: str = "uniform"
     train_on: str = "all"
+    finish: bool | None = None
     gap: float | None = None
     accuracy_loss: float | None = None
     path: Sequence[float] = STRENGTHS
@@ -166,12 +206,32 @@ class Recipe:
             return replace(self, formulation=form).settled(smallest, val_smallest, val_largest, curvature, total)
         steeper = max(1.0, curvature / SMOOTH)
         batch = None if self.batch_size is None else min(self.batch_size, smallest)
-        chosen = replace(self, batch_size=batch, step=self.step / steeper)
+        step = (STEP if self.step is None else self.step) / steeper
+        chosen = replace(self, batch_size=batch, step=step, finish=self.finishes)
         chosen = replace(chosen, outer_batch_size=chosen._outer_batch(val_smallest, val_largest))
         if steeper == 1 or self.method not in BILEVEL:
             return chosen
         usual = self.constants()["inner_step"] if self.inner_step is None else self.inner_step
         return replace(chosen, inner_step=usual / steeper, series_step=self.series_step / steeper)
+
+    @property
+    def finishes(self) -> bool:
+        """Whether the model is trained to the end: unless steps are asked for, by a number or by the paper's formulation,
+        which stands for the paper's."""
+        unasked = self.steps is None and self.step is None and self.formulation.kind != "paper"
+        return unasked if self.finish is None else self.finish
+
+    @property
+    def to_the_end(self) -> bool:
+        """Whether `lbfgs` alone trains it, on whole local sets."""
+        return self.finishes and (self.method in BILEVEL or self.method in ("fedavg", "fedreg"))
+
+    @property
+    def finish_after(self) -> int | None:
+        """Rounds after which FedMinMax and FedFB, their group weights found, train it to the end; None: never."""
+        if not (self.finishes and self.method in ("fedminmax", "fedfb")):
+            return None
+        return -(-(STEPS if self.steps is None else self.steps) // self._between)
 
     def _outer_batch(self, smallest: int, largest: int) -> int | str:
         """Validation rows an outer step reads, from those of the smallest and of the largest client."""
@@ -186,9 +246,9 @@ class Recipe:
         return "whole" if largest <= WHOLE_UP_TO else min(OUTER_BATCH, smallest)
 
     def constants(self) -> dict[str, float]:
-        """FedBiO's or FedBiOAcc's constants, before ``inner_step`` and ``outer_step`` replace them."""
+        """FedBiO's (also for other packages' methods) or FedBiOAcc's constants, before ``inner_step`` and ``outer_step``."""
         cells = self.formulation.kind == "cells"
-        if self.method == "fedbio":
+        if self.method != "fedbioacc":
             return FEDBIO_CELLS if cells else {"inner_step": 0.1, "outer_step": 0.1}
         return FEDBIOACC_CELLS if cells else {"inner_step": 1.0, "outer_step": 1.0}
 
@@ -197,10 +257,12 @@ class Recipe:
         """Rounds of the model's training."""
         if self.method == PATH:
             return rounds_of(self.strengths)
+        if self.to_the_end:
+            return ENOUGH
         if self.method == "fcfl":
             return sum(FCFL_STAGES) if self.steps is None else self.steps
         steps = STEPS if self.steps is None else self.steps
-        return -(-steps // self._between)
+        return -(-steps // self._between) + (0 if self.finish_after is None else ENOUGH)
 
     @property
     def weight_rounds(self) -> int:
@@ -217,7 +279,7 @@ class Recipe:
     @property
     def _between(self) -> int:
         """Steps of the model's training between two rounds."""
-        return 1 if self.method in (*SINGLE_STEP, PATH) else self.local_steps
+        return 1 if self.method in (*SINGLE_STEP, PATH) or self.to_the_end else self.local_steps
 
     def record_every(self, rows: int) -> int:
         """How often to record the longer stage for about so many rows of history."""
@@ -270,6 +332,12 @@ def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray) 
     scores, start, losses = model.scores, model.start, model.losses
     compared = {"mean_prediction": predicted, "mean_error": mistaken}.get(str(recipe.formulation.metric), recognised)
     shared: dict[str, Any] = {"groups": groups, "ridge": ridge, "losses": losses, "compared": compared}
+    if recipe.to_the_end:
+        weighted = RowWeightedLoss(scores, ridge, losses)
+        fair = FairLoss(scores, groups, recipe.penalty, ridge, losses=losses, compared=compared)
+        return lbfgs(fair if recipe.method == "fedreg" else weighted, start), recipe.client_weights
+    assert recipe.step is not None
+    after = recipe.finish_after
     loop = (recipe.step, recipe.local_steps, recipe.batch_size)
     if recipe.method == "fedreg":
         return fedreg(scores, start, *loop, recipe.penalty, **shared), recipe.client_weights
@@ -282,17 +350,21 @@ def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray) 
         return algorithm, recipe.client_weights
     if recipe.method == "fedminmax":
         steps = (recipe.step, recipe.group_step)
-        return fedminmax(scores, start, counts, *steps, recipe.batch_size, ridge, recipe.risks, losses), "samples"
+        return fedminmax(
+            scores, start, counts, *steps, recipe.batch_size, ridge, recipe.risks, losses, after
+        ), "samples"
     if recipe.method == "fedfb":
         step, local_steps, batch_size = loop
-        return fedfb(scores, start, counts, step, recipe.alpha, local_steps, batch_size, ridge, losses), "samples"
+        return fedfb(
+            scores, start, counts, step, recipe.alpha, local_steps, batch_size, ridge, losses, after
+        ), "samples"
     if recipe.method == "fairfed":
         return fairfed(scores, start, *loop, recipe.beta, classes=max(2, model.classes), **shared), "samples"
     return fedavg(RowWeightedLoss(scores, ridge, losses), start, *loop), recipe.client_weights
 
 
 def bilevel_algorithm(recipe: Recipe, problem: BilevelProblem) -> Algorithm:
-    """FedBiO or FedBiOAcc with the recipe's constants; the recipe is settled (`Recipe.settled`)."""
+    """FedBiO, FedBiOAcc or another package's method with the constants of a settled recipe (`Recipe.settled`)."""
     series = neumann(recipe.terms, recipe.series_step)
     steps = {"inner_step": recipe.inner_step, "outer_step": recipe.outer_step}
     chosen: dict[str, Any] = {
@@ -304,4 +376,7 @@ def bilevel_algorithm(recipe: Recipe, problem: BilevelProblem) -> Algorithm:
     }
     if recipe.method == "fedbio":
         return fedbio(problem, series, **chosen)
+    if recipe.method != "fedbioacc":
+        method = plugins("local")[recipe.method]
+        return method(problem, **suited(method, {"hypergradient": series, **chosen}))
     return fedbioacc(problem, series, **chosen, previous="local" if recipe.formulation.kind == "cells" else "paper")

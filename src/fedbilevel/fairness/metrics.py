@@ -229,9 +229,10 @@ def wilson(share: Any, size: Any, level: float = 0.95) -> tuple[Floats, Floats]:
 
     The closed form of ``scipy.stats.binomtest(...).proportion_ci(method="wilson")``, for arrays, and for shares that are means.
 
-    >>> low, high = wilson(0.5, 100)
-    >>> round(float(low), 4), round(float(high), 4)
-    (0.4038, 0.5962)
+    Examples:
+        >>> low, high = wilson(0.5, 100)
+        >>> round(float(low), 4), round(float(high), 4)
+        (0.4038, 0.5962)
     """
     z = normal_quantile(level)
     rate, count = np.asarray(share, np.float64), np.asarray(size, np.float64)
@@ -338,8 +339,23 @@ def equal_opportunity_difference(
 ) -> float:
     """Disparity of the true positive rates: of the people who merit a positive decision, who gets it?
 
-    >>> equal_opportunity_difference([1, 1, 1, 1], [1, 0, 1, 1], sensitive_features=["a", "a", "b", "b"])
-    0.5
+    Args:
+        y_true: The true labels, ``[rows]``: 0/1, or any two values with ``pos_label``; more values are classes.
+        y_pred: The decisions, ``[rows]``.
+        sensitive_features: The group of each row, or a table of several columns, which are joined.
+        method: How several groups become one number: "between_groups" (largest minus smallest) or another of `CONVENTIONS`.
+        sample_weight: Weights of the rows; None: all 1.
+        pos_label: The positive class, if the labels are not 0/1.
+
+    Returns:
+        A number from 0 (alike) to 1; NaN where fewer than two groups have a rate.
+
+    Raises:
+        ValueError: Lengths differ, values are missing, or a label is not one of two.
+
+    Examples:
+        >>> equal_opportunity_difference([1, 1, 1, 1], [1, 0, 1, 1], sensitive_features=["a", "a", "b", "b"])
+        0.5
     """
     return _plain("equal_opportunity", method, encode(y_true, y_pred, sensitive_features, sample_weight, pos_label))
 
@@ -353,7 +369,22 @@ def equalized_odds_difference(
     sample_weight: Any = None,
     pos_label: Any = None,
 ) -> float:
-    """The larger of the disparities of the true and of the false positive rates."""
+    """The larger of the disparities of the true and of the false positive rates.
+
+    Args:
+        y_true: The true labels, ``[rows]``: 0/1, or any two values with ``pos_label``; more values are classes.
+        y_pred: The decisions, ``[rows]``.
+        sensitive_features: The group of each row, or a table of several columns, which are joined.
+        method: How several groups become one number: "between_groups" (largest minus smallest) or another of `CONVENTIONS`.
+        sample_weight: Weights of the rows; None: all 1.
+        pos_label: The positive class, if the labels are not 0/1.
+
+    Returns:
+        A number from 0 (alike) to 1; NaN where fewer than two groups have a rate.
+
+    Raises:
+        ValueError: Lengths differ, values are missing, or a label is not one of two.
+    """
     return _plain("equalized_odds", method, encode(y_true, y_pred, sensitive_features, sample_weight, pos_label))
 
 
@@ -366,7 +397,22 @@ def demographic_parity_difference(
     sample_weight: Any = None,
     pos_label: Any = None,
 ) -> float:
-    """Disparity of the selection rates; `y_true` is accepted for the common signature and only checked."""
+    """Disparity of the selection rates; `y_true` is accepted for the common signature and only checked.
+
+    Args:
+        y_true: The true labels, ``[rows]``: 0/1, or any two values with ``pos_label``; more values are classes.
+        y_pred: The decisions, ``[rows]``.
+        sensitive_features: The group of each row, or a table of several columns, which are joined.
+        method: How several groups become one number: "between_groups" (largest minus smallest) or another of `CONVENTIONS`.
+        sample_weight: Weights of the rows; None: all 1.
+        pos_label: The positive class, if the labels are not 0/1.
+
+    Returns:
+        A number from 0 (alike) to 1; NaN where fewer than two groups have a rate.
+
+    Raises:
+        ValueError: Lengths differ, values are missing, or a label is not one of two.
+    """
     return _plain("demographic_parity", method, encode(y_true, y_pred, sensitive_features, sample_weight, pos_label))
 
 
@@ -380,7 +426,23 @@ def disparity(
     sample_weight: Any = None,
     pos_label: Any = None,
 ) -> Disparity:
-    """A disparity with the per-group table behind it and the groups that had to be left out; does not warn."""
+    """A disparity with the per-group table behind it and the groups that had to be left out; does not warn.
+
+    Args:
+        y_true: The true labels, ``[rows]``: 0/1, or any two values with ``pos_label``; more values are classes.
+        y_pred: The decisions, ``[rows]``.
+        sensitive_features: The group of each row, or a table of several columns, which are joined.
+        criterion: "equal_opportunity", "equalized_odds" or "demographic_parity".
+        method: How several groups become one number: "between_groups" (largest minus smallest) or another of `CONVENTIONS`.
+        sample_weight: Weights of the rows; None: all 1.
+        pos_label: The positive class, if the labels are not 0/1.
+
+    Returns:
+        A `Disparity`.
+
+    Raises:
+        ValueError: Lengths differ, values are missing, or a label is not one of two.
+    """
     return _disparity(criterion, method, encode(y_true, y_pred, sensitive_features, sample_weight, pos_label))
 
 
@@ -414,10 +476,25 @@ def disparities(
 ) -> pd.DataFrame:
     """All three disparities by each of several sensitive columns, and by their intersections: one row each.
 
-    >>> table = pd.DataFrame({"sex": list("ffmm"), "age": list("oyoy")})
-    >>> found = disparities([1, 1, 1, 1], [1, 0, 0, 1], sensitive_features=table)
-    >>> found["equal_opportunity"].to_dict()
-    {'sex': 0.0, 'age': 0.0, 'sex & age': 1.0}
+    Args:
+        y_true: The true labels, ``[rows]``: 0/1, or any two values with ``pos_label``; more values are classes.
+        y_pred: The decisions, ``[rows]``.
+        sensitive_features: A table of several columns.
+        method: How several groups become one number: "between_groups" (largest minus smallest) or another of `CONVENTIONS`.
+        sample_weight: Weights of the rows; None: all 1.
+        pos_label: The positive class, if the labels are not 0/1.
+
+    Returns:
+        A table with a row for each column and one for their intersections.
+
+    Raises:
+        ValueError: Lengths differ, values are missing, or a label is not one of two.
+
+    Examples:
+        >>> table = pd.DataFrame({"sex": list("ffmm"), "age": list("oyoy")})
+        >>> found = disparities([1, 1, 1, 1], [1, 0, 0, 1], sensitive_features=table)
+        >>> found["equal_opportunity"].to_dict()
+        {'sex': 0.0, 'age': 0.0, 'sex & age': 1.0}
     """
     table = to_frame(sensitive_features, "sensitive_features")
     ways = {name: table[[name]] for name in table.columns}
@@ -436,15 +513,38 @@ def group_table(
 
     The counts are numbers of rows, whatever the weights; the rates are weighted.
 
-    >>> group_table([1, 0, 1, 1], [1, 0, 0, 1], sensitive_features=["a", "a", "b", "b"])["accuracy"].to_dict()
-    {'a': 1.0, 'b': 0.5}
+    Args:
+        y_true: The true labels, ``[rows]``: 0/1, or any two values with ``pos_label``; more values are classes.
+        y_pred: The decisions, ``[rows]``.
+        sensitive_features: The group of each row, or a table of several columns, which are joined.
+        sample_weight: Weights of the rows; None: all 1.
+        pos_label: The positive class, if the labels are not 0/1.
+
+    Returns:
+        A table with a row for each group.
+
+    Raises:
+        ValueError: Lengths differ, values are missing, or a label is not one of two.
+
+    Examples:
+        >>> group_table([1, 0, 1, 1], [1, 0, 0, 1], sensitive_features=["a", "a", "b", "b"])["accuracy"].to_dict()
+        {'a': 1.0, 'b': 0.5}
     """
     data = encode(y_true, y_pred, sensitive_features, sample_weight, pos_label)
     return data.counts.table(data.names, classes=data.classes)
 
 
 def accuracy(y_true: Any, y_pred: Any, *, sample_weight: Any = None) -> float:
-    """Share of the rows predicted rightly; any number of classes."""
+    """Share of the rows predicted rightly; any number of classes.
+
+    Args:
+        y_true: The true labels, ``[rows]``: 0/1, or any two values with ``pos_label``; more values are classes.
+        y_pred: The decisions, ``[rows]``.
+        sample_weight: Weights of the rows; None: all 1.
+
+    Returns:
+        A share between 0 and 1.
+    """
     from sklearn.metrics import accuracy_score
 
     true, predicted, weight = _labels_and_weight(y_true, y_pred, sample_weight)
@@ -452,7 +552,16 @@ def accuracy(y_true: Any, y_pred: Any, *, sample_weight: Any = None) -> float:
 
 
 def balanced_accuracy(y_true: Any, y_pred: Any, *, sample_weight: Any = None) -> float:
-    """Mean over the classes of the share of their rows predicted rightly."""
+    """Mean over the classes of the share of their rows predicted rightly.
+
+    Args:
+        y_true: The true labels, ``[rows]``: 0/1, or any two values with ``pos_label``; more values are classes.
+        y_pred: The decisions, ``[rows]``.
+        sample_weight: Weights of the rows; None: all 1.
+
+    Returns:
+        A share between 0 and 1; 0.5 is guessing, for two classes.
+    """
     from sklearn.metrics import recall_score
 
     true, predicted, weight = _labels_and_weight(y_true, y_pred, sample_weight)
@@ -464,7 +573,17 @@ def balanced_accuracy(y_true: Any, y_pred: Any, *, sample_weight: Any = None) ->
 
 
 def auc(y_true: Any, y_score: Any, *, sample_weight: Any = None, pos_label: Any = None) -> float:
-    """Area under the ROC curve: how often a positive row scores higher than a negative one."""
+    """Area under the ROC curve: how often a positive row scores higher than a negative one.
+
+    Args:
+        y_true: The true labels, ``[rows]``: 0/1, or any two values with ``pos_label``; more values are classes.
+        y_score: Scores or probabilities of the positive class, ``[rows]``.
+        sample_weight: Weights of the rows; None: all 1.
+        pos_label: The positive class, if the labels are not 0/1.
+
+    Returns:
+        A share between 0 and 1; 0.5 is guessing.
+    """
     from sklearn.metrics import roc_auc_score
 
     true = binary_labels(y_true, "y_true", pos_label=pos_label)

@@ -98,6 +98,13 @@ class Model:
     """``scores`` and ``start`` of a model over ``features`` columns (the constant one included).
 
     A classifier has the loss "log" and tells ``classes`` apart; "squared" and "huber" are for a number, which has 1.
+
+    Attributes:
+        kind: "logistic", "linear" or "mlp".
+        features: Columns, the constant one included.
+        classes: How many; 1 for a number.
+        hidden: Units of the hidden layer of "mlp".
+        loss: "log", "squared" or "huber".
     """
 
     kind: str

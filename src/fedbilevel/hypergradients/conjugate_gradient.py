@@ -172,9 +172,22 @@ def conjugate_gradient(
     A run's history says in ``solves``, ``solves_missed``, ``negative_curvature``, ``solve_products`` and ``solve_residual`` how
     the solves ended, and one warning at the end of the run says where some missed their tolerance.
 
-    >>> import fedbilevel as fb
-    >>> fb.conjugate_gradient(steps=20)
-    ConjugateGradient(steps=20, tolerance=1e-06, preconditioner=None, on_negative_curvature='stop')
+    Args:
+        steps: Products at most.
+        tolerance: Relative residual to stop at.
+        preconditioner: None or "diagonal".
+        on_negative_curvature: "stop" or "refuse".
+
+    Returns:
+        An estimator for the argument ``hypergradient``.
+
+    Raises:
+        ValueError: A number is out of its range, or a word is not one of these.
+
+    Examples:
+        >>> import fedbilevel as fb
+        >>> fb.conjugate_gradient(steps=20)
+        ConjugateGradient(steps=20, tolerance=1e-06, preconditioner=None, on_negative_curvature='stop')
     """
     whole_number("steps", steps)
     positive("tolerance", tolerance)

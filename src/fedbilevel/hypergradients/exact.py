@@ -48,8 +48,9 @@ def solve_with(hessian: jax.Array, right: Tree) -> Tree:
 def exact() -> Exact:
     """The hypergradient Phi by a dense solve.
 
-    >>> import fedbilevel as fb
-    >>> fb.exact()
-    Exact()
+    Examples:
+        >>> import fedbilevel as fb
+        >>> fb.exact()
+        Exact()
     """
     return Exact()

@@ -91,11 +91,24 @@ def neumann(
     ``bias`` needs, at most ``most``.  On problems declared by `linear_problem` a series with numbers runs in one fused kernel
     where that can be built.
 
-    >>> import fedbilevel as fb
-    >>> fb.neumann(terms=5, step=0.1)
-    Neumann(terms=5, step=0.1)
-    >>> fb.neumann("auto", "auto")
-    AdaptiveNeumann(terms=None, step=None, bias=0.1, most=20)
+    Args:
+        terms: Hessian-vector products, not negative; or "auto".
+        step: Step of the series, below 1/L of the inner loss; or "auto".
+        bias: With ``terms="auto"``: the relative error to stop at.
+        most: With ``terms="auto"``: terms at most.
+
+    Returns:
+        An estimator for the argument ``hypergradient``.
+
+    Raises:
+        ValueError: A number is out of its range.
+
+    Examples:
+        >>> import fedbilevel as fb
+        >>> fb.neumann(terms=5, step=0.1)
+        Neumann(terms=5, step=0.1)
+        >>> fb.neumann("auto", "auto")
+        AdaptiveNeumann(terms=None, step=None, bias=0.1, most=20)
     """
     number, length = (None if isinstance(value, str) and value == "auto" else value for value in (terms, step))
     for name, value in (("terms", number), ("step", length)):

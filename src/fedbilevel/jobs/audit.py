@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +36,7 @@ from fedbilevel.fairness.findings import Finding
 from fedbilevel.fairness.metrics import CRITERIA, check_choice
 from fedbilevel.fairness.moments import Moments, Scale
 from fedbilevel.federation.protocol.settings import JobSettings
+from fedbilevel.jobs.federate import run_name
 from fedbilevel.jobs.measuring import Tally, cells_of, findings_table, found_at_sites, measured, received, tally
 from fedbilevel.jobs.sites import Tell, digests, left_out_notes, read_sites
 from fedbilevel.report import page
@@ -406,12 +406,9 @@ def job(
         "minimum_cell": options.minimum_cell,
     }
     audit_program(arguments)
-    if run is None:
-        identity = json.dumps([arguments, list(sites)], sort_keys=True)
-        name = re.sub(r"[^A-Za-z0-9]+", "-", schema.target).strip("-").lower()[:40] or "run"
-        run = f"audit-{name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
     return JobSettings(
-        run, "audit", tuple(sites), arguments, min_sites=min_sites, reply_timeout=reply_timeout, start_timeout=reply_timeout
+        run or run_name(schema, [arguments, list(sites)], "audit-"), "audit", tuple(sites), arguments, min_sites=min_sites,
+        reply_timeout=reply_timeout, start_timeout=reply_timeout,
     )  # fmt: skip
 
 

@@ -15,11 +15,11 @@ import pandas as pd
 
 from fedbilevel.fairness import findings
 from fedbilevel.fairness.disclosure import Visible
-from fedbilevel.fairness.methods import BILEVEL, PATH
+from fedbilevel.fairness.methods import BILEVEL, PATH, Recipe
 from fedbilevel.fairness.moments import Scale
 from fedbilevel.fairness.program import check_secure, fair_program
 from fedbilevel.fairness.saving import FittedModel
-from fedbilevel.federation.protocol.program import answer_trees
+from fedbilevel.federation.protocol.program import answer_trees, make_program
 from fedbilevel.federation.protocol.record import Progress, read_answers
 from fedbilevel.federation.protocol.settings import LEAST, JobSettings
 from fedbilevel.jobs.fit import HISTORY_ROWS, SCHEMA_FILE, FitOptions, save, warnings
@@ -82,14 +82,18 @@ def job(
     rounds = max(settled.rounds, settled.weight_rounds if fit.method in BILEVEL else 0)
     # FedPath's sites tell their losses as they train; to measure on the way its whole state would have to travel.
     record_every = rounds if fit.method == PATH else max(1, rounds // HISTORY_ROWS)
-    if run is None:
-        identity = json.dumps([arguments, list(sites), fit.seed, False, *["secure"] * secured], sort_keys=True)
-        name = re.sub(r"[^A-Za-z0-9]+", "-", schema.target).strip("-").lower()[:40] or "run"
-        run = f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
+    name = run or run_name(schema, [arguments, list(sites), fit.seed, False, *["secure"] * secured])
     return JobSettings(
-        run, "fair", tuple(sites), arguments, fit.seed, min_sites=min_sites, reply_timeout=reply_timeout,
+        name, "fair", tuple(sites), arguments, fit.seed, min_sites=min_sites, reply_timeout=reply_timeout,
         record_every=record_every, secure=secured,
     )  # fmt: skip
+
+
+def run_name(schema: Schema, identity: list[Any], before: str = "") -> str:
+    """A name that is the same whenever the same is asked for."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", schema.target).strip("-").lower()[:40] or "run"
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{before}{name}-{digest}"
 
 
 class Outcome:
@@ -101,10 +105,19 @@ class Outcome:
         if progress is None:
             raise ValueError(f"{folder / 'state.npz'} cannot be read; restore it from a backup.")
         self.progress, self.agreed = progress, progress.agreed
-        self.program = fair_program(settings.arguments)
-        self.recipe = self.program.settled(self.agreed)
+        self.program: Any = make_program(settings.program, settings.arguments, ())
         self.answers = answer_trees(self.program, self.agreed, read_answers(folder))
         self.reports: dict[str, dict[str, Any]] = json.loads((folder / "report.json").read_text())
+
+    @property
+    def recipe(self) -> Recipe:
+        """Of the fair program."""
+        return self.program.settled(self.agreed)  # type: ignore[no-any-return]
+
+    @property
+    def minimum(self) -> int:
+        """The smallest count that is shown."""
+        return int(self.settings.arguments["minimum_cell"])
 
     @property
     def weights(self) -> np.ndarray | None:
@@ -124,11 +137,12 @@ class Outcome:
         if not told:
             return None
         scale = Scale(*self.program.encoder(self.agreed).target or ())
-        return measured("train", received(told, schema), schema, metric, self.program.minimum, about, scale=scale)
+        return measured("train", received(told, schema), schema, metric, self.minimum, about, scale=scale)
 
     def table(self, name: str) -> pd.DataFrame:
         """``exchanges`` or ``history``, with the stages by name."""
-        stages = ("weights", "model") if self.recipe.method in BILEVEL else ("model",)
+        made = [self.program.stage(k, self.agreed, self.answers[:k]) for k in range(len(self.answers))]
+        stages = [stage.name for stage in made]
         table = pd.read_csv(self.folder / f"{name}.csv")
         return table.assign(stage=[stages[number] for number in table["stage"]])
 

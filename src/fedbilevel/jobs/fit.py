@@ -26,6 +26,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fedbilevel import storage
+from fedbilevel.datasets import partition
 from fedbilevel.fairness import findings, trainer
 from fedbilevel.fairness.disclosure import MINIMUM, Visible
 from fedbilevel.fairness.effects import TrainingRows, effects
@@ -73,7 +74,7 @@ class FitOptions:
     weight_steps: int | None = None
     local_steps: int = 5
     batch_size: int = 128
-    step: float = 0.1
+    step: float | None = None
     ridge: float | None = None
     model: str = "logistic"
     hidden: int = 16
@@ -247,7 +248,7 @@ def run(
             "sites": table,
             "mapping": changes,
             "notes": pd.DataFrame({"note": done}),
-            "facts": facts(schema, chosen),
+            "facts": facts(schema, chosen.minimum_cell),
         }
         extra = {name: frame for name, frame in told.items() if len(frame)}
         finished = folder.finish([entry.label for entry in _entries(chosen)], extra)
@@ -255,16 +256,16 @@ def run(
     return FitResult(finished, table, done, warnings(finished), page.write(out))
 
 
-def facts(schema: Schema, options: FitOptions) -> pd.DataFrame:
+def facts(schema: Schema, minimum_cell: int) -> pd.DataFrame:
     """What people should know of the columns before they use the model: ``name`` and ``value``."""
     used = [column.name for column in schema.features]
     left_out = [column.name for column in schema.columns if column.name not in used]
     told = {
         "Target": f"{schema.target}; {schema.told_apart}",
-        "Groups": f"{' & '.join(schema.sensitive)}: {', '.join(schema.groups)}",
+        "Groups": f"{' & '.join(schema.sensitive)}: {', '.join(schema.groups)}" if schema.sensitive else "none",
         "Columns used": ", ".join(used),
         "Columns left out": ", ".join(left_out) or "none",
-        "Smallest count shown": str(options.minimum_cell),
+        "Smallest count shown": str(minimum_cell),
     }
     return pd.DataFrame(told.items(), columns=["name", "value"])
 
@@ -434,14 +435,9 @@ def _choice(table: pd.DataFrame) -> int:
 
 
 def _folds(part: Part, seed: int, classes: int = 2) -> NDArray[np.int64]:
-    """Which fold every row is in: each cell (group, label) shuffled and dealt round, going on where the last cell stopped."""
-    generator = np.random.default_rng([seed, FOLDS])
+    """Which fold every row is in, proportions of groups and labels kept."""
     cells = classes * part.groups.astype(np.int64) + (part.labels if classes > 1 else 0)
-    order = generator.permutation(len(cells))
-    order = order[np.argsort(cells[order], kind="stable")]
-    owner = np.empty(len(cells), np.int64)
-    owner[order] = np.arange(len(cells)) % FOLDS
-    return owner
+    return partition.folds(cells, FOLDS, seed=seed)
 
 
 def _without(part: Part, owner: NDArray[np.int64], fold: int) -> Part:

@@ -22,13 +22,13 @@ MAPPING_FILE = "mapping.toml"
 
 def file_name(label: str) -> str:
     """A model's file, without suffix: "FedBiOAcc, cells" is fedbioacc-cells."""
-    return label.lower().replace(", ", "-")
+    return label.lower().replace(", ", "-").replace(" ", "-")
 
 
 def fitted_model(folder: Path, name: str | None = None) -> FittedModel:
-    """The model of a run folder made by fit or federate: the fitted one, or the one named (as in the folder's tables)."""
+    """The model of a run folder made by fit, tune or federate: the fitted one, or the one named (as in the folder's tables)."""
     kept = read(folder)
-    if kept.command not in ("fit", "federate"):
+    if kept.command not in ("fit", "federate", "tune"):
         raise ValueError(f"{folder} is a run of {kept.command!r}, which has no model for tables; name a folder of fit.")
     if kept.status != "complete":
         raise ValueError(f"{folder} is not finished: run `fedbilevel fit` again with the same options, and it goes on.")

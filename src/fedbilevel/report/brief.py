@@ -14,14 +14,18 @@ import numpy as np
 import pandas as pd
 
 from fedbilevel.fairness.metrics import CRITERIA
+from fedbilevel.report import tuning
 from fedbilevel.report.charts import Listing
 from fedbilevel.report.reading import estimates, reading_of
 from fedbilevel.report.scales import Span, shown, signed
 from fedbilevel.runs import Run
 
-TABLES = ("sites", "facts", "notes", "mapping", "findings", "calibration", "frontier", "contrast", "contrast-floors")
+TABLES = (
+    "sites", "facts", "notes", "mapping", "findings", "calibration", "frontier", "contrast", "contrast-floors", "choices",
+    "doubtful",
+)  # fmt: skip
 """Tables of a run that a brief or a figure tells."""
-COMMANDS = ("fit", "federate", "audit")
+COMMANDS = ("fit", "tune", "federate", "audit")
 ASKED = {
     "true_positive_rate": "Of 100 rows with {yes}, the model finds",
     "false_positive_rate": "Of 100 rows without {yes}, it wrongly picks",
@@ -85,9 +89,10 @@ def brief_of(run: Run) -> Brief | None:
     usable = not against["blocks"].astype(bool).any()
     verdict = [] if usable else ["Do not use this model as it is: the warnings below say why."]
     verdict += [*_groups(run, ours), *_right(run, ours), *_compared(run, ours, model)]
+    verdict += tuning.sentences(run) if "choices" in run.others else []
     sites = run.others.get("sites")
     tables = [] if sites is None else [Listing.first("Rows by site", sites.drop_duplicates("site"))]
-    tables += [Listing.first("mapping", run.others["mapping"])] if "mapping" in run.others else []
+    tables += [Listing.first(name, run.others[name]) for name in ("doubtful", "mapping") if name in run.others]
     notes = list(dict.fromkeys(map(str, run.others["notes"]["note"]))) if "notes" in run.others else []
     facts = dict(run.others["facts"].astype(str)[["name", "value"]].to_numpy()) if "facts" in run.others else {}
     told = Brief(verdict, usable, list(dict.fromkeys(against["sentence"])), notes, facts, tables)

@@ -156,6 +156,7 @@ class Listing:
 
 
 CAPTIONS = {
+    "doubtful": "Rows whose labels are doubtful: how many; which ones is in a list of the site's own",
     "mapping": "Mapping applied: what was changed in the tables of the sites",
     "effects": "What each feature does: odds ratios with 95 % intervals",
 }

@@ -52,7 +52,13 @@ def plane(reading: Reading) -> Chart | None:
     """Accuracy against gap; where no gap was measured, accuracy or objective against bytes."""
     known = {metric.column: metric for metric in [*reading.main, *reading.shown_at("cost")]}
     across = known.get("test_gap") or known.get("bytes")
-    up = known.get("test_accuracy") or known.get("test_r2") or known.get("score") or known.get("objective")
+    up = (
+        known.get("test_loss")
+        or known.get("test_accuracy")
+        or known.get("test_r2")
+        or known.get("score")
+        or known.get("objective")
+    )
     if across is None or up is None:
         return None
     fair = across.column == "test_gap"

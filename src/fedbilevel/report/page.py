@@ -34,6 +34,7 @@ TITLES = {
     "table1": "Table 1, measured",
     "fit": "A fair federated fit",
     "federate": "A fair federated fit over sites",
+    "tune": "Tuned across sites",
     "audit": "Predictions, audited",
     "bench": "Federated bilevel methods compared",
     "compare": "Runs side by side",
@@ -102,7 +103,9 @@ def page_of(run: Run) -> Page:
     tables = [Listing.first(name, table) for name, table in run.others.items()
               if len(table) and name not in TABLES]  # fmt: skip
     drawn = figures
-    if run.command in ("rates", "fairness") or {"calibration", "frontier"} & set(run.others):
+    if run.command == "tune":
+        from fedbilevel.report.tuning import charts as drawn
+    elif run.command in ("rates", "fairness") or {"calibration", "frontier"} & set(run.others):
         from fedbilevel.report.studies import charts as drawn
     return Page(run, told, drawn(told), tables)
 

@@ -51,6 +51,7 @@ HEADS = {
     "bench": {"dataset": "Task", "split": "Lower level", "method": "Algorithm"},
     "rates": {"dataset": "Local steps", "split": "Algorithm", "method": "Variant"},
     "fit": {"dataset": "Data", "split": "Sites", "method": "Method"},
+    "tune": {"dataset": "Data", "split": "Sites", "method": "Method"},
     "federate": {"dataset": "Data", "split": "Sites", "method": "Method"},
     "audit": {"dataset": "Data", "split": "Site", "method": "Prediction"},
 }

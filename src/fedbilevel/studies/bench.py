@@ -8,7 +8,6 @@ steps set themselves has nothing to try and makes one run on that draw.
 
 from __future__ import annotations
 
-import inspect
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from fedbilevel import tasks
 from fedbilevel.calculus import Tree
 from fedbilevel.engines.simulation import Options, Simulation
 from fedbilevel.plan import Algorithm, phases_of
+from fedbilevel.plugins import plugins, suited
 from fedbilevel.problem import BilevelProblem, whole_number
 from fedbilevel.report.bench import RANKED, BenchResult, crossing, summarise, with_bytes
 from fedbilevel.studies.driver import Part, Report, Study, conduct, listed
@@ -52,6 +52,8 @@ NOISE = 0.6
 TUNING_SEED = 1_000_000
 """Step sizes are chosen on a draw that no reported run sees."""
 WORKERS = 2
+DIVIDED = 16.0
+"""By about so much PBGD, BOME and MEHA divide the step of x in the middle of a run of the bench."""
 INNER_RANGE = (0.15, 4.0)
 OUTER_RANGE = (1 / 30, 30.0)
 """Factors of the task's own inner and outer step that are searched, evenly on a logarithmic scale."""
@@ -91,7 +93,6 @@ class Entry(NamedTuple):
 
 def _made(factory: Callable[..., Algorithm], **options: Any) -> Maker:
     """Every method gets those of the bench's values that it has an argument for."""
-    names = inspect.signature(factory).parameters
 
     def make(task: Task, steps: Steps) -> Algorithm:
         series_step = SERIES_STEP / task.curvature
@@ -100,7 +101,7 @@ def _made(factory: Callable[..., Algorithm], **options: Any) -> Maker:
             "hypergradient": fb.neumann(TERMS, series_step), "series_step": series_step, "terms": steps.sent_terms,
             "batch_size": BATCH,
         }  # fmt: skip
-        return factory(task.problem, **{name: value for name, value in values.items() if name in names} | options)
+        return factory(task.problem, **suited(factory, values) | options)
 
     return make
 
@@ -131,6 +132,15 @@ def _accelerated(title: str, previous: str) -> Entry:
     return Entry(title, "local", _made(fb.fedbioacc, previous=previous, **_CONSTANTS), 4, 4)
 
 
+def _by_gradients(key: str, title: str, factory: Callable[..., Algorithm], outer: float) -> dict[str, Entry]:
+    """A method for both lower levels, tuned and not."""
+    names = {"local": (key, title), "global": (f"{key}-global", f"{title}, global")}
+    tuned = {name: Entry(said, level, _made(factory), 1, outer) for level, (name, said) in names.items()}
+    return tuned | {
+        f"{name}-auto": _automatic(f"{said}, auto", level, factory) for level, (name, said) in names.items()
+    }
+
+
 ENTRIES = {
     "fedbio": Entry("FedBiO", "local", _made(fb.fedbio)),
     "fedbio-auto": _automatic("FedBiO, auto", "local", fb.fedbio),
@@ -148,6 +158,13 @@ ENTRIES = {
     "lfednest": Entry("LFedNest", "global", _made(fb.lfednest), *_SHARED),
     "aggitd": Entry("AggITD", "global", _made(fb.aggitd, local_steps=1), 1, LOCAL_STEPS),
     "fedmbo": Entry("FedMBO", "global", _made(fb.fedmbo), *_SHARED),
+    **_by_gradients("f2sa", "F2SA", fb.f2sa, 1),
+    **_by_gradients("pbgd", "PBGD", fb.pbgd, DIVIDED),
+    **_by_gradients("bome", "BOME", fb.bome, DIVIDED),
+    **_by_gradients("meha", "MEHA", fb.meha, DIVIDED),
+}
+ENTRIES |= {
+    name: Entry(name, level, _made(factory)) for level in LOWER_LEVELS for name, factory in plugins(level).items()
 }
 
 

@@ -26,7 +26,7 @@ import pandas as pd
 from fedbilevel import storage
 from fedbilevel.fairness.formulation import Formulation
 from fedbilevel.fairness.intervals import across_splits, comparison_table, paired_difference
-from fedbilevel.fairness.methods import BILEVEL, SINGLE_STEP, Recipe
+from fedbilevel.fairness.methods import BILEVEL, SINGLE_STEP, STEP, Recipe
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.fairness.trainer import Trainer
 from fedbilevel.problem import whole_number
@@ -179,7 +179,7 @@ class Design(Study):
         # paper's formulation are taken out of them and come back for stage two.
         steps: dict[str, Any] = {"steps": self.steps, "weight_steps": self.weight_steps}
         batch_size = SOURCES[case].batch_size
-        basic = Recipe("fedavg", Formulation("paper"), **steps, batch_size=batch_size, train_on="train")
+        basic = Recipe("fedavg", Formulation("paper"), **steps, batch_size=batch_size, step=STEP, train_on="train")
         cells = replace(basic, formulation=Formulation("cells"))
         every = [
             Entry(BASELINE, basic),

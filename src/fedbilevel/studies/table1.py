@@ -26,6 +26,7 @@ from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.fairness.saving import FittedModel, named_weights
 from fedbilevel.fairness.trainer import Fitted, Stop, Trainer, client_rows
+from fedbilevel.plugins import plugins
 from fedbilevel.problem import whole_number
 from fedbilevel.runs import Run, RunFolder, read
 from fedbilevel.studies import data, fairness
@@ -39,7 +40,7 @@ PAPER = {
     "fedbioacc": "FedBiOAcc",
 }  # fmt: skip
 OURS = {"fedbio-cells": "FedBiO, cells", "fedbioacc-cells": "FedBiOAcc, cells"}
-LABELS = {**PAPER, **OURS}
+LABELS = {**PAPER, **OURS, **{name: name for name in plugins("local")}}
 """Methods by the names the command takes, and how they are shown."""
 SHORT = {"paper": tuple(PAPER), "ours": tuple(OURS), "all": tuple(LABELS)}
 RATES = (0.001, 0.01, 0.1, 1.0)
@@ -87,7 +88,8 @@ class Trial(NamedTuple):
         return f"{self.dataset} {self.distribution} {self.method} {self.rate:g} {seed}"
 
     def part(self) -> Part:
-        cost = _COST[self.dataset][self.method.removesuffix("-cells")] / 1000
+        known = _COST[self.dataset]
+        cost = known.get(self.method.removesuffix("-cells"), known["fedbio"]) / 1000
         return Part(
             tuple(map(self.key, self.seeds)),
             self,

@@ -492,10 +492,11 @@ def schema_of(
         if name in sensitive and not keep_sensitive:
             column = Column(name, "ignore", column.values, note="sensitive, and so no feature")
         made.append(column)
-    if not seen.groups:
+    groups = tuple(sorted(seen.groups)) if sensitive else (EVERYBODY,)
+    if not groups:
         raise ValueError(f"The sensitive column {listed(sensitive)} has no values in rows of these tables.")
     return Schema(
-        target, sensitive=tuple(sensitive), groups=tuple(sorted(seen.groups)), columns=tuple(made), site=site,
+        target, sensitive=tuple(sensitive), groups=groups, columns=tuple(made), site=site,
         missing=tuple(missing), **wanted,
     )  # fmt: skip
 

@@ -124,6 +124,22 @@ def data_cleaning(
     ``noise``: one share, or one for each client.  A wrong label is any of the other nine, equally likely.
     ``concentration``: None deals alike; a number skews the clients' labels by a Dirichlet draw.  ``evaluate`` gives
     "accuracy" on test rows and "auc", the chance that a clean training row has a larger weight than a corrupted one.
+
+    Args:
+        images: From `digits` or `read_mnist`.
+        seed: Draws the data.
+        lower_level: "local" or "global".
+        weights: "samples" (one for each row) or "trust" (a shared model of them); None: what suits the lower level.
+        clients: How many.
+        train: Training rows of a client.
+        validation: Validation rows of a client.
+        test: Test rows of a client.
+        noise: Share of wrong labels, for all clients or for each.
+        concentration: Of the Dirichlet draw of labels; None: alike.
+        ridge: Of the inner loss.
+
+    Returns:
+        A `Task`.
     """
     kind = ("samples" if lower_level == "global" else "trust") if weights is None else weights
     if kind not in WEIGHTS:
@@ -235,6 +251,21 @@ def hyper_representation(
 
     Few training rows against many validation rows are the point: a head fits few rows well only if the representation
     is good.
+
+    Args:
+        images: From `digits` or `read_mnist`.
+        seed: Draws the data.
+        lower_level: "local" or "global".
+        hidden: Widths of the layers.
+        clients: How many.
+        train: Training rows of a client.
+        validation: Validation rows of a client.
+        test: Test rows of a client.
+        concentration: Of the Dirichlet draw of labels; None: alike.
+        ridge: Of the inner loss.
+
+    Returns:
+        A `Task`.
     """
     if not len(hidden):
         raise ValueError("hidden needs at least one width: without a layer there is no representation to learn.")
@@ -308,6 +339,20 @@ def loss_tuning(
     Every client has ``train`` rows of the long tail, skewed further by ``concentration``, and ``validation_per_class``
     rows of every class.  ``evaluate`` gives "balanced_accuracy" (the score) and "tail_accuracy", the mean over the three
     rarest classes, on equally many test rows of every class, the same for all clients.
+
+    Args:
+        images: From `digits` or `read_mnist`.
+        seed: Draws the data.
+        lower_level: "local" or "global".
+        clients: How many.
+        train: Training rows of a client.
+        validation_per_class: Validation rows of a client and class.
+        imbalance: How frequent the rarest class is, against the most frequent.
+        concentration: Of the Dirichlet draw of labels; None: alike.
+        ridge: Of the inner loss.
+
+    Returns:
+        A `Task`.
     """
     whole_numbers({"clients": clients, "train": train, "validation_per_class": validation_per_class})
     if not 0 < imbalance <= 1:

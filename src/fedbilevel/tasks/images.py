@@ -33,7 +33,15 @@ _NAMES = {"train": ("x_train", "y_train"), "t10k": ("x_test", "y_test")}
 
 
 class Images(NamedTuple):
-    """``pixels`` [rows, columns] in [0, 1] with integer ``labels`` 0..9, and the same for rows set aside for testing."""
+    """``pixels`` [rows, columns] in [0, 1] with integer ``labels`` 0..9, and the same for rows set aside for testing.
+
+    Attributes:
+        source: Where they come from.
+        pixels: ``[rows, columns]`` in [0, 1].
+        labels: ``[rows]``, 0 to 9.
+        test_pixels: Those of the test rows.
+        test_labels: Those of the test rows.
+    """
 
     source: str
     pixels: NDArray[np.float32]
@@ -56,6 +64,16 @@ def read_mnist(folder: str | Path, pool: int = 2) -> Images:
     Files are named as distributed (``train-images-idx3-ubyte``, ``t10k-labels-idx1-ubyte.gz``; a dot before ``idx`` is
     accepted); the archive holds ``x_train``, ``y_train``, ``x_test`` and ``y_test``.  Without the test files 30 % of
     each class are set aside.  ``pool`` averages squares of so many pixels: 28 x 28 becomes 14 x 14; 1 keeps all.
+
+    Args:
+        folder: Where the files are.
+        pool: Side of the squares of pixels that are averaged; 1 keeps all.
+
+    Returns:
+        `Images`.
+
+    Raises:
+        ValueError: Files are missing or broken.
     """
     home = Path(folder)
     if not home.is_dir():

@@ -58,7 +58,18 @@ def penalty_tuning(
     train: ClientRows, val: ClientRows, test: ClientRows, *, link: str = "squared", lower_level: str = "local"
 ) -> Task:
     """Tuning on given arrays; ``evaluate`` gives "explained", the share of the test labels' variance ("squared"), or
-    "accuracy" ("logistic", labels 0 and 1)."""
+    "accuracy" ("logistic", labels 0 and 1).
+
+    Args:
+        train: Training rows of all clients.
+        val: Validation rows.
+        test: Test rows.
+        link: "squared" or "logistic".
+        lower_level: "local" or "global".
+
+    Returns:
+        A `Task`.
+    """
     if link not in LINKS:
         raise ValueError(f"link must be 'squared' or 'logistic', not {link!r}.")
     columns = train.features.shape[-1]
@@ -103,6 +114,22 @@ def random_penalties(
     """Random clients: ``informative`` of the ``columns`` matter, the same for all; their coefficients differ between the
     clients by ``heterogeneity`` times their size.  ``noise``: deviation of the squared-error targets around signals of
     variance one (logistic targets are drawn with the odds of three times the signal).
+
+    Args:
+        seed: Draws the data.
+        link: "squared" or "logistic".
+        lower_level: "local" or "global".
+        clients: How many.
+        columns: Features.
+        informative: Features that matter.
+        train: Training rows of a client.
+        validation: Validation rows of a client.
+        test: Test rows of a client.
+        noise: Deviation of the targets.
+        heterogeneity: How far the clients' coefficients differ.
+
+    Returns:
+        A `Task`.
     """
     whole_numbers({"clients": clients, "columns": columns, "informative": informative})
     whole_numbers({"train": train, "validation": validation, "test": test})
@@ -131,7 +158,13 @@ def random_penalties(
 
 
 class Ridge:
-    """The closed forms of "squared", in double precision: y(x), h(x) and its gradient."""
+    """The closed forms of "squared", in double precision: y(x), h(x) and its gradient.
+
+    Args:
+        train: Training rows of all clients.
+        val: Validation rows.
+        lower_level: "local" or "global".
+    """
 
     def __init__(self, train: ClientRows, val: ClientRows, lower_level: str = "local") -> None:
         if lower_level not in LOWER_LEVELS:

@@ -21,7 +21,13 @@ from fedbilevel.tasks.task import Array, FixedStart, Task, shape
 
 
 class InnerSample(NamedTuple):
-    """Training leaves: H [.., dy, dy], A [.., dy, dx], b [.., dy]."""
+    """Training leaves: H [.., dy, dy], A [.., dy, dx], b [.., dy].
+
+    Attributes:
+        hessian: H, ``[.., dy, dy]``.
+        cross: A, ``[.., dy, dx]``.
+        offset: b, ``[.., dy]``.
+    """
 
     hessian: Any
     cross: Any
@@ -29,7 +35,12 @@ class InnerSample(NamedTuple):
 
 
 class OuterSample(NamedTuple):
-    """Validation leaves: W [.., dx+dy, dx+dy], w [.., dx+dy]."""
+    """Validation leaves: W [.., dx+dy, dx+dy], w [.., dx+dy].
+
+    Attributes:
+        hessian: W, ``[.., dx+dy, dx+dy]``.
+        linear: w, ``[.., dx+dy]``.
+    """
 
     hessian: Any
     linear: Any
@@ -63,6 +74,12 @@ class QuadraticClients:
     Methods named after what they return take x as [..., clients, dx] (one point per client) and y as [..., clients, dy];
     ``objective`` and ``gradient`` take one common x, [..., dx].  ``inner_hessian`` (H_m), ``inner_cross`` (A_m),
     ``inner_offset`` (b_m), ``outer_hessian`` (W_m) and ``outer_linear`` (w_m) are the means over a client's samples.
+
+    Args:
+        train: An `InnerSample`, leaves ``[clients, samples, ...]``.
+        val: An `OuterSample`, likewise.
+        outer: Where x starts.
+        inner: Where y starts.
     """
 
     def __init__(self, train: InnerSample, val: OuterSample, outer: Array, inner: Array) -> None:
@@ -229,6 +246,23 @@ def random_quadratic(
     ``heterogeneity`` 0 makes all clients equal, 1 draws them independently around a common centre. ``gradient_noise`` is
     the deviation of a single sample's gradients (of g in y and of f, each), ``hessian_noise`` in [0, 1) the relative size
     of a single sample's Hessian noise; the mean over a client's samples is exact.
+
+    Args:
+        seed: Draws the data.
+        clients: How many.
+        outer_size: Numbers in x.
+        inner_size: Numbers in y.
+        strong_convexity: Smallest eigenvalue of the inner Hessians.
+        smoothness: Their largest eigenvalue.
+        coupling: Norm of the cross derivative.
+        heterogeneity: 0: equal clients; 1: independent ones.
+        gradient_noise: Deviation of a row's gradients.
+        hessian_noise: Relative size of a row's Hessian noise, in [0, 1).
+        samples: Rows of a client.
+        ridge: Smallest curvature of f.
+
+    Returns:
+        `QuadraticClients`.
     """
     if not 0 <= hessian_noise < 1:
         raise ValueError(
@@ -296,6 +330,20 @@ def known_quadratic(
 
     ``evaluate`` gives "progress", 1 - (h(x) - h*) / (h(0) - h*) of the exact objective: zero at the start, one at the
     minimiser.
+
+    Args:
+        seed: Draws the data.
+        lower_level: "local" or "global".
+        clients: How many.
+        outer_size: Numbers in x.
+        inner_size: Numbers in y.
+        samples: Rows of a client.
+        gradient_noise: Deviation of a row's gradients.
+        hessian_noise: Relative size of a row's Hessian noise.
+        heterogeneity: 0: equal clients; 1: independent ones.
+
+    Returns:
+        A `Task`.
     """
     drawn = random_quadratic(
         seed, clients=clients, outer_size=outer_size, inner_size=inner_size, samples=samples,

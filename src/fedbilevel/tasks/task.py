@@ -34,6 +34,16 @@ class Task:
     ``facts`` holds what the draw knows and no algorithm sees, such as which labels were corrupted.
 
     Two draws of one task that differ in nothing but the seed have *equal* problems: they share one compiled program.
+
+    Attributes:
+        name: Of the task.
+        problem: The two losses.
+        data: The clients' rows.
+        evaluate: (outer, inner of all clients) -> numbers by name.
+        score: Which of them stands for the whole; larger is better.
+        curvature: Bound of the inner loss's curvature.
+        outer_step: Where a search for an outer step begins.
+        facts: What no algorithm sees.
     """
 
     name: str
@@ -51,7 +61,12 @@ class Task:
 
 
 class ClientRows(NamedTuple):
-    """Rows of all clients: ``features`` [clients, rows, columns] and ``labels`` [clients, rows]."""
+    """Rows of all clients: ``features`` [clients, rows, columns] and ``labels`` [clients, rows].
+
+    Attributes:
+        features: ``[clients, rows, columns]``.
+        labels: ``[clients, rows]``.
+    """
 
     features: NDArray[Any]
     labels: NDArray[Any]

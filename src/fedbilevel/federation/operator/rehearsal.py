@@ -164,7 +164,9 @@ def _in_words(thing: Left) -> str:
 
 
 def _short(settings: JobSettings) -> dict[str, Any]:
-    """The fair program with one round a stage; any other as it is."""
+    """The fair program with one round a stage, and the tune program with one to tune; any other as it is."""
+    if settings.program == "tune":
+        return {**settings.arguments, "rounds": 1}
     if settings.program != "fair":
         return settings.arguments
     recipe = {**settings.arguments.get("recipe", {}), "steps": 1, "weight_steps": 1}

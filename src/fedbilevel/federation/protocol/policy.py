@@ -40,6 +40,7 @@ class Source:
     columns: tuple[str, ...] = ()
     minimum_cell: int = 1
     mapping: Path | None = None
+    number: int = 0
 
     def frame(self, columns: tuple[str, ...]) -> pd.DataFrame:
         """The table's ``columns``; refused where the site does not list one of them."""

@@ -19,7 +19,11 @@ from fedbilevel.plan import Algorithm
 
 __all__ = ["BUILT_IN", "ArrayProgram", "Numbers", "Program", "Stage", "answer_trees", "make_program"]
 
-BUILT_IN = {"fair": "fedbilevel.fairness.program:fair_program", "audit": "fedbilevel.fairness.audit:audit_program"}
+BUILT_IN = {
+    "fair": "fedbilevel.fairness.program:fair_program",
+    "audit": "fedbilevel.fairness.audit:audit_program",
+    "tune": "fedbilevel.tuning.program:tune_program",
+}
 """Programs of this package by their short names; they need no allow-list."""
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from fedbilevel import storage
 from fedbilevel.calculus import Tree
 from fedbilevel.engines.fixed import FIXED, Words, check_summed, exact_words, to_words
 from fedbilevel.engines.stages import Refused
@@ -49,10 +51,11 @@ class Site:
         say: Say,
         identity: Identity | None = None,
     ) -> None:
-        self.name, self.settings, self.policy, self.say = name, settings, policy, say
+        self.name, self.settings, self.say = name, settings, say
         if name not in settings.sites:
             raise Refused("run", f"{name} is not one of the sites of the run.")
         self.client = settings.client(name)
+        self.policy = replace(policy, source=replace(policy.source, number=self.client))
         self.program: Program = make_program(settings.program, settings.arguments, policy.functions)
         self.by_bounds = approval.settle(settings, self.program, policy, folder)
         self.folder = folder / settings.run
@@ -223,6 +226,10 @@ class Site:
         leaves = {f"stage{k}_{i}": leaf for k, tree in enumerate(answers) for i, leaf in enumerate(to_arrays(tree))}
         write_arrays(self.folder / "answer.npz", leaves)
         self.say("the run is complete; its answer is kept in answer.npz")
+        own = getattr(self.program, "own_files", None)
+        for name, text in ({} if own is None else own(self.policy.source, agreed, answers)).items():
+            storage.write(self.folder / name, text)
+            self.say(f"{name} is for this site alone")
         if not self.policy.may_tell("report"):
             return {"numbers": {}}
         try:

@@ -1,0 +1,179 @@
+"""`fedbilevel tune` against a search of 20 candidates, by the protocol in docs/tune.md.
+
+    python benchmarks/tune.py --out runs/tune-study [--tables heart,credit] [--splits 20]
+
+Every split of every table is a line of results.csv once it is done; the same command goes on after a stop.  Prints the
+table of the page.
+"""
+
+import argparse
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedbilevel import datasets
+from fedbilevel.datasets import partition
+from fedbilevel.fairness.models import Model
+from fedbilevel.tables.encoder import Encoder
+from fedbilevel.tuning.program import TuneProgram, column_places, reading_of
+from fedbilevel.tuning.search import CANDIDATES, PARTS, Search, held_out_loss
+from fedbilevel.tuning.simulation import Tuner
+
+TABLES = ("adult", "employment", "compas", "law-school", "hsb82", "chem97", "heart", "credit")
+LOOKED_AT = ("heart", "credit")
+MOST_ROWS = 3000
+CLIENTS = 5
+WHAT = ("penalties",)
+
+
+def prepared(name):
+    """Features, labels (of a score: numbers) and the site of every row."""
+    data = datasets.load(name)
+    generator = np.random.default_rng(1)
+    rows = np.sort(generator.permutation(len(data.y))[:MOST_ROWS])
+    table, labels = data.X.iloc[rows].reset_index(drop=True), np.asarray(data.y, np.float64)[rows]
+    if name in ("heart", "employment"):
+        return table, labels, pd.factorize(np.asarray(data.sites)[rows], sort=True)[0]
+    if data.positive is None:  # whole schools or authorities
+        units = pd.factorize(np.asarray(data.sites)[rows], sort=True)[0]
+        return table, labels, generator.permutation(units.max() + 1)[units] % CLIENTS
+    parts = partition.dirichlet(labels.astype(int).astype(str), clients=CLIENTS, concentration=1.0, seed=0)
+    sites = np.empty(len(rows), np.int64)
+    for number, part in enumerate(parts):
+        sites[part] = number
+    return table, labels, sites
+
+
+def solved(model, features, labels, ridge, start=None):
+    """The exact minimiser of the ridge-penalised loss, by Newton's method."""
+    matrix, params = features.astype(np.float64), start if start is not None else np.zeros(features.shape[1])
+    penalties = np.append(np.full(features.shape[1] - 1, ridge), 1e-6)
+    for _ in range(50):
+        scores = matrix @ params
+        means = scores if model.regression else 1 / (1 + np.exp(-scores))
+        bend = np.ones_like(scores) if model.regression else means * (1 - means)
+        gradient = matrix.T @ (means - labels) / len(labels) + penalties * params
+        if np.abs(gradient).max() < 1e-7:
+            break
+        hessian = (matrix * bend[:, None]).T @ matrix / len(labels) + np.diag(penalties)
+        params = params - np.linalg.solve(hessian, gradient)
+    return params
+
+
+def exact_search(model, sites, seed):
+    """The same candidates and the same rows held out, without FedAvg: every candidate's model is the exact one."""
+    kept, out = [], []
+    for number, (features, labels) in enumerate(sites):
+        codes = np.zeros(len(labels)) if model.regression else labels
+        held = partition.folds(codes, PARTS, seed=seed + number) == 0
+        kept.append((features[~held], labels[~held]))
+        out.append((features[held], labels[held]))
+    (x, y), (x_out, y_out), (x_all, y_all) = (
+        tuple(np.concatenate(part) for part in zip(*rows, strict=True)) for rows in (kept, out, sites)
+    )
+    params, best = None, (np.inf, 0.0)
+    for ridge in sorted(CANDIDATES, reverse=True):
+        params = solved(model, x, y, ridge, params)
+        best = min(best, (held_out_loss(model, params, x_out, y_out), ridge))
+    return solved(model, x_all, y_all, best[1])
+
+
+def split(name, table, labels, sites, seed, tuner, searches):
+    """One line of the results."""
+    regression = len(np.unique(labels)) > 2
+    codes = sites if regression else sites * 2 + labels.astype(np.int64)
+    train, test = partition.train_test_split(pd.Series(codes.astype(str)), test_share=0.3, seed=seed)
+    encoder = Encoder.learn(table)
+    features, held_out = encoder.transform(table.iloc[train]), encoder.transform(table.iloc[test])
+    known, truth = labels[train], labels[test]
+    if regression:
+        mean, spread = known.mean(), known.std()
+        known, truth = (known - mean) / spread, (truth - mean) / spread
+    model = (
+        Model("linear", features.shape[1], 1, loss="squared") if regression else Model("logistic", features.shape[1])
+    )
+    rows = [(features[part], known[part]) for part in partition.by_column(sites[train])]
+    reading = reading_of(model, WHAT, minimum=1)
+    program = TuneProgram(reading, WHAT, column_places(encoder.columns), len(rows), len(train), fold_seed=1000 * seed)
+    search = searches.setdefault(model, Search(model))
+    ours, others = tuner.run(program, rows, seed, record=False), search.run(rows, seed)
+    exact = exact_search(model, rows, seed)
+    default = solved(model, features, known, 1 / len(train))
+    params = {
+        "tuned": ours.params,
+        "folds": ours.folded.mean(axis=0),
+        "search": others.params,
+        "exact": exact,
+        "default": default,
+    }
+    line = {"table": name, "split": seed, "rows": len(train), "sites": len(rows), "features": features.shape[1]}
+    for method, found in params.items():
+        line[f"{method}_loss"] = held_out_loss(model, found, held_out, truth)
+        scores = held_out @ np.asarray(found, np.float64)
+        line[f"{method}_right"] = float(
+            1 - np.mean((scores - truth) ** 2) / np.mean(truth**2) if regression else np.mean((scores > 0) == truth)
+        )
+    costs = {
+        "tuned_bytes": ours.bytes_up + ours.bytes_down,
+        "search_bytes": others.bytes_all,
+        "run_bytes": others.bytes_one,
+    }
+    return line | costs | {"ridge": others.ridge}
+
+
+def summary(results):
+    lines = []
+    for name, table in results.groupby("table", sort=False):
+        line = {
+            "table": name,
+            "splits": len(table),
+            "rows": int(table["rows"].iloc[0]),
+            "sites": int(table["sites"].iloc[0]),
+        }
+        for other in ("search", "exact", "default", "folds"):
+            differences = table[f"{other}_loss"] - table["tuned_loss"]
+            margin = stats.t.ppf(0.975, len(differences) - 1) * differences.std(ddof=1) / len(differences) ** 0.5
+            low, high = differences.mean() - margin, differences.mean() + margin
+            verdict = "win" if low > 0 else "loss" if high < 0 else "tie"
+            line[f"vs {other}"] = f"{differences.mean():+.5f} [{low:+.5f}, {high:+.5f}] {verdict}"
+        line |= {name: table[f"{name}_loss"].mean() for name in ("tuned", "search")}
+        line["right"] = (table["tuned_right"] - table["search_right"]).mean()
+        line["bytes of search / ours"] = (table["search_bytes"] / table["tuned_bytes"]).mean()
+        line["ours / one run"] = (table["tuned_bytes"] / table["run_bytes"]).mean()
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tables", default=",".join(TABLES))
+    parser.add_argument("--splits", type=int, default=20)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    file = options.out / "results.csv"
+    done = pd.read_csv(file) if file.exists() else pd.DataFrame(columns=["table", "split"])
+    known = set(zip(done["table"], done["split"], strict=True))
+    for name in options.tables.split(","):
+        todo = [seed for seed in range(options.splits) if (name, seed) not in known]
+        if not todo:
+            continue
+        rows, tuner, searches = prepared(name), Tuner(), {}
+        for seed in todo:
+            line = split(name, *rows, seed, tuner, searches)
+            new = not file.exists()
+            with file.open("a", newline="") as handle:
+                writer = csv.DictWriter(handle, line)
+                if new:
+                    writer.writeheader()
+                writer.writerow(line)
+            print(name, seed, f"{line['search_loss'] - line['tuned_loss']:+.5f}", file=sys.stderr, flush=True)
+    print(summary(pd.read_csv(file)).T.to_string())
+
+
+if __name__ == "__main__":
+    main()

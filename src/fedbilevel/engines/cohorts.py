@@ -1,0 +1,226 @@
+"""Runs that hold no more than the clients of the next rounds: whatever the population, a round costs what its cohort costs.
+
+Cohorts are a function of the seed and the round, so they are known ahead.  Rounds come in stretches.  The rows of all clients
+that a stretch asks are one small fleet, read while the stretch before computes; their local states are fetched when it begins
+and put back when it is over.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from fedbilevel.calculus import Tree, bytes_of
+from fedbilevel.engines.fleet import Drawn, Fleet, Layout
+from fedbilevel.engines.rounds import draw_ahead
+from fedbilevel.engines.store import OpenFile
+from fedbilevel.problem import ClientData
+
+TOKEN = 64
+"""Bytes at the beginning of a file of local states: a text that a checkpoint repeats, so that the two are known to belong
+together."""
+PLACES = 2_000
+"""Clients of a stretch, at most, unless a single cohort has more: many, so that a call of the program is worth its while..."""
+FLEET_BYTES = 2**26
+"""...but no more than so many bytes of rows."""
+MANY_BYTES = 2**26
+"""Local states of a population in memory that are too many to be copied in every call of the program."""
+
+
+class Source(Protocol):
+    """Where the rows of clients are."""
+
+    def read(self, numbers: np.ndarray, places: int) -> tuple[Tree, Tree]: ...
+
+
+def stretch(cohort: int, client_bytes: int) -> int:
+    """For how many rounds the clients are held together."""
+    return max(1, min(PLACES // cohort, FLEET_BYTES // max(1, cohort * client_bytes)))
+
+
+class LocalStates:
+    """The local states of all clients, in memory or in a file; those that were never kept are what ``enrolled`` is.
+
+    In a file every client has two places.  The first time after `settled` that a client's state is kept it goes to the place
+    that the checkpoint does not mean, so a run that is killed finds all as it was when it was saved.  ``sides``: which of its
+    two places holds a client's state, 0 for neither.
+    """
+
+    def __init__(self, clients: int, enrolled: Tree, file: Path | None, folder: Path | None, resumed: bool) -> None:
+        """``file``: the name of a file that stays; ``folder``: where a file is that goes with the run; neither: in memory.
+
+        ``resumed``: the file holds an earlier part of the run, and `go_on` comes next.
+        """
+        leaves, self.structure = jax.tree.flatten(jax.tree.map(np.asarray, enrolled))
+        self.kinds = [(leaf.dtype, leaf.shape, leaf.nbytes) for leaf in leaves]
+        self.enrolled = np.frombuffer(b"".join(leaf.tobytes() for leaf in leaves), np.uint8)
+        self.sides = np.zeros(clients, np.uint8)
+        self.unsettled = np.zeros(clients, bool)
+        self.done, self.token = 0, secrets.token_hex(TOKEN // 2)
+        self.handle: OpenFile | None = None
+        if file is None and folder is None:
+            self.memory = np.zeros((clients, len(self.enrolled)), np.uint8)
+            return
+        try:
+            if file is None:
+                number, name = tempfile.mkstemp(dir=folder)
+                Path(name).unlink()
+            else:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                number = os.open(file, os.O_RDWR | os.O_CREAT | (0 if resumed else os.O_TRUNC), 0o666)
+            self.handle = OpenFile(number)
+            if not resumed:
+                os.truncate(number, TOKEN + 2 * clients * len(self.enrolled))
+                os.pwrite(number, self.token.encode(), 0)
+        except OSError as error:
+            where = file or f"a temporary file in {folder}"
+            raise OSError(f"Cannot keep the clients' local states in {where}: {error.strerror or error}.") from error
+
+    def go_on(self, sides: np.ndarray, token: str, done: int) -> bool:
+        """As they were `settled` then; False if this is not the file of that time."""
+        assert self.handle is not None
+        if os.pread(self.handle.number, TOKEN, 0) != token.encode():
+            return False
+        self.sides[:], self.token, self.done = sides, token, done
+        return True
+
+    def sync(self) -> None:
+        """Everything that was kept is on the disk; a checkpoint can be written, and then all is `settled`."""
+        assert self.handle is not None
+        os.fsync(self.handle.number)
+
+    def settled(self) -> None:
+        self.unsettled[:] = False
+
+    def read(self, numbers: np.ndarray, places: int | None = None) -> Tree:
+        """The states of the clients of these ``numbers``, at the first of so many ``places``."""
+        count, size = len(numbers) if places is None else places, len(self.enrolled)
+        records = np.empty((count, size), np.uint8)
+        records[:] = self.enrolled
+        kept = np.flatnonzero(self.sides[numbers])
+        if self.handle is None:
+            records[kept] = self.memory[numbers[kept]]
+        else:
+            for row, offset in zip(kept, self._offsets(numbers[kept]), strict=True):
+                os.preadv(self.handle.number, [records[row]], offset)
+        leaves, end = [], 0
+        for dtype, shape, length in self.kinds:
+            own = np.ascontiguousarray(records[:, end : end + length])
+            leaves.append(own.view(dtype).reshape(count, *shape))
+            end += length
+        return jax.tree.unflatten(self.structure, leaves)
+
+    def keep(self, numbers: np.ndarray, states: Tree) -> None:
+        """``states`` of these clients, at the first places of its leaves."""
+        count = len(numbers)
+        parts = [np.ascontiguousarray(np.asarray(leaf)[:count]).reshape(count, -1) for leaf in jax.tree.leaves(states)]
+        records = np.concatenate([part.view(np.uint8).reshape(count, -1) for part in parts], axis=1)
+        if self.handle is None:
+            self.sides[numbers] = 1
+            self.memory[numbers] = records
+            return
+        fresh = numbers[~self.unsettled[numbers]]
+        self.sides[fresh] = np.where(self.sides[fresh] == 1, 2, 1)
+        self.unsettled[fresh] = True
+        for record, offset in zip(records, self._offsets(numbers), strict=True):
+            os.pwrite(self.handle.number, record, offset)
+
+    def _offsets(self, numbers: np.ndarray) -> list[int]:
+        places = 2 * numbers.astype(np.int64) + self.sides[numbers] - 1
+        return (TOKEN + places * len(self.enrolled)).tolist()  # type: ignore[no-any-return]
+
+
+class Stretch(NamedTuple):
+    """The clients of a few rounds, by number, and their rows."""
+
+    clients: np.ndarray
+    fleet: Fleet
+
+
+class Visits:
+    """One run's way through the population."""
+
+    def __init__(
+        self, source: Source, data: ClientData, weights: np.ndarray, fleet: Fleet, layout: Layout, seed: int,
+        states: LocalStates,
+    ) -> None:  # fmt: skip
+        """``data`` tells sizes, if not rows; ``fleet`` what all clients have in common."""
+        self.source, self.data, self.weights, self.common = source, data, weights, fleet
+        self.layout, self.seed, self.states = layout, seed, states
+        self.reader = ThreadPoolExecutor(1, "read ahead")
+        self.ahead: dict[int, Future[Stretch]] = {}
+
+    def stretch(self, number: int) -> Stretch:
+        """That of round ``number``; the next one is read meanwhile."""
+        place = number // self.layout.stretch
+        self.ahead = {one: self.ahead.get(one) or self.reader.submit(self._read, one) for one in (place, place + 1)}
+        return self.ahead[place].result()
+
+    def _read(self, place: int) -> Stretch:
+        assert self.layout.cohort is not None
+        first = np.int32(place * self.layout.stretch)
+        numbers, times = draw_ahead(self.layout, self.common.ends, np.uint32(self.seed), first)
+        clients, positions = np.unique(np.asarray(numbers), return_inverse=True)
+        places = self.layout.stretch * self.layout.cohort
+        train, val = self.source.read(clients, places)
+        spare = np.zeros(places - len(clients), np.int32)
+
+        def of_clients(values: Any) -> np.ndarray:
+            return np.concatenate([np.asarray(values[clients]), spare.astype(values.dtype)])
+
+        sizes = [of_clients(self.data.train_sizes), of_clients(self.data.val_sizes) if val is not None else spare]
+        drawn = Drawn(first, positions.reshape(times.shape).astype(np.int32), times)  # type: ignore[arg-type]
+        rest = (self.common.dropout, self.common.heaviest, None, drawn)
+        ids = np.concatenate([clients.astype(np.int32), spare])
+        return Stretch(clients, jax.device_put(Fleet(train, val, *sizes, of_clients(self.weights), ids, *rest)))  # type: ignore[arg-type]
+
+
+class Held(NamedTuple):
+    """Whose local states a moment has at hand (``clients``), of the run of ``visits``.  They may not have been kept yet."""
+
+    visits: Visits
+    clients: np.ndarray
+
+    def keep(self, done: int, local: Tree) -> None:
+        """Put the local states that are at hand after ``done`` rounds back to all others."""
+        states = self.visits.states
+        if done < states.done:
+            raise RuntimeError(
+                f"This run has gone on to round {states.done} and cannot go back to {done}: start it anew."
+            )
+        if len(self.clients):
+            states.keep(self.clients, local)
+        states.done = done
+
+
+class ReadLater:
+    """Something about each client of a store after a run, read when asked for: ``result.inner[7]``, ``result.inner[[3, 8]]``.
+
+    It is valid until the run is taken up again.
+    """
+
+    def __init__(self, states: LocalStates, show: Any) -> None:
+        self._states, self._show = states, show
+
+    def __len__(self) -> int:
+        return len(self._states.sides)
+
+    def __getitem__(self, clients: Any) -> Tree:
+        numbers = np.arange(len(self))[clients]
+        many = self._show(self._states.read(np.atleast_1d(numbers)))
+        return many if np.ndim(numbers) else jax.tree.map(lambda leaf: leaf[0], many)
+
+    def __repr__(self) -> str:
+        return f"<one for each of {len(self):,} clients: index it by client numbers>"
+
+
+def client_bytes(data: ClientData) -> int:
+    """Of the rows of one client, with padding."""
+    return sum(bytes_of(data.example(part)) for part in data.parts)
