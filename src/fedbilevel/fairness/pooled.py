@@ -142,7 +142,7 @@ def front(
     """The model of every strength, in increasing order; 0 is plain logistic regression."""
     from scipy.optimize import minimize
 
-    solver = Solver(rows.features, formulation.ridge)
+    solver = Solver(rows.features, formulation.ridge or 0.0)
     x = np.zeros(formulation.cells(groups, 2))
     models = {}
     for strength in sorted(strengths):

@@ -378,7 +378,7 @@ def reduced(rows: PooledRows, outside: np.ndarray, bound: float) -> np.ndarray:
             return (np.asarray(X, np.float32) @ self.params_ > 0).astype(np.int64)
 
     lottery = ExponentiatedGradient(
-        Ridge(Solver(rows.features, Formulation().ridge)),
+        Ridge(Solver(rows.features, Formulation().ridge or 0.0)),
         TruePositiveRateParity(difference_bound=bound),
         max_iter=ITERATIONS,
     )
