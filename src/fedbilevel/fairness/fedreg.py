@@ -60,7 +60,7 @@ class FairLoss:
         logits = self.scores(params, batch["features"])
         values = self.compared(logits, batch["labels"], self.temperature)
         if real is not None:
-            values = tuple(jnp.where(real, value, 0) for value in values)
+            values = jnp.where(real, values[0], 0), jnp.where(real, values[1], 0)
         gap = largest_gap(group_rates(values, batch["groups"], self.groups))
         fair = jnp.asarray(self.strength, gap.dtype) * gap
         each = self.losses(logits, batch["labels"])

@@ -252,6 +252,7 @@ class Trainer:
         began = time.perf_counter()
         program, agreed = self.program, clients.agreed(self.program)
         recipe = program.settled(agreed)
+        assert recipe.step is not None
         factor = 1.0 if rate is None else rate / recipe.step
         total, _ = recipe.total
         answers: list[Tree] = []

@@ -88,7 +88,7 @@ METHODS: dict[str, dict[str, Any]] = {
     OURS: {},
 }
 """Arguments of the estimator beside the seed: defaults are what is studied."""
-QUICK = {"steps": 20, "weight_steps": 20}
+QUICK: dict[str, Any] = {"steps": 20, "weight_steps": 20}
 STRENGTHS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 BOUNDS = (0.005, 0.02, 0.05)
 """Of fairlearn's reductions."""
@@ -149,7 +149,7 @@ def divided(name: str, number: int) -> tuple[Half, Half, list[Any]]:
     halves = []
     for part in parts:
         taken = rows[part]
-        codes, known = encode_groups(groups[taken], **({"known": names} if names else {}))
+        codes, known = encode_groups(groups[taken], known=names or None)
         names = names or known
         labels = data.y.to_numpy()[taken].astype(np.int64)
         own = None if sites is None else sites[taken]
@@ -212,7 +212,7 @@ class Design(Study):
 
     def configuration(self) -> dict[str, Any]:
         """What all cases and splits share: others may be added."""
-        options = QUICK if self.quick else {}
+        options: dict[str, Any] = QUICK if self.quick else {}
         return {
             "metric": "equal_opportunity", "convention": "between_groups", "quick": self.quick, "test_share": TEST_SHARE,
             "clients": CLIENTS, "shares": SHARES, "strengths": STRENGTHS, "bounds": BOUNDS, "iterations": ITERATIONS,
@@ -375,7 +375,7 @@ def reduced(rows: PooledRows, outside: np.ndarray, bound: float) -> np.ndarray:
             return self
 
         def predict(self, X: Any) -> np.ndarray:
-            return (np.asarray(X, np.float32) @ self.params_ > 0).astype(np.int64)
+            return np.asarray(np.asarray(X, np.float32) @ self.params_ > 0, np.int64)
 
     lottery = ExponentiatedGradient(
         Ridge(Solver(rows.features, Formulation().ridge or 0.0)),
@@ -394,7 +394,7 @@ def summarise(rows: pd.DataFrame, points: pd.DataFrame) -> dict[str, pd.DataFram
     summary, duels, verdicts = [], [], []
     frontier = pd.concat([_frontier(own) for _, own in points.groupby("dataset", sort=False)], ignore_index=True)
     for (name, kind), group in filled.groupby(["dataset", "split"], sort=False):
-        place = {"dataset": name, "split": kind, "bar": CASES[str(name)].bar}
+        place: dict[str, Any] = {"dataset": name, "split": kind, "bar": CASES[str(name)].bar}
         several = group["seed"].nunique() > 1
         if several and BASELINE in set(group["method"]):
             how: dict[str, Any] = {"split": "seed", "interval": "corrected", "test_share": TEST_SHARE}
@@ -529,7 +529,7 @@ def overall(rows: pd.DataFrame) -> pd.DataFrame:
                 methods * (methods + 1) / 12 / cases
             )
             pairs = {
-                method: 1.0
+                str(method): 1.0
                 if (means[OURS] == means[method]).all()
                 else float(stats.wilcoxon(means[OURS], means[method]).pvalue)
                 for method in means
