@@ -42,7 +42,7 @@ ROUNDS = {
 TABLE_ROWS = 34_000
 ROUNDING = 1e-4
 """Largest difference from the model in float64 that float32 explains, relative to the largest coefficient."""
-LIMIT = 900
+LIMIT = 300
 
 
 def collect(repeats: int, quick: bool, say: Any) -> dict[str, Any]:

@@ -184,7 +184,7 @@ class Visits:
         rest = (self.common.dropout, self.common.heaviest, None, drawn)
         before = 0 if self.layout.mesh is None else jax.process_index() * self.data.clients
         ids = np.concatenate([(before + clients).astype(np.int32), spare])
-        fleet = Fleet(train, val, *sizes, of_clients(self.weights), ids, *rest)  # type: ignore[arg-type]
+        fleet = Fleet(train, val, *sizes, of_clients(self.weights), ids, *rest)  # type: ignore[arg-type, call-arg]
         return Stretch(clients, share_out(fleet, specs_like(fleet), self.layout))
 
     def _shared(self, first: Any, numbers: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, int, Drawn]:
@@ -209,7 +209,7 @@ class Visits:
         for row, values in zip(rows, (positions, times[mine], ranks), strict=True):
             row[rounds, turns[mine]] = values
         order = (owners * members + turns).astype(np.int32)
-        return clients, places + members, Drawn(first, *rows, order)  # type: ignore[arg-type]
+        return clients, places + members, Drawn(first, rows[0], rows[1], rows[2], order)  # type: ignore[arg-type]
 
 
 class Held(NamedTuple):

@@ -45,7 +45,7 @@ def place_fleet(fleet: Fleet, layout: Layout) -> Fleet:
         nobody = np.arange(here + ghosts) >= here
         # What is not of single clients is put back after all else is lengthened.
         common = {name: getattr(fleet, name) for name in ("dropout", "heaviest", "ends")}
-        filled = jax.tree.map(lambda leaf: np.asarray(leaf)[repeat], replace(fleet, **dict.fromkeys(common)))
+        filled = jax.tree.map(lambda leaf: np.asarray(leaf)[repeat], replace(fleet, **dict.fromkeys(common)))  # type: ignore[arg-type]
         fleet = replace(filled, weights=np.where(nobody, 0, filled.weights), **common)
     first = jax.process_index() * here if jax.process_count() > 1 else 0
     fleet = replace(fleet, ids=first + np.arange(here + ghosts, dtype=np.int32))  # type: ignore[arg-type]

@@ -92,8 +92,9 @@ def choose(fleet: Fleet, layout: Layout, round_key: jax.Array, number: Any = 0) 
         taking_part = fleet.ids < layout.clients
     else:
         if fleet.drawn is not None:
-            now = jax.tree.map(lambda rows: rows[number - fleet.drawn.first], replace(fleet.drawn, first=None))
-            positions, times, ranks, order = now.positions, now.times, now.ranks, now.order
+            given = fleet.drawn
+            rows = (given.positions, given.times, given.ranks, given.order)
+            positions, times, ranks, order = jax.tree.map(lambda leaf: leaf[number - given.first], rows)
         else:
             positions, times = draw(sample_key, layout, fleet.ends)
         if layout.gathers_cohort:
@@ -139,7 +140,7 @@ def draw_ahead(layout: Layout, ends: jax.Array | None, seed: Any, first: Any) ->
         key = client_key(jax.random.key(seed), number, 0, PARTICIPATION)
         return draw(jax.random.split(key)[0], layout, ends)
 
-    return jax.lax.map(one, first + jnp.arange(layout.stretch, dtype=jnp.int32))
+    return jax.lax.map(one, first + jnp.arange(layout.stretch, dtype=jnp.int32))  # type: ignore[no-any-return]
 
 
 def draw_distinct(key: jax.Array, clients: int, count: int) -> jax.Array:
@@ -173,7 +174,9 @@ def draw_in_proportion(key: jax.Array, ends: jax.Array, count: int) -> jax.Array
     from each piece.  The cost follows ``count``, but for the logarithm of the number of clients.
     """
     cuts = np.arange(count + 1) * LINE // count
-    points = cuts[:-1].astype(np.int32) + scaled(jax.random.bits(key, (count,), jnp.uint32), np.diff(cuts))
+    points = cuts[:-1].astype(np.int32) + scaled(
+        jax.random.bits(key, (count,), jnp.uint32), jnp.asarray(np.diff(cuts), jnp.uint32)
+    )
     return jnp.searchsorted(ends, points, side="right").astype(jnp.int32)
 
 

@@ -242,7 +242,7 @@ class Simulation:
             records = bool(read_by_objective(self.algorithm, fleet) & set(layout.padded))
         reads_whole = bool(whole & set(layout.padded))
         if stored:
-            check_stored(self.algorithm.name, reads_whole, records, self.level)
+            check_stored(self.algorithm.name, reads_whole, bool(records), self.level)
             layout = alone if jax.process_count() == 1 else replace(alone, mesh=one_device_each())
         elif self.level == "cohort" and (records or reads_whole):
             self.level = "cheap"  # clients that run together by size are all computed anyway
