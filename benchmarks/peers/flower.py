@@ -1,30 +1,24 @@
 """Flower's simulation: a ClientApp and a ServerApp with the FedAvg strategy."""
 
 import os
-from functools import cache
 
-import numpy as np
 import torch
-from common import FILE, ROUNDS, STEP, STEPS, clients, finish, round_ended
+from common import ROUNDS, STEP, STEPS, clients, finish, round_ended
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-count, _, features = clients()[0].shape
+all_rows, all_labels = (torch.from_numpy(array) for array in clients())
+count, _, features = all_rows.shape
 client_app, server_app = ClientApp(), ServerApp()
-
-
-@cache
-def partition(number):
-    with np.load(FILE) as file:
-        return tuple(torch.from_numpy(file[name][number]) for name in ("rows", "labels"))
 
 
 @client_app.train()
 def train(message, context):
-    rows, labels = partition(context.node_config["partition-id"])
+    number = context.node_config["partition-id"]
+    rows, labels = all_rows[number], all_labels[number]
     model = torch.nn.Linear(features, 1, bias=False)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     loss, optimizer = torch.nn.BCEWithLogitsLoss(), torch.optim.SGD(model.parameters(), lr=STEP)

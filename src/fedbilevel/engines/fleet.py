@@ -166,4 +166,4 @@ LINE = 2**31 - 1
 def ends_of_shares(weights: np.ndarray) -> np.ndarray:
     """Every client's share of the line, in proportion to its weight, by where it ends."""
     ends = np.cumsum(weights, dtype=np.float64)
-    return np.floor(ends / ends[-1] * LINE).astype(np.int32)
+    return np.asarray(np.floor(ends / ends[-1] * LINE), np.int32)
