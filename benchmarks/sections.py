@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import peers
 import population
 import tables
 from harness import Job, Measured, cores, environment, interleaved, markdown, measure, median, spread, verdict
@@ -272,6 +273,7 @@ SECTIONS = {
     "seeds": Section(collect_seeds, table_seeds),
     "clients": Section(collect_clients, table_clients),
     "population": Section(population.collect, population.table, needs_check=False),
+    "peers": Section(peers.collect, peers.table, needs_check=False),
     "inner": Section(collect_inner, table_inner, needs_torch=True),
     "startup": Section(collect_startup, table_startup),
     **{name: Section(tables.collector(name), tables.table) for name in tables.SECTIONS},

@@ -1,4 +1,4 @@
-"""Clients spread over four devices, and over two processes: the same numbers as on one."""
+"""Clients spread over four devices, and over two and four processes: the same numbers as on one."""
 
 import json
 import os
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+import fedbilevel as fb
 
 ROOT = Path(__file__).parents[2]
 WAIT = 240
@@ -72,7 +74,8 @@ print(json.dumps({**numbers(whole), "history": history, "saving": saving}))
 
 def child(script, *arguments, devices=1):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
+    paths = f"{Path(fb.__file__).parents[1]}{os.pathsep}{ROOT}"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": paths}
     command = [sys.executable, "-W", "ignore", "-c", PREAMBLE + script, *map(str, arguments)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
@@ -148,3 +151,49 @@ def test_two_processes_equal_one(hosts):
 
 def test_two_processes_save_and_go_on(hosts):
     assert [answer["saving"] for answer in hosts[:2]] == ["same bits", "same bits"]
+
+
+STORED = """
+import os
+from fedbilevel.engines import cohorts
+port, number, count, folder, dies = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
+if count > 1:
+    jax.distributed.initialize(f"127.0.0.1:{port}", count, number, initialization_timeout=120)
+cohorts.PLACES = 12  # stretches of three rounds
+reference = quadratic(sizes=((6, 4),) * 8)
+own = slice(number * 8 // count, (number + 1) * 8 // count)
+path = f"{folder}/{count}-{number}"
+store = fb.ClientStore(path) if os.path.exists(path) else fb.ClientStore.write(path, reference.clients[own])
+result = fb.simulate(
+    algorithm(reference), store, 9, seed=2, participation=4, dropout=0.2, weights=[1, 2, 3, 4, 5, 6, 7, 8][own],
+    diagnostics="cohort", checkpoint=f"{folder}/{count}.npz", checkpoint_every=2,
+    progress=lambda told: os.kill(os.getpid(), 9) if number == dies and told.done >= 5 else None,
+)
+history = result.history.drop(columns="seconds").to_dict("list")
+print(json.dumps({"outer": result.outer.tolist(), "inner": np.asarray(result.inner[:]).tolist(), "history": history}))
+"""
+
+
+def on_stores(count, folder, dies=-1):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    return [child(STORED, port, number, count, folder, dies) for number in range(count)]
+
+
+def test_stores_on_several_hosts_give_the_bits_of_one_also_after_a_kill(tmp_path):
+    (alone,) = answers(on_stores(1, tmp_path))
+    found = {4: answers(on_stores(4, tmp_path))}
+    left, killed = on_stores(2, tmp_path, dies=1)
+    try:
+        assert killed.wait(WAIT) == -9
+    finally:
+        for process in (left, killed):
+            process.kill()
+            process.communicate()
+    assert (tmp_path / "2.npz").exists(), "it was saved before"
+    found[2] = answers(on_stores(2, tmp_path))
+    for hosts in found.values():
+        assert [host["outer"] for host in hosts] == [alone["outer"]] * len(hosts)
+        assert [client for host in hosts for client in host["inner"]] == alone["inner"]
+        assert [host["history"] for host in hosts] == [alone["history"]] * len(hosts)

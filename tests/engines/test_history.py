@@ -146,7 +146,7 @@ def test_auto_is_exact_where_that_is_quick():
     assert level_for("cheap", chosen, data) == "cheap"
     wide = replace(chosen.problem, init=lambda key: (np.zeros(3), np.zeros(301)))
     assert level_for("auto", chosen._replace(problem=wide), data) == "cheap"
-    with pytest.raises(ValueError, match="must be 'auto', 'cheap', 'exact', 'conjugate_gradient', not 'all'"):
+    with pytest.raises(ValueError, match="must be 'auto', 'cheap', 'cohort', 'exact', 'conjugate_gradient', not 'all'"):
         level_for("all", chosen, data)
 
 

@@ -96,7 +96,8 @@ class Checkpoint:
     @property
     def local(self) -> Path:
         """The file of local states that a run keeps apart."""
-        return self.file.with_name(self.file.name + ".local")
+        several = f".{jax.process_index()}" if jax.process_count() > 1 else ""
+        return self.file.with_name(f"{self.file.name}{several}.local")
 
     def exists(self) -> bool:
         return first_says(self.file.exists())
@@ -155,7 +156,7 @@ class Checkpoint:
         expected, states = start.state, None
         if start.held is not None:
             states = start.held.visits.states
-            expected = expected._replace(local=states.sides)
+            expected = expected._replace(local=np.zeros(self.layout.clients, np.uint8))
         wanted, structure = jax.tree.flatten(expected)
         if [(leaf.shape, leaf.dtype) for leaf in wanted] != [(leaf.shape, leaf.dtype) for leaf in leaves]:
             raise CheckpointError(f"{path} does not hold the arrays of this run: remove it to start afresh.")
@@ -168,10 +169,11 @@ class Checkpoint:
         self.at = done
         state = jax.tree.unflatten(structure, leaves)
         if states is not None:
-            if not states.go_on(state.local, about["local"], done):
+            here = len(states.sides) * (jax.process_index() if jax.process_count() > 1 else 0)
+            if not states.go_on(state.local[here : here + len(states.sides)], about["local"], done):
                 raise CheckpointError(
                     f"{self.local} is missing or does not belong to {path}: put back the file that was saved with it, or "
                     f"remove both to start afresh."
                 )
-            state = state._replace(local=start.state.local)
+            state = state._replace(local=None)
         return Moment(done, place_state(state, self.layout), about["rows"], float(about["seconds"]), start.held)

@@ -19,6 +19,7 @@ import numpy as np
 
 from fedbilevel.calculus import Tree, bytes_of
 from fedbilevel.engines.fleet import Drawn, Fleet, Layout
+from fedbilevel.engines.hosts import first_writes, own_part, share_out, specs_like
 from fedbilevel.engines.rounds import draw_ahead
 from fedbilevel.engines.store import OpenFile
 from fedbilevel.problem import ClientData
@@ -63,7 +64,7 @@ class LocalStates:
         self.enrolled = np.frombuffer(b"".join(leaf.tobytes() for leaf in leaves), np.uint8)
         self.sides = np.zeros(clients, np.uint8)
         self.unsettled = np.zeros(clients, bool)
-        self.done, self.token = 0, secrets.token_hex(TOKEN // 2)
+        self.done, self.token = 0, first_writes(secrets.token_hex(TOKEN // 2))
         self.handle: OpenFile | None = None
         if file is None and folder is None:
             self.memory = np.zeros((clients, len(self.enrolled)), np.uint8)
@@ -120,7 +121,7 @@ class LocalStates:
     def keep(self, numbers: np.ndarray, states: Tree) -> None:
         """``states`` of these clients, at the first places of its leaves."""
         count = len(numbers)
-        parts = [np.ascontiguousarray(np.asarray(leaf)[:count]).reshape(count, -1) for leaf in jax.tree.leaves(states)]
+        parts = [np.ascontiguousarray(leaf[:count]).reshape(count, -1) for leaf in jax.tree.leaves(own_part(states))]
         records = np.concatenate([part.view(np.uint8).reshape(count, -1) for part in parts], axis=1)
         if self.handle is None:
             self.sides[numbers] = 1
@@ -166,9 +167,13 @@ class Visits:
     def _read(self, place: int) -> Stretch:
         assert self.layout.cohort is not None
         first = np.int32(place * self.layout.stretch)
-        numbers, times = draw_ahead(self.layout, self.common.ends, np.uint32(self.seed), first)
-        clients, positions = np.unique(np.asarray(numbers), return_inverse=True)
-        places = self.layout.stretch * self.layout.cohort
+        numbers, times = map(np.asarray, draw_ahead(self.layout, self.common.ends, np.uint32(self.seed), first))
+        if self.layout.mesh is None:
+            clients, positions = np.unique(numbers, return_inverse=True)
+            places = self.layout.stretch * self.layout.cohort
+            drawn = Drawn(first, positions.reshape(times.shape).astype(np.int32), times)  # type: ignore[arg-type]
+        else:
+            clients, places, drawn = self._shared(first, numbers, times)
         train, val = self.source.read(clients, places)
         spare = np.zeros(places - len(clients), np.int32)
 
@@ -176,10 +181,35 @@ class Visits:
             return np.concatenate([np.asarray(values[clients]), spare.astype(values.dtype)])
 
         sizes = [of_clients(self.data.train_sizes), of_clients(self.data.val_sizes) if val is not None else spare]
-        drawn = Drawn(first, positions.reshape(times.shape).astype(np.int32), times)  # type: ignore[arg-type]
         rest = (self.common.dropout, self.common.heaviest, None, drawn)
-        ids = np.concatenate([clients.astype(np.int32), spare])
-        return Stretch(clients, jax.device_put(Fleet(train, val, *sizes, of_clients(self.weights), ids, *rest)))  # type: ignore[arg-type]
+        before = 0 if self.layout.mesh is None else jax.process_index() * self.data.clients
+        ids = np.concatenate([(before + clients).astype(np.int32), spare])
+        fleet = Fleet(train, val, *sizes, of_clients(self.weights), ids, *rest)  # type: ignore[arg-type, call-arg]
+        return Stretch(clients, share_out(fleet, specs_like(fleet), self.layout))
+
+    def _shared(self, first: Any, numbers: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, int, Drawn]:
+        """The clients that this process holds of the cohorts, the places it needs, and who takes part.
+
+        All processes hold equally many places: as many as the one that is asked most, rounded up so that few programs serve
+        all stretches.
+        """
+        owners = numbers // self.data.clients
+        held = owners[..., None] == np.arange(jax.process_count())
+        turns = np.take_along_axis(held.cumsum(axis=1), owners[..., None], axis=2)[..., 0] - 1
+        step = max(1, numbers.shape[1] // 8)
+        members = -(-int(held.sum(axis=1).max()) // step) * step
+        mine = held[..., jax.process_index()]
+        rounds, ranks = np.nonzero(mine)
+        clients, positions = np.unique(numbers[mine] - jax.process_index() * self.data.clients, return_inverse=True)
+        places = len(numbers) * members
+        # Nobody's places are behind those of everybody, one for each of a round.
+        shape = (len(numbers), members)
+        filled = [np.broadcast_to(places + np.arange(members), shape), np.zeros(shape), np.zeros(shape)]
+        rows = [np.array(values, np.int32) for values in filled]
+        for row, values in zip(rows, (positions, times[mine], ranks), strict=True):
+            row[rounds, turns[mine]] = values
+        order = (owners * members + turns).astype(np.int32)
+        return clients, places + members, Drawn(first, rows[0], rows[1], rows[2], order)  # type: ignore[arg-type]
 
 
 class Held(NamedTuple):

@@ -8,6 +8,7 @@ level the same is done once for all clients, on their mean loss.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -146,6 +147,8 @@ def measure(
     if cohort is not None:
         here, weights = cohort.positions, cohort.weights
         local = local if here is None else jax.tree.map(lambda leaf: leaf[here], local)
+    if cohort is not None and cohort.order is not None:
+        weights, layout = cohort.together(weights), replace(layout, mesh=None)
     weights = weights / total(jnp.sum(weights), layout)
 
     def everyone(function: Callable[[LocalData, View], Any]) -> Any:
@@ -154,6 +157,7 @@ def measure(
         )
 
     def average(tree: Tree) -> Tree:
+        tree = tree if cohort is None else cohort.together(tree)
         tree = that_count(tree, weights) if layout.zeros or cohort is not None else tree
         return jax.tree.map(lambda leaf: total(leaf, layout), weighted_mean(tree, weights))
 

@@ -49,12 +49,12 @@ class Layout:
     @property
     def gathers_cohort(self) -> bool:
         """Whether only the sampled clients are computed; otherwise all are, and the others' results are dropped."""
-        return self.cohort is not None and self.groups is None and self.mesh is None
+        return self.cohort is not None and self.groups is None and (self.mesh is None or self.stretch > 0)
 
     @property
     def masks(self) -> bool:
         """Whether a round may compute clients whose replies do not count."""
-        sampled = self.cohort is not None and (self.proportional or not self.gathers_cohort)
+        sampled = self.cohort is not None and (self.proportional or not self.gathers_cohort or self.mesh is not None)
         return self.dropout or self.zeros or sampled or self.places != self.clients
 
 
@@ -62,11 +62,17 @@ class Layout:
 @dataclass(frozen=True)
 class Drawn:
     """Who takes part in the rounds from ``first`` on: ``positions`` in the fleet, and how often each was drawn, leaves
-    ``[rounds, cohort]``."""
+    ``[rounds, cohort]``.
+
+    On several hosts both are of the members that this one holds, filled up with nobody.  ``ranks``: their places in the
+    cohort; ``order``: where each place of the cohort is among the members of all hosts, one after the other.
+    """
 
     first: jax.Array
     positions: jax.Array
     times: jax.Array
+    ranks: jax.Array | None = None
+    order: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -160,4 +166,4 @@ LINE = 2**31 - 1
 def ends_of_shares(weights: np.ndarray) -> np.ndarray:
     """Every client's share of the line, in proportion to its weight, by where it ends."""
     ends = np.cumsum(weights, dtype=np.float64)
-    return np.floor(ends / ends[-1] * LINE).astype(np.int32)
+    return np.asarray(np.floor(ends / ends[-1] * LINE), np.int32)

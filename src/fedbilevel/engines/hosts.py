@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedbilevel.calculus import Tree
-from fedbilevel.engines.fleet import AXIS, Fleet, Layout
+from fedbilevel.engines.fleet import AXIS, Drawn, Fleet, Layout
 from fedbilevel.engines.rounds import State
 
 
@@ -45,23 +45,32 @@ def place_fleet(fleet: Fleet, layout: Layout) -> Fleet:
         nobody = np.arange(here + ghosts) >= here
         # What is not of single clients is put back after all else is lengthened.
         common = {name: getattr(fleet, name) for name in ("dropout", "heaviest", "ends")}
-        filled = jax.tree.map(lambda leaf: np.asarray(leaf)[repeat], replace(fleet, **dict.fromkeys(common)))
+        filled = jax.tree.map(lambda leaf: np.asarray(leaf)[repeat], replace(fleet, **dict.fromkeys(common)))  # type: ignore[arg-type]
         fleet = replace(filled, weights=np.where(nobody, 0, filled.weights), **common)
     first = jax.process_index() * here if jax.process_count() > 1 else 0
     fleet = replace(fleet, ids=first + np.arange(here + ghosts, dtype=np.int32))  # type: ignore[arg-type]
+
+    return share_out(fleet, specs_like(fleet), layout)  # type: ignore[no-any-return]
+
+
+def share_out(part: Tree, specs: Any, layout: Layout) -> Tree:
+    """The arrays of all processes, each of which passes its ``part``."""
+    if layout.mesh is None:
+        return jax.device_put(part)
 
     def place(spec: PartitionSpec, tree: Tree) -> Tree:
         sharding = NamedSharding(layout.mesh, spec)
         return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, np.asarray(leaf)), tree)
 
-    return Fleet(*map(place, vars(specs_like(fleet)).values(), vars(fleet).values()))
+    return jax.tree.map(place, specs, part, is_leaf=lambda spec: isinstance(spec, PartitionSpec))
 
 
 def specs_like(argument: Any) -> Any:
     """How an argument of the compiled loop lies on the devices: what belongs to clients is shared out, the rest repeated."""
     each, same = PartitionSpec(AXIS), PartitionSpec()
     if isinstance(argument, Fleet):
-        return Fleet(each, each, each, each, each, each, same, same, same, same)  # type: ignore[arg-type]
+        drawn = same if argument.drawn is None else Drawn(same, each, each, each, same)  # type: ignore[arg-type]
+        return Fleet(each, each, each, each, each, each, same, same, same, drawn)  # type: ignore[arg-type]
     return State(same, each, same, same, same, same, same) if isinstance(argument, State) else same  # type: ignore[arg-type]
 
 
@@ -71,6 +80,19 @@ def place_state(state: State, layout: Layout) -> State:
         return state
     places = (NamedSharding(layout.mesh, spec) for spec in specs_like(state))
     return State(*(jax.device_put(part, place) for part, place in zip(state, places, strict=True)))
+
+
+def one_device_each() -> Mesh:
+    """For clients that their process reads as they are needed."""
+    first = {device.process_index: device for device in reversed(jax.devices())}
+    return Mesh(np.asarray([first[number] for number in sorted(first)]), (AXIS,))
+
+
+def own_part(tree: Tree) -> Tree:
+    """What this process holds of arrays that are shared out, as NumPy arrays."""
+    return jax.tree.map(
+        lambda leaf: np.asarray(leaf.addressable_shards[0].data if isinstance(leaf, jax.Array) else leaf), tree
+    )
 
 
 def seen_from_here(state: State, layout: Layout) -> tuple[Any, Tree]:
@@ -112,6 +134,13 @@ def agree(mark: str) -> str:
 def of_all_hosts(values: np.ndarray) -> np.ndarray:
     """The numbers of all hosts' clients, one after the other."""
     return values if jax.process_count() == 1 else np.asarray(multihost_utils.process_allgather(values, tiled=True))
+
+
+def first_writes(text: str) -> str:
+    """The first process's text on all of them, which pass one of the same length."""
+    if jax.process_count() == 1:
+        return text
+    return bytes(multihost_utils.broadcast_one_to_all(np.frombuffer(text.encode(), np.uint8))).decode()
 
 
 def first_says(answer: bool) -> bool:

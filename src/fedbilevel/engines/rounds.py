@@ -58,6 +58,14 @@ class Cohort(NamedTuple):
     active: jax.Array
     weights: jax.Array
     asked: jax.Array
+    ranks: jax.Array | None = None
+    order: jax.Array | None = None
+
+    def together(self, tree: Tree) -> Tree:
+        """What every member gives, of all hosts and in the cohort's own order: sums do not depend on who holds whom."""
+        if self.order is None:
+            return tree
+        return jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, AXIS, tiled=True)[self.order], tree)
 
 
 def start(algorithm: Algorithm, layout: Layout, key: jax.Array) -> State:
@@ -79,12 +87,14 @@ def counters_at_zero(state: State) -> State:
 def choose(fleet: Fleet, layout: Layout, round_key: jax.Array, number: Any = 0) -> Cohort:
     """Sample the cohort of round ``number`` and let each member drop out with the given probability."""
     sample_key, drop_key = jax.random.split(round_key)
-    positions, weights = None, fleet.weights
+    positions, weights, ranks, order = None, fleet.weights, None, None
     if layout.cohort is None:
         taking_part = fleet.ids < layout.clients
     else:
         if fleet.drawn is not None:
-            positions, times = (rows[number - fleet.drawn.first] for rows in (fleet.drawn.positions, fleet.drawn.times))
+            given = fleet.drawn
+            rows = (given.positions, given.times, given.ranks, given.order)
+            positions, times, ranks, order = jax.tree.map(lambda leaf: leaf[number - given.first], rows)
         else:
             positions, times = draw(sample_key, layout, fleet.ends)
         if layout.gathers_cohort:
@@ -101,7 +111,8 @@ def choose(fleet: Fleet, layout: Layout, round_key: jax.Array, number: Any = 0) 
             ids
         )
         active = active & (chances >= fleet.dropout)
-    return Cohort(positions, active, jnp.where(active, weights, 0), jnp.sum(taking_part, dtype=jnp.int32))
+    asked = jnp.sum(taking_part, dtype=jnp.int32)
+    return Cohort(positions, active, jnp.where(active, weights, 0), asked, ranks, order)
 
 
 def draw(key: jax.Array, layout: Layout, ends: jax.Array | None) -> tuple[jax.Array, jax.Array]:
@@ -129,7 +140,7 @@ def draw_ahead(layout: Layout, ends: jax.Array | None, seed: Any, first: Any) ->
         key = client_key(jax.random.key(seed), number, 0, PARTICIPATION)
         return draw(jax.random.split(key)[0], layout, ends)
 
-    return jax.lax.map(one, first + jnp.arange(layout.stretch, dtype=jnp.int32))
+    return jax.lax.map(one, first + jnp.arange(layout.stretch, dtype=jnp.int32))  # type: ignore[no-any-return]
 
 
 def draw_distinct(key: jax.Array, clients: int, count: int) -> jax.Array:
@@ -163,7 +174,9 @@ def draw_in_proportion(key: jax.Array, ends: jax.Array, count: int) -> jax.Array
     from each piece.  The cost follows ``count``, but for the logarithm of the number of clients.
     """
     cuts = np.arange(count + 1) * LINE // count
-    points = cuts[:-1].astype(np.int32) + scaled(jax.random.bits(key, (count,), jnp.uint32), np.diff(cuts))
+    points = cuts[:-1].astype(np.int32) + scaled(
+        jax.random.bits(key, (count,), jnp.uint32), jnp.asarray(np.diff(cuts), jnp.uint32)
+    )
     return jnp.searchsorted(ends, points, side="right").astype(jnp.int32)
 
 
@@ -229,12 +242,15 @@ def run_phase(
     replies, local, *beyond = map_clients(
         lambda data, item: phase.work(message, item[0], data, item[1]), fleet, (own, keys[0]), layout, cohort.positions
     )
-    mass = total(jnp.sum(cohort.weights), layout)
-    weights = cohort.weights / jnp.where(mass > 0, mass, 1)
+    counting = cohort.weights
+    if cohort.order is not None:
+        replies, counting, layout = cohort.together(replies), cohort.together(counting), replace(layout, mesh=None)
+    mass = total(jnp.sum(counting), layout)
+    weights = counting / jnp.where(mass > 0, mass, 1)
     if layout.masks:
         replies = that_count(replies, weights)
     if layout.secure:
-        mean = fixed_mean(gathered(replies, layout), gathered(cohort.weights, layout), fleet.heaviest)
+        mean = fixed_mean(gathered(replies, layout), gathered(counting, layout), fleet.heaviest)
     elif phase.aggregate is None:
         mean = jax.tree.map(lambda leaf: total(leaf, layout), weighted_mean(replies, weights))
     else:
@@ -277,6 +293,8 @@ def gathered(tree: Tree, layout: Layout) -> Tree:
 
 def _own_share(parcels: Tree, layout: Layout, cohort: Cohort) -> Tree:
     """The parcels of the clients on this device."""
+    if cohort.ranks is not None:
+        return jax.tree.map(lambda leaf: leaf[cohort.ranks], parcels)
     if layout.mesh is None:
         return parcels
     count = cohort.active.shape[0]

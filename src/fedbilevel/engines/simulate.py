@@ -256,11 +256,11 @@ def _blame(simulation: Simulation, settings: Any, seed: int, good: Moment, end: 
         middle = (low + high) // 2
         low, high = (middle, high) if after(middle).finite else (low, middle)
     last, first_bad = after(low), after(low + 1)
-    numbers, solves = simulation.solves(settings, first_bad) or (None, None)
-    if solves is not None and solves.bent.any():
+    solved = simulation.solves(settings, first_bad)
+    if solved is not None and (bent_at := solved[0][solved[1].bent > 0]).size:
         return (
             f"Round {first_bad.done} was refused: conjugate gradients met negative curvature (or none) in the inner loss of "
-            f"client {numbers[solves.bent > 0][0]}, where the hypergradient is not defined. Add a ridge to the inner loss, "
+            f"client {bent_at[0]}, where the hypergradient is not defined. Add a ridge to the inner loss, "
             "or take fb.conjugate_gradient(on_negative_curvature='stop'): it goes on with the best answer so far."
         )
     client = _culprit(silent, settings, seed, last, first_bad)

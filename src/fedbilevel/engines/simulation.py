@@ -19,14 +19,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from jax.sharding import PartitionSpec
 
 from fedbilevel.calculus import Solves, Tree, all_finite, bytes_of
 from fedbilevel.engines import cohorts
 from fedbilevel.engines.cohorts import Held
 from fedbilevel.engines.diagnose import STEPS, level_for, measure
 from fedbilevel.engines.fixed import check_summed
-from fedbilevel.engines.fleet import CHUNK, Fleet, Layout, ends_of_shares, host_fleet, size_groups
-from fedbilevel.engines.hosts import client_mesh, of_all_hosts, place_fleet, place_state, seen_from_here, specs_like
+from fedbilevel.engines.fleet import AXIS, CHUNK, Fleet, Layout, ends_of_shares, host_fleet, size_groups
+from fedbilevel.engines.hosts import (
+    client_mesh,
+    of_all_hosts,
+    one_device_each,
+    own_part,
+    place_fleet,
+    place_state,
+    seen_from_here,
+    share_out,
+    specs_like,
+)
 from fedbilevel.engines.result import Result
 from fedbilevel.engines.rounds import (
     PARTICIPATION,
@@ -186,10 +197,6 @@ class Simulation:
         cohort = cohort_size(options.participation, clients)
         if isinstance(data, ClientStore) and cohort is None:
             data = data.load()  # every round needs everybody
-        if isinstance(data, ClientStore) and jax.process_count() > 1:
-            raise ValueError(
-                "A ClientStore is read by one process: pass each of several processes its clients as ClientData."
-            )
         self.source: ClientData | ClientStore = data
         data = data.outline if isinstance(data, ClientStore) else data
         algorithm.check(data)
@@ -235,8 +242,8 @@ class Simulation:
             records = bool(read_by_objective(self.algorithm, fleet) & set(layout.padded))
         reads_whole = bool(whole & set(layout.padded))
         if stored:
-            check_stored(self.algorithm.name, reads_whole, records, self.level)
-            layout = alone
+            check_stored(self.algorithm.name, reads_whole, bool(records), self.level)
+            layout = alone if jax.process_count() == 1 else replace(alone, mesh=one_device_each())
         elif self.level == "cohort" and (records or reads_whole):
             self.level = "cheap"  # clients that run together by size are all computed anyway
         grouped = replace(alone, groups=size_groups(self.data)) if reads_whole or records else layout
@@ -244,7 +251,7 @@ class Simulation:
             layout = grouped
         elif records:
             layout = alone
-        if layout.gathers_cohort and self.level in (None, "cohort"):
+        if stored or (layout.gathers_cohort and self.level in (None, "cohort")):
             one = jax.eval_shape(self.algorithm.enroll, jax.random.key(0))
             if stored or bytes_of(one) * layout.clients > cohorts.MANY_BYTES:
                 assert layout.cohort is not None
@@ -284,8 +291,9 @@ class Simulation:
         loop = replace(self.loop, layout=replace(layout, places=1))
         state = begin(loop, settings, np.uint32(seed))
         enrolled = jax.tree.map(lambda leaf: leaf[0], state.local)
+        state = place_state(state._replace(local=None), layout)
         folder = self.source.folder if isinstance(self.source, ClientStore) else None
-        states = cohorts.LocalStates(layout.clients, enrolled, file, folder, resumed)
+        states = cohorts.LocalStates(self.data.clients, enrolled, file, folder, resumed)
         visits = cohorts.Visits(self.source, self.data, self.weights, self.fleet, layout, seed, states)
         return Moment(0, state, [], 0.0, Held(visits, np.zeros(0, int)))
 
@@ -342,7 +350,8 @@ class Simulation:
         stretch = visits.stretch(moment.done)
         if stretch.clients is not moment.held.clients:
             moment.held.keep(moment.done, moment.state.local)
-            local = visits.states.read(stretch.clients, stretch.fleet.ids.shape[0])
+            places = len(own_part(stretch.fleet.ids))
+            local = share_out(visits.states.read(stretch.clients, places), PartitionSpec(AXIS), self.loop.layout)
             moment = moment._replace(state=moment.state._replace(local=local), held=Held(visits, stretch.clients))
         return moment, stretch.fleet
 
@@ -377,8 +386,10 @@ class Simulation:
 
     def answer(self, settings: Any, state: State) -> tuple[Tree, Tree]:
         """(outer, every client's inner)."""
+        return self._answer(settings, *seen_from_here(state, self.loop.layout))
+
+    def _answer(self, settings: Any, server: Any, local: Tree) -> tuple[Tree, Tree]:
         algorithm = self.algorithm.build(settings)
-        server, local = seen_from_here(state, self.loop.layout)
         held = jax.tree.leaves(local)
         count = len(held[0]) if held else self.data.clients
         inner = jax.vmap(lambda own: algorithm.view(server, own).inner, axis_size=count)(local)
@@ -403,18 +414,17 @@ class Simulation:
 
     def result(self, settings: Any, seed: int, moment: Moment) -> Result:
         hyper = {name: float(value) for name, value in named_numbers(settings).items()}
-        state, stored = moment.state, isinstance(self.source, ClientStore) and moment.held is not None
-        answer = partial(self.answer, settings)
+        stored = isinstance(self.source, ClientStore) and moment.held is not None
+        server, local = seen_from_here(moment.state, self.loop.layout)
         if moment.held is not None:
-            moment.held.keep(moment.done, state.local)
+            moment.held.keep(moment.done, moment.state.local)
             states = moment.held.visits.states
-            local = states.read(np.arange(min(1, self.data.clients) if stored else self.data.clients))
-            state = state._replace(local=local)
-        (outer, inner), (server, local) = answer(state), seen_from_here(state, self.loop.layout)
+            local = states.read(np.arange(1 if stored else self.data.clients))
+        outer, inner = self._answer(settings, server, local)
         if stored:
             local = cohorts.ReadLater(states, lambda own: own)
             if inner is not None:
-                inner = cohorts.ReadLater(states, lambda own: answer(state._replace(local=own))[1])
+                inner = cohorts.ReadLater(states, lambda own: self._answer(settings, server, own)[1])
         return Result(outer, inner, pd.DataFrame(moment.history), moment.done, seed, hyper, server, local)
 
 

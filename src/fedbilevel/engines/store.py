@@ -73,7 +73,9 @@ class ClientStore:
         row = [sum(leaf.row_bytes for leaf in leaves if leaf.part == part) for part in about["parts"]]
         lengths = sizes @ np.array(row, np.int64)
         self.folder, self.about, self.leaves, self.file = path, about, leaves, OpenFile(file)
-        self.offsets = np.cumsum(lengths) - lengths
+        self.lengths, self.offsets = lengths, np.cumsum(lengths) - lengths
+        if hasattr(os, "posix_fadvise"):  # what lies around a client is not needed
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
         self.outline = _outline(about, leaves, sizes)
         """Shapes, types and sizes of all clients, as a `ClientData` whose numbers are one and the same 0 and take no memory."""
         if os.fstat(file).st_size != lengths.sum():
@@ -145,8 +147,8 @@ class ClientStore:
         sizes = {part: np.asarray(getattr(self.outline, f"{part}_sizes")[numbers]) for part in self.outline.parts}
         alike, kinds = np.unique(np.stack(list(sizes.values()), axis=1), axis=0, return_inverse=True)
         if hasattr(os, "posix_fadvise"):  # the disk can serve many requests at a time
-            for number in numbers:
-                os.posix_fadvise(self.file.number, int(self.offsets[number]), 1, os.POSIX_FADV_WILLNEED)
+            for offset, length in zip(self.offsets[numbers].tolist(), self.lengths[numbers].tolist(), strict=True):
+                os.posix_fadvise(self.file.number, offset, length, os.POSIX_FADV_WILLNEED)
         for kind, rows in enumerate(alike):
             here = np.flatnonzero(kinds.ravel() == kind)
             count = dict(zip(sizes, rows.tolist(), strict=True))
@@ -245,7 +247,8 @@ def _outline(about: dict[str, Any], leaves: list[Leaf], sizes: np.ndarray) -> Cl
             kind = next((leaf.dtype for leaf in jax.tree.leaves(tree) if leaf.dtype.kind == "f"), np.float32)
             tree[about["mask"]] = np.broadcast_to(np.zeros((), kind), (about["clients"], samples[part]))
     columns = [np.asarray(sizes[:, number], np.int32) for number in range(len(trees))]
-    return ClientData(trees["train"], trees.get("val"), *columns, mask=about["mask"])
+    val_sizes = columns[1] if len(columns) > 1 else None
+    return ClientData(trees["train"], trees.get("val"), columns[0], val_sizes, mask=about["mask"])
 
 
 def _records(data: ClientData) -> Iterator[bytes]:
