@@ -177,7 +177,7 @@ class Visits:
 
         sizes = [of_clients(self.data.train_sizes), of_clients(self.data.val_sizes) if val is not None else spare]
         drawn = Drawn(first, positions.reshape(times.shape).astype(np.int32), times)  # type: ignore[arg-type]
-        rest = (self.common.dropout, self.common.heaviest, None, drawn)
+        rest = (self.common.dropout, self.common.weight, None, drawn)
         ids = np.concatenate([clients.astype(np.int32), spare])
         return Stretch(clients, jax.device_put(Fleet(train, val, *sizes, of_clients(self.weights), ids, *rest)))  # type: ignore[arg-type]
 

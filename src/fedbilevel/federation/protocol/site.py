@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from fedbilevel.calculus import Tree
-from fedbilevel.engines.fixed import FIXED, Words, check_summed, exact_words, to_words
+from fedbilevel.engines.fixed import WIDE, Fixed, Words, check_summed, exact_words, ring_of, scale_of, to_words
 from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.protocol import approval
 from fedbilevel.federation.protocol.compiled import Compiled, local_data, options_of
@@ -143,6 +143,9 @@ class Site:
         if stage.weights == "samples":
             self.policy.require("rows")
         self.say(f"ready for {stage.name}: {rows} training rows, {stage.rounds} rounds of {stage.algorithm.name}")
+        if self.masking is not None:  # the rows of all sites are told in sum
+            told = "ticket" in request and [self.masking.mask(request, f"rows/{number}", exact_words(rows))]
+            return {"arrays": told} if told else {}
         return {"rows": rows} if self.policy.may_tell("rows") else {}
 
     def _work(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -164,7 +167,8 @@ class Site:
 
         like = jax.tree.leaves(self.compiled.reply_like(item))
         exchange = f"work/{label.stage}/{label.round}/{label.ordinal}"
-        seal = self._seal(request, exchange, lambda arrays: to_words(arrays, self._share(request)))
+        ring = ring_of(like)
+        seal = self._seal(request, exchange, lambda arrays: to_words(arrays, self._share(request), ring), ring)
         arrays = self.door.reply("work", compute, like, request["arrays"], label, seal)
         told: dict[str, Any] = {**prepared, "arrays": arrays}
         self.vault.keep(label, after[0], floor, since)
@@ -182,7 +186,7 @@ class Site:
 
         def words(arrays: Arrays) -> Words:
             """The objective times the weight, the weight, and one: zeros where nothing is told."""
-            return np.append(to_words([arrays[0], 1.0], self._share(request)), FIXED.encode(1.0))
+            return np.append(to_words(arrays, self._share(request), WIDE), WIDE.encode(1.0))
 
         seal = self._seal(request, exchange, words)
         if not self.policy.may_tell("objective"):
@@ -201,17 +205,17 @@ class Site:
         return {"objective": float(value)} if seal is None else {"arrays": [value]}
 
     def _seal(
-        self, request: dict[str, Any], exchange: str, words: Callable[[Arrays], Words]
+        self, request: dict[str, Any], exchange: str, words: Callable[[Arrays], Words], ring: Fixed = WIDE
     ) -> Callable[[Arrays], Arrays] | None:
         """What masks a reply, where the run has secure sums."""
         masking = self.masking
-        return None if masking is None else lambda arrays: [masking.mask(request, exchange, words(arrays))]
+        return None if masking is None else lambda arrays: [masking.mask(request, exchange, words(arrays), ring)]
 
     def _share(self, request: dict[str, Any]) -> float:
-        """The weight of this site's reply, over a power of two that no site's exceeds."""
+        """The weight of this site's reply, over a power of two that those of all sites together do not exceed."""
         assert self.stage is not None
         if self.stage.weights != "samples":
-            return 1.0
+            return 1.0 / scale_of(len(self.settings.sites))
         scale = request["scale"]
         if not isinstance(scale, float) or not self.rows <= scale < 2.0**64 or np.log2(scale) % 1:
             raise Refused("request", f"{scale!r} is no power of two above this site's {self.rows} rows.")

@@ -1,7 +1,8 @@
 """Secure sums as they travel: what a site does for one (`Masking`), and what the coordinator does (`Sums`).
 
 Coordinator and sites meet once a submission.  Then a sum takes two exchanges: the request that asks for masked numbers carries
-the adverts, and the one that unmasks brings back the adverts for the next sum.  A ticket, ``submission.number``, names a sum;
+the adverts, and the one that unmasks brings back the adverts for the next sum.  It takes one where it needs every site, since
+then there is nothing to unmask.  A ticket, ``submission.number``, names a sum;
 its exchange (``work/0/12/0``: stage, round, ordinal) is the same whenever the round is done again.
 """
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from fedbilevel import storage
 from fedbilevel.calculus import Tree
-from fedbilevel.engines.fixed import FIXED, LIMBS, Words, exact_sums, to_mean
+from fedbilevel.engines.fixed import LIMBS, WIDE, Fixed, Words, exact_sums, ring_of, to_mean
 from fedbilevel.engines.stages import Expected, Refused
 from fedbilevel.federation.protocol.payload import BadReply, to_tree
 from fedbilevel.federation.protocol.secure import (
@@ -72,14 +73,14 @@ class Masking:
         self.site.meet([_read(Hello, hello) for hello in request["hellos"]])
         return self._advertised(request["ticket"])
 
-    def mask(self, request: Mapping[str, Any], exchange: str, words: Words) -> Words:
-        """The last word counts the sites: a sum in which it is wrong is no sum."""
+    def mask(self, request: Mapping[str, Any], exchange: str, words: Words, ring: Fixed = WIDE) -> np.ndarray:
+        """What travels of ``words``.  One more word counts the sites: a sum in which it is wrong is no sum."""
         if request.get("exchange") != exchange:
             raise Insecure(f"What is asked for is called {request.get('exchange')!r} and not {exchange!r}.")
         ticket = _ticket(request["ticket"])
         self._adverts = ticket, [_read(Advert, advert) for advert in request["adverts"]]
         counted = np.append(words, np.uint64(1))
-        return self.site.mask(ticket, self._adverts[1], counted, exchange, question_of(request))
+        return ring.pack(self.site.mask(ticket, self._adverts[1], counted, exchange, question_of(request)))
 
     def unmask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         ticket, survivors = _ticket(request["ticket"]), request["survivors"]
@@ -94,7 +95,7 @@ class Masking:
         return {"shares": told, **self._advertised(request["next"])}
 
     def _advertised(self, ticket: Any) -> dict[str, Any]:
-        return {"advert": self.site.advertise(_ticket(ticket))._asdict()}
+        return {} if self.site.cohort.complete else {"advert": self.site.advertise(_ticket(ticket))._asdict()}
 
 
 class Sums:
@@ -106,6 +107,8 @@ class Sums:
         self.number = 0
         self.hellos: dict[str, Hello] = {}
         self.adverts: dict[str, Advert] = {}
+        self.there: set[str] = set()
+        """Those who can take part in the next sum."""
         self.asked: list[str] = []
         self.question = b""
 
@@ -118,12 +121,15 @@ class Sums:
         self.hellos = self._told("hello", Hello, self.attendance.ask_all("hello", {}))
         self.attendance.enough([*self.hellos], "greet the others")
         self._advertise()
-        self.attendance.enough([*self.adverts], "can take part in secure sums")
+        self.attendance.enough([*self.there], "can take part in secure sums")
 
     def _advertise(self) -> None:
         greetings = [self.hellos[name]._asdict() for name in sorted(self.hellos)]
-        replies = self.attendance.ask_all("meet", {"hellos": greetings, "ticket": self.ticket})
-        self.adverts = self._told("advert", Advert, replies)
+        self._take_adverts(self.attendance.ask_all("meet", {"hellos": greetings, "ticket": self.ticket}))
+
+    def _take_adverts(self, replies: Mapping[str, Any]) -> None:
+        self.adverts = {} if self.cohort.complete else self._told("advert", Advert, replies)
+        self.there = {*(replies if self.cohort.complete else self.adverts)}
 
     def _told(self, what: str, kind: Any, replies: Mapping[str, Any]) -> dict[str, Any]:
         """What the sites' replies hold of a kind, each under its own name."""
@@ -140,13 +146,13 @@ class Sums:
 
     def enclosed(self, requests: Mapping[str, dict[str, Any]], exchange: str) -> dict[str, dict[str, Any]]:
         """The requests of those who take part in a sum, with everything they need for it."""
-        if not set(requests) & set(self.hellos) <= set(self.adverts):  # somebody missed the last sum
+        if not set(requests) & set(self.hellos) <= self.there:  # somebody missed the last sum
             self._advertise()
-        self.asked = sorted(set(requests) & set(self.adverts))
+        self.asked = sorted(set(requests) & self.there)
         self.attendance.enough(self.asked, "can take part in a secure sum")
         enclosed = {}
         for site in (site for site in requests if site in self.asked):
-            adverts = (self.adverts[name] for name in self.asked)
+            adverts = (self.adverts[name] for name in self.asked if name in self.adverts)
             sent = [
                 advert._replace(letters={site: advert.letters[site]} if site in advert.letters else {})._asdict()
                 for advert in adverts
@@ -158,58 +164,85 @@ class Sums:
     @property
     def overhead(self) -> tuple[int, int]:
         """Bytes down and up that a sum costs a site besides its numbers."""
+        if self.cohort.complete:
+            return 0, 0
         count = len(self.asked)
         return count * (ADVERT + LETTER), ADVERT + (len(self.hellos) - 1) * LETTER + count * SHARE
 
-    def total(self, masked: Mapping[str, Words]) -> Words:
+    def total(self, masked: Mapping[str, np.ndarray], ring: Fixed = WIDE) -> Words:
         """The sum over the sites whose masked numbers came, by what `threshold` of them say; nothing where there is none."""
-        alive, ticket, adverts = sorted(masked), self.ticket, [self.adverts[name] for name in self.asked]
+        alive, ticket, adverts = sorted(masked), self.ticket, [*self.adverts.values()]
+        adverts = [advert for advert in adverts if advert.name in self.asked]
         if len(alive) < self.cohort.threshold:
             raise TooFewSites(
                 f"Only {len(alive)} of the {self.cohort.threshold} sites that a secure sum needs answer: nothing is unmasked.",
                 [name for name in self.asked if name not in masked],
             )
         self.number += 1
-        request = {"ticket": ticket, "survivors": alive, "next": self.ticket}
-        replies = self.attendance.ask_each("unmask", dict.fromkeys(alive, request), self.settings.reply_timeout)
-        self.adverts = self._told("advert", Advert, replies)
-        shares = {site: given for site, reply in replies.items() if (given := _shares(reply.content)) is not None}
-        if len(shares) < self.cohort.threshold:
-            self.attendance.enough([*shares], "helped to unmask a secure sum")
+        shares: dict[str, Shares] = {}
+        if not self.cohort.complete:
+            request = {"ticket": ticket, "survivors": alive, "next": self.ticket}
+            replies = self.attendance.ask_each("unmask", dict.fromkeys(alive, request), self.settings.reply_timeout)
+            self._take_adverts(replies)
+            shares = {site: given for site, reply in replies.items() if (given := _shares(reply.content)) is not None}
+            if len(shares) < self.cohort.threshold:
+                self.attendance.enough([*shares], "helped to unmask a secure sum")
         try:
-            words = recovered(self.cohort, ticket, adverts, masked, shares, self.question)
+            words = {site: ring.unpack(packed) for site, packed in masked.items()}
+            total = recovered(self.cohort, ticket, adverts, words, shares, self.question)
         except Insecure as error:
             raise RunFailed(str(error)) from error
-        if words[-1] != len(alive):
+        if ring.decode(total[-1:]) * 2.0**ring.bits != len(alive):
             raise RunFailed("The masks of a sum did not cancel: a site sent something else than its masked numbers.")
-        return words[:-1]
+        return total[:-1]
 
     def masked_like(self, like: Tree) -> Tree:
-        """What a site's masked reply looks like."""
-        return [np.zeros(sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(like)) + 1, np.uint64)]
+        """What a site's masked reply looks like: its numbers, its share, and one."""
+        leaves = jax.tree.leaves(like)
+        return [np.zeros((sum(math.prod(leaf.shape) for leaf in leaves) + 2, ring_of(leaves).width // 16), np.uint16)]
 
-    def mean(self, masked: Mapping[str, Words], shares: Mapping[str, float], like: Tree) -> Tree:
+    def mean(self, masked: Mapping[str, np.ndarray], like: Tree) -> Tree:
         """The mean of the replies ``like``, by the sites' weights."""
-        words = self.total(masked)
-        if words.size and float(np.abs(FIXED.decode(words)).max()) > len(masked) * FIXED.largest:
-            raise RunFailed("A secure sum is larger than its sites' numbers may be: a site sent numbers out of range.")
         leaves, structure = jax.tree.flatten(like)
-        mass = float(np.array([*shares.values()]).sum())
-        return jax.tree.unflatten(structure, to_mean(words, mass, leaves))
+        ring = ring_of(leaves)
+        words = self.total(masked, ring)
+        *sums, mass = np.abs(ring.decode(words))
+        if not 0 < mass < 2:
+            raise RunFailed(
+                "Sites that joined late have more rows than all others together, which a secure sum cannot hold: submit the "
+                "run under another name while all sites are there."
+            )
+        if sums and max(sums) > mass * ring.largest + len(masked) * 2.0**-ring.bits:
+            raise RunFailed("A secure sum is larger than its sites' numbers may be: a site sent numbers out of range.")
+        return jax.tree.unflatten(structure, to_mean(words, leaves, ring))
 
     def measure(self, requests: Mapping[str, dict[str, Any]], exchange: str) -> tuple[float, int]:
         """The mean objective and how many sites tell it; NaN where too few answer to be summed."""
         asked = self.enclosed(requests, exchange)
         replies = self.attendance.ask("measure", asked, self.settings.reply_timeout)
-        masked: dict[str, Words] = {}
+        masked: dict[str, np.ndarray] = {}
         for site, reply in replies.items():
             with contextlib.suppress(BadReply):
-                (masked[site],) = to_tree(reply.content.get("arrays"), [np.zeros(4, np.uint64)], "its measure")
+                (masked[site],) = to_tree(reply.content.get("arrays"), [np.zeros((4, 4), np.uint16)], "its measure")
         if len(masked) < self.cohort.threshold:
-            self.number, self.adverts = self.number + 1, {}  # masks are for one sum only, had or not
+            # Masks are for one sum only, had or not.
+            self.number, self.there = self.number + 1, self.there if self.cohort.complete else set()
             return float("nan"), 0
-        value, weight, count = FIXED.decode(self.total(masked))
+        value, weight, count = WIDE.decode(self.total(masked))
         return (float(value / weight) if count else float("nan")), int(count)
+
+    def rows(self, replies: Mapping[str, Any], stage: int) -> float:
+        """How many rows the sites have together, from their masked numbers."""
+        masked: dict[str, np.ndarray] = {}
+        for site, reply in replies.items():
+            try:
+                (masked[site],) = to_tree(
+                    reply.content.get("arrays"), [np.zeros((LIMBS + 1, 4), np.uint16)], "its number of rows"
+                )
+            except BadReply as error:
+                self.attendance.refuse(site, str(error))
+        self.attendance.enough([*masked], f"told the sum of their rows for stage {stage + 1}")
+        return float(exact_sums(self.total(masked))[0])
 
     def survey(
         self, request: dict[str, Any], expected: Mapping[str, Expected], summed: Sequence[str], least: int
@@ -220,8 +253,8 @@ class Sums:
         hidden = {name: like.shape for name, like in sorted(expected.items()) if name.split("/")[0] in summed}
         shown = {name: like for name, like in expected.items() if name not in hidden}
         told = self.attendance.numbers_in("survey", replies, "the survey", shown, least)
-        words = np.zeros(LIMBS * sum(math.prod(shape) for shape in hidden.values()) + 1, np.uint64)
-        masked: dict[str, Words] = {}
+        words = np.zeros((LIMBS * sum(math.prod(shape) for shape in hidden.values()) + 1, 4), np.uint16)
+        masked: dict[str, np.ndarray] = {}
         for site in [*told]:
             try:
                 (masked[site],) = to_tree(replies[site].content.get("arrays"), [words], "the survey")
