@@ -45,7 +45,9 @@ class Federation:
         return SecureSite(name, self.cohort, name.encode().ljust(32), Known(self.certificates, name), **options)
 
     def adverts(self, names=None):
-        return [] if self.cohort.complete else [self.sites[name].advertise(LABEL) for name in names or self.cohort.names]
+        return (
+            [] if self.cohort.complete else [self.sites[name].advertise(LABEL) for name in names or self.cohort.names]
+        )
 
     def mask(self, name, adverts, added=0.0, label=LABEL):
         return self.sites[name].mask(label, adverts, WIDE.encode(self.values[name] + added))

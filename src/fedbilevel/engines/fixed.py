@@ -26,7 +26,9 @@ Words = NDArray[np.uint64]
 LIMB, LIMBS, SMALLEST = 52, 4, -84
 MOST = 1024
 """Clients of a sum: with more, rounding would show."""
-WORKING = "fedbioacc, fedbio, fedavg, fedreg, fedminmax, fedfb, fairfed, qfedavg, fednest, lfednest, aggitd, simfbo or fedmsa"
+WORKING = (
+    "fedbioacc, fedbio, fedavg, fedreg, fedminmax, fedfb, fairfed, qfedavg, fednest, lfednest, aggitd, simfbo or fedmsa"
+)
 """Methods all of whose phases average."""
 
 
@@ -97,7 +99,10 @@ def to_words(arrays: Sequence[Any], share: float, ring: Fixed) -> Words:
 def to_mean(words: Words, like: Sequence[Any], ring: Fixed) -> list[np.ndarray]:
     """The mean whose sum ``words`` is, with the shapes and types ``like``."""
     *numbers, mass = np.split(ring.decode(words), np.cumsum([int(np.prod(leaf.shape)) for leaf in like]))
-    return [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip((n / mass for n in numbers), like, strict=True)]
+    return [
+        part.reshape(leaf.shape).astype(leaf.dtype)
+        for part, leaf in zip((n / mass for n in numbers), like, strict=True)
+    ]
 
 
 def mean_on_host(replies: Tree, weights: Any, everybody: Any) -> Tree:

@@ -4,8 +4,8 @@ FedAvg to FairFed train the model in one stage, FedBiO and FedBiOAcc in two.  Th
 and the federation run the same `FairProgram`; the estimator, the commands and the studies only make one.
 
 What the sites tell before training: with a schema, counts, sums and sums of squares of the number columns (``statistics``);
-then how many rows they have (``rows``), the curvature of the logistic loss on them (``smoothness``, one number that bounds
-the step size), how many rows (FedMinMax) or positive rows (FedFB) of every group (``groups``), and for balanced class weights
+then how many rows they have (``rows``, and whether a batch can be drawn of them: `Ladder`), that times the curvature of the
+logistic loss on them (``smoothness``, which bounds the step size), how many rows (FedMinMax) or positive rows (FedFB) of every group (``groups``), and for balanced class weights
 how many of every class (``labels``).  After training, where a threshold is to be chosen: the `Scores` of rows set aside
 (``scores``).  No count below the site's minimum cell is told.  A method that compares groups tells of every cell as it trains:
 groups of a site with a small one are compared as one group there, with the next smallest where that takes (`Visible`), and in
@@ -28,7 +28,7 @@ from fedbilevel.fairness.audit import report_expected, report_of
 from fedbilevel.fairness.baseline import LEAVES
 from fedbilevel.fairness.disclosure import MINIMUM, Visible
 from fedbilevel.fairness.formulation import METRICS, OF_NUMBERS, Formulation, fair_problem
-from fedbilevel.fairness.methods import BILEVEL, COMPARES_GROUPS, Recipe, bilevel_algorithm, single_level
+from fedbilevel.fairness.methods import BILEVEL, COMPARES_GROUPS, Ladder, Recipe, bilevel_algorithm, single_level
 from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.models import Model, numbers, probabilities
 from fedbilevel.fairness.moments import Moments
@@ -41,7 +41,7 @@ from fedbilevel.tables.schema import Schema
 
 COUNTED = {"fedminmax": "rows", "fedfb": "positive rows"}
 """Methods whose server must know how many rows every group has, and which rows (of a number: all)."""
-SINGLE = ("fcfl", "fairfed")
+SINGLE = ("fcfl",)
 """Methods whose server needs every client's reply by itself, which secure sums hide."""
 VALIDATION_SHARE = 0.2
 JOB = ("schema", "arrays", "recipe", "formulation", "model", "validation", "class_weight", "threshold", "minimum_cell")
@@ -71,7 +71,7 @@ class FairProgram:
     a simulation are rounded as secure sums are.
     """
 
-    summed = ("statistics", "groups", "labels")  # what surveys need the sums of alone
+    summed = ("statistics", "rows", "smoothness", "groups", "labels")  # what surveys need the sums of alone
 
     recipe: Recipe
     model: Model
@@ -138,6 +138,10 @@ class FairProgram:
             raise ValueError(f"metric={metric!r} does not suit {what}; use {' or '.join(known)}.")
 
     @property
+    def ladder(self) -> Ladder:
+        return Ladder(self.recipe.batch_size or 1)
+
+    @property
     def surveys(self) -> int:
         return 2
 
@@ -175,9 +179,10 @@ class FairProgram:
 
     def told(self, rows: Rows, minimum: int | None = None) -> Numbers:
         """What a client tells of its encoded rows."""
-        told = {"rows": np.array([len(rows.train["labels"]), len(rows.val["labels"])])}
+        size, val_size = len(rows.train["labels"]), len(rows.val["labels"])
+        told = {"rows": np.array([size, val_size]), "rows/sizes": self.ladder.place(size, val_size)}
         if self.curvature is None:
-            told["smoothness"] = np.array([smoothness(rows.train["features"], self.model.curvature)])
+            told["smoothness"] = np.array([size * smoothness(rows.train["features"], self.model.curvature)])
         if self.recipe.method in COUNTED:
             told["groups"] = self._counted(rows)
         if self.class_weight is not None:
@@ -218,7 +223,7 @@ class FairProgram:
             bounds = {"counts": (0.0, 1e12), "sums": (-1e30, 1e30), "squares": (0.0, 1e30)}
             sums = {f"statistics/{name}": Expected(columns, *bounds[name]) for name in bounds}
             return {"statistics/rows": Expected((1,), 1), **sums} if columns else {}
-        told = {"rows": Expected((2,), (1, 0))}
+        told = {"rows": Expected((2,), (1, 0)), "rows/sizes": Expected((self.ladder.length,), high=1)}
         if self.curvature is None:
             told["smoothness"] = Expected((1,))
         if self.recipe.method in COUNTED:
@@ -235,13 +240,16 @@ class FairProgram:
         if number == 2:
             first, *others = (Scores.unpacked(share).spread() for share in told)
             return {"threshold": np.atleast_1d(self.threshold.choose(sum(others, first)))}
-        train, val = (np.array([int(share["rows"][part]) for share in told]) for part in (0, 1))
+        total = sum(float(share["rows"][0]) for share in told)
+        smallest, val_smallest, val_largest = self.ladder.bounds(
+            np.sum([share["rows/sizes"] for share in told], axis=0)
+        )
         curvature = self.curvature
         if curvature is None:
             # The largest eigenvalue of a mean of matrices is at most the mean of theirs.
-            curvature = float(np.average([float(share["smoothness"][0]) for share in told], weights=train))
+            curvature = sum(float(share["smoothness"][0]) for share in told) / total
         common = {
-            "rows": np.array([train.min(), train.max(), val.min(), val.max()]),
+            "rows": np.array([smallest, int(total), val_smallest, val_largest]),
             "smoothness": np.array([curvature]),
         }
         if self.recipe.method in COUNTED:
@@ -316,7 +324,8 @@ class FairProgram:
             return Stage("weights", algorithm, recipe.weight_rounds, example, recipe.client_weights)
         if self.two_stages or recipe.method == "fedavg":
             rows["weights"] = _rows_of(np.float32)
-        algorithm, weights = single_level(recipe, self.model, self.groups, agreed.get("groups", np.ones(self.groups)))
+        counts = agreed.get("groups", np.ones(self.groups))
+        algorithm, weights = single_level(recipe, self.model, self.groups, counts, float(agreed["rows"][1]))
         return Stage("model", algorithm, recipe.rounds, (rows, None), weights)
 
     def training_rows(
