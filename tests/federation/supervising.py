@@ -17,7 +17,6 @@ from fedbilevel.federation.operator.kits import Kits
 from fedbilevel.federation.operator.sessions import Supervisor, stop_run, wait_for_sites
 from fedbilevel.federation.protocol.settings import JobSettings, RunFailed, Stopped
 
-
 losing = set()
 """Runs whose next answer to a submission is lost on its way."""
 _submit = Session.submit_job

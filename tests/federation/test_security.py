@@ -112,7 +112,8 @@ def attempts(federation, in_progress, listener):
         "coordinator": {
             "user": kits.user, "kit": str(kits.admin), "read": ["site-2", READ], "wait": REFUSED,
             "jobs": {
-                "column": str(job_for_column(home)), "patients": str(job_for_few_patients(home)), "code": str(job_with_code(home)), "class": str(job_with_class(home)),
+                "column": str(job_for_column(home)), "patients": str(job_for_few_patients(home)),
+                "code": str(job_with_code(home)), "class": str(job_with_class(home)),
                 "expands": str(job_that_expands(home)), "file": str(job_that_includes(home, f'file("{home / SECRET}")')),
                 "url": str(job_that_includes(home, f'url("http://127.0.0.1:{listener.port}/stolen")')),
                 "log": str(job_with_log_classes(home)),

@@ -81,7 +81,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def check_signals() -> None:
-    """Raise what a signal raised: NVFlare catches everything in places, and a command would go on as if nothing had been said."""
+    """Raise what a signal raised: NVFlare catches everything in places, and a command would go on as if nobody had spoken."""
     if _signals:
         raise KeyboardInterrupt(*(f"Stopped by {signal.Signals(n).name}." for n in _signals[-1:] if n != signal.SIGINT))
 

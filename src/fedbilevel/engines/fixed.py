@@ -1,9 +1,9 @@
 """Averages in fixed point: what a secure sum over sites computes, and `simulate` with ``secure=True``.
 
 Sums of whole numbers are the same in any order and modulo a power of two, so masks cancel in them exactly
-(`federation.protocol.secure`).  A client's *share* is its weight over a power of two that the weights of all clients together do
-not exceed.  Its reply, times its share, is rounded to the nearest step; so is the share itself, which comes last.  The sum of
-the replies over the sum of the shares is the mean, and nobody need know a single weight.
+(`federation.protocol.secure`).  A client's *share* is its weight over a power of two that all clients' weights together do not
+exceed.  Its reply, times its share, is rounded to the nearest step; so is the share itself, which comes last.  The sum of the
+replies over the sum of the shares is the mean, and nobody need know a single weight.
 
 Replies in single precision travel in a narrower ring than those in double precision (`ring_of`).
 """
@@ -40,8 +40,8 @@ class OutOfRange(ValueError):
 class Fixed:
     """Numbers as fixed point modulo 2^``width``: steps of 2^-``bits``, up to ``largest`` in size.
 
-    Shares add up to less than 2, so a sum of numbers times shares stays below 2 ``largest``.  Rounding is to the nearest step, so
-    a sum of n numbers is off by n 2^-(bits+1) at most.
+    Shares add up to less than 2, so a sum of numbers times shares stays below 2 ``largest``.  Rounding is to the nearest step,
+    so a sum of n numbers is off by n 2^-(bits+1) at most.
     """
 
     width: int

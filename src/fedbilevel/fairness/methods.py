@@ -261,7 +261,7 @@ class Ladder:
         return np.concatenate([*parts, [float(val_rows > WHOLE_UP_TO)]])
 
     def bounds(self, total: np.ndarray) -> tuple[int, int, int]:
-        """From all clients' together: a bound below every client's training rows and validation rows, and one above the latter."""
+        """From all clients' together: bounds below every client's training and validation rows, and one above the latter."""
         ends = np.cumsum([len(rungs) for rungs in self._rungs])
         train, val, (more,) = np.split(np.asarray(total), ends)
         least, val_least = (

@@ -5,8 +5,9 @@ and the federation run the same `FairProgram`; the estimator, the commands and t
 
 What the sites tell before training: with a schema, counts, sums and sums of squares of the number columns (``statistics``);
 then how many rows they have (``rows``, and whether a batch can be drawn of them: `Ladder`), that times the curvature of the
-logistic loss on them (``smoothness``, which bounds the step size), how many rows (FedMinMax) or positive rows (FedFB) of every group (``groups``), and for balanced class weights
-how many of every class (``labels``).  After training, where a threshold is to be chosen: the `Scores` of rows set aside
+logistic loss on them (``smoothness``, which bounds the step size), how many rows (FedMinMax) or positive rows (FedFB) of every
+group (``groups``), and for balanced class weights how many of every class (``labels``).  All of these add up, so secure sums
+serve them.  After training, where a threshold is to be chosen: the `Scores` of rows set aside
 (``scores``).  No count below the site's minimum cell is told.  A method that compares groups tells of every cell as it trains:
 groups of a site with a small one are compared as one group there, with the next smallest where that takes (`Visible`), and in
 the second stage of a bilevel method each has its own weights again.

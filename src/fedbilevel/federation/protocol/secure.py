@@ -14,10 +14,11 @@ were asked differently have masks that do not cancel.  A site's two secrets neve
 of each other site, once an exchange, also where a run is submitted again.  Two lists of survivors would need two thresholds, so
 a threshold above half of the cohort keeps a lying coordinator from both.
 
-Where a sum needs every site of the cohort (three of three), nobody's masks are ever taken out, so there is nothing to share: the
-masks of a pair follow from the keys in their greetings, there are no seeds and no adverts, and a sum takes one exchange.
+Where a sum needs every site of the cohort (three of three), nobody's masks are ever taken out, so there is nothing to share:
+the masks of a pair follow from the keys in their greetings, there are no seeds and no adverts, and a sum takes one exchange.
 
-What travels is fixed point modulo 2^64 or less (`fedbilevel.engines.fixed`); what holds modulo 2^64 holds for the lower bits.  Keys, letters and masks are X25519, Ed25519, HKDF,
+What travels is fixed point modulo 2^64 or less (`fedbilevel.engines.fixed`); what holds modulo 2^64 holds for the lower bits.
+Keys, letters and masks are X25519, Ed25519, HKDF,
 ChaCha20 and ChaCha20-Poly1305 of ``cryptography``.  Every secret of a ticket follows from the site's master secret and the
 ticket, so a site that was killed goes on with the same numbers; what it has answered is kept in `Answered`.
 """
@@ -229,8 +230,8 @@ class SecureSite:
     def mask(
         self, label: str, adverts: Sequence[Advert], words: Words, exchange: str = "", question: bytes = b""
     ) -> Words:
-        """``words`` behind the masks of everybody who advertised, or of the whole cohort where a sum needs that: the same answer
-        to the same question, no other after it.
+        """``words`` behind the masks of everybody who advertised, or of the whole cohort where a sum needs that: the same
+        answer to the same question, no other after it.
 
         ``exchange``: what the sum is for, by name; ``question``: all that the sites were asked, which must be the same for all.
         """
