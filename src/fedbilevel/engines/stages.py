@@ -62,6 +62,10 @@ REASONS = {
 """Everything a site can say when it does not do what it is asked: these sentences, and never a word of a job or a table."""
 
 
+TOGETHER = "all sites"
+"""In place of a site's name: what the sites have told in sum."""
+
+
 class Refused(ValueError):
     """A site will not do what a job asks for.  The sentence of ``reason`` travels; ``detail`` stays in the site's own log."""
 

@@ -33,7 +33,7 @@ from fedbilevel.fairness.methods import BILEVEL, COMPARES_GROUPS, Ladder, Recipe
 from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.models import Model, numbers, probabilities
 from fedbilevel.fairness.moments import Moments
-from fedbilevel.fairness.scores import Scores
+from fedbilevel.fairness.scores import Scores, added_up
 from fedbilevel.fairness.thresholds import ASIDE, Threshold, decisions
 from fedbilevel.problem import whole_number
 from fedbilevel.tables.columns import shown
@@ -72,7 +72,9 @@ class FairProgram:
     a simulation are rounded as secure sums are.
     """
 
-    summed = ("statistics", "rows", "smoothness", "groups", "labels")  # what surveys need the sums of alone
+    # What only sums are needed of, and the form in which it adds up.
+    summed = ("statistics", "rows", "smoothness", "groups", "labels", "scores", "report")
+    added_up = staticmethod(added_up)
 
     recipe: Recipe
     model: Model
@@ -239,7 +241,7 @@ class FairProgram:
             each = [Statistics(*(share[f"statistics/{name}"] for name in Statistics._fields)) for share in told]
             return {f"statistics/{name}": value for name, value in combine(each)._asdict().items()}
         if number == 2:
-            first, *others = (Scores.unpacked(share).spread() for share in told)
+            first, *others = (Scores.received(share) for share in told)
             return {"threshold": np.atleast_1d(self.threshold.choose(sum(others, first)))}
         total = sum(float(share["rows"][0]) for share in told)
         smallest, val_smallest, val_largest = self.ladder.bounds(

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedbilevel.calculus import Tree
 from fedbilevel.engines.fixed import check_summed, scale_of
-from fedbilevel.engines.stages import REASONS, Expected
+from fedbilevel.engines.stages import REASONS, TOGETHER, Expected
 from fedbilevel.federation.protocol.compiled import Compiled, items_of
 from fedbilevel.federation.protocol.payload import Arrays, BadReply, share_of, size_of, stacked, to_arrays, to_tree
 from fedbilevel.federation.protocol.program import Program, Stage, answer_trees
@@ -246,11 +246,11 @@ class Coordinator:
         while self.progress.surveys < upto:
             number = self.progress.surveys
             request = {"survey": number, "agreed": self.progress.agreed, "answers": self.progress.answers}
-            expected = self.program.expected(number)
             if self.sums is None:
+                expected = self.program.expected(number)
                 told = self.attendance.ask_numbers("survey", request, "the survey", expected, self.least)
             else:
-                told = self.sums.survey(request, expected, getattr(self.program, "summed", ()), self.least)
+                told = self.sums.survey(request, self.program, self.least)
             self.attendance.enough([*told], f"answered survey {number + 1}")
             self.progress.agreed |= self.program.agree(number, [*told.values()], self.progress.agreed)
             self.progress.surveys += 1
@@ -491,7 +491,15 @@ class Coordinator:
     def _finish(self) -> list[Tree]:
         progress = self.progress
         request = {"agreed": progress.agreed, "answers": progress.answers}
-        reports = self.attendance.ask_numbers("finish", request, "the report", self.program.expected(None), self.least)
+        if self.sums is not None and "report" in getattr(self.program, "summed", ()):
+            total, count = self.sums.report(request, self.program)
+            self.record.say(f"{count} sites tell their report, in sum")
+            reports = {TOGETHER: total} if count else {}
+            if not count:
+                self.attendance.ask_all("finish", request)
+        else:
+            expected = self.program.expected(None)
+            reports = self.attendance.ask_numbers("finish", request, "the report", expected, self.least)
         if not progress.answers:  # nothing was trained: the reports are what the run is for
             self.attendance.enough([*reports], "reported")
         self.record.complete(progress.answers, reports)

@@ -26,7 +26,7 @@ from fedbilevel.federation.protocol.policy import Policy
 from fedbilevel.federation.protocol.program import Numbers, Program, Stage, answer_trees, make_program
 from fedbilevel.federation.protocol.secure import Identity
 from fedbilevel.federation.protocol.settings import JobSettings
-from fedbilevel.federation.protocol.sums import Masking
+from fedbilevel.federation.protocol.sums import Masking, in_sums
 from fedbilevel.federation.protocol.vault import NOTES, Label, Vault, read_arrays, write_arrays
 from fedbilevel.plan import Phase, phases_of
 from fedbilevel.problem import ClientData
@@ -101,13 +101,9 @@ class Site:
         told = self.door.numbers(self.program.survey(number, self.policy.source, agreed, answers))
         if self.masking is None:
             return {"numbers": told}
-        summed = {name for name in told if name.split("/")[0] in getattr(self.program, "summed", ())}
-        hidden = {name: told[name] for name in sorted(summed)}
+        hidden, shown = in_sums(self.program, told)
         words = exact_words(np.concatenate([*(np.ravel(each) for each in hidden.values()), np.zeros(0)]))
-        return {
-            "numbers": {name: told[name] for name in told if name not in summed},
-            "arrays": [self.masking.mask(request, f"survey/{number}", words)],
-        }
+        return {"numbers": shown, "arrays": [self.masking.mask(request, f"survey/{number}", words)]}
 
     def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Read and encode the rows of a stage, and compile its work."""
@@ -227,13 +223,22 @@ class Site:
         leaves = {f"stage{k}_{i}": leaf for k, tree in enumerate(answers) for i, leaf in enumerate(to_arrays(tree))}
         write_arrays(self.folder / "answer.npz", leaves)
         self.say("the run is complete; its answer is kept in answer.npz")
-        if not self.policy.may_tell("report"):
-            return {"numbers": {}}
+        numbers: Numbers = {}
         try:
-            return {"numbers": self.door.numbers(self.program.report(self.policy.source, agreed, answers), "report")}
+            if self.policy.may_tell("report"):
+                numbers = self.door.numbers(self.program.report(self.policy.source, agreed, answers), "report")
         except Refused as error:
             self.say(f"nothing is reported: {error}")
-            return {"numbers": {}}
+        if self.masking is None:
+            return {"numbers": numbers}
+        told, shown = in_sums(self.program, numbers, "report")
+        if "ticket" not in request:
+            return {"numbers": shown}
+        # Of a site that tells nothing, zeros; the first number counts those that tell something.
+        expected = in_sums(self.program, self.program.expected(None), "report")[0]
+        parts = [np.ravel(told.get(name, np.zeros(like.shape))) for name, like in expected.items()]
+        words = exact_words(np.concatenate([[float(bool(numbers))], *parts]))
+        return {"numbers": {}, "arrays": [self.masking.mask(request, "finish", words)]}
 
     def _common(self, request: dict[str, Any]) -> tuple[Numbers, list[Tree]]:
         """What all sites are said to have agreed on and answered: the same throughout the run, and in keeping with what this

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ import numpy as np
 from fedbilevel import storage
 from fedbilevel.calculus import Tree
 from fedbilevel.engines.fixed import LIMBS, WIDE, Fixed, Words, exact_sums, ring_of, to_mean
-from fedbilevel.engines.stages import Expected, Refused
+from fedbilevel.engines.stages import Expected, Program, Refused
 from fedbilevel.federation.protocol.payload import BadReply, to_tree
 from fedbilevel.federation.protocol.secure import (
     Advert,
@@ -53,6 +53,16 @@ def question_of(request: Mapping[str, Any]) -> bytes:
     for array in request.get("arrays", ()):
         digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
     return digest.digest()
+
+
+def in_sums(program: Any, told: Mapping[str, Any], section: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is told in sum, in a form that adds up and in the order of the names, and the rest: of numbers, or of what is
+    expected.  Everything in a ``section`` has its name."""
+    summed = getattr(program, "summed", ())
+    hidden = {name: value for name, value in told.items() if (section or name.split("/")[0]) in summed}
+    shown = {name: value for name, value in told.items() if name not in hidden}
+    form = getattr(program, "added_up", dict)
+    return dict(sorted(form(hidden).items())), shown
 
 
 class Masking:
@@ -206,13 +216,14 @@ class Sums:
         leaves, structure = jax.tree.flatten(like)
         ring = ring_of(leaves)
         words = self.total(masked, ring)
-        *sums, mass = np.abs(ring.decode(words))
+        sizes = np.abs(ring.decode(words))
+        mass = sizes[-1]
         if not 0 < mass < 2:
             raise RunFailed(
                 "Sites that joined late have more rows than all others together, which a secure sum cannot hold: submit the "
                 "run under another name while all sites are there."
             )
-        if sums and max(sums) > mass * ring.largest + len(masked) * 2.0**-ring.bits:
+        if sizes[:-1].max(initial=0.0) > mass * ring.largest + len(masked) * 2.0**-ring.bits:
             raise RunFailed("A secure sum is larger than its sites' numbers may be: a site sent numbers out of range.")
         return jax.tree.unflatten(structure, to_mean(words, leaves, ring))
 
@@ -233,41 +244,56 @@ class Sums:
 
     def rows(self, replies: Mapping[str, Any], stage: int) -> float:
         """How many rows the sites have together, from their masked numbers."""
-        masked: dict[str, np.ndarray] = {}
-        for site, reply in replies.items():
-            try:
-                (masked[site],) = to_tree(
-                    reply.content.get("arrays"), [np.zeros((LIMBS + 1, 4), np.uint16)], "its number of rows"
-                )
-            except BadReply as error:
-                self.attendance.refuse(site, str(error))
+        masked = self._masked(replies, 1, {}, "its number of rows")
         self.attendance.enough([*masked], f"told the sum of their rows for stage {stage + 1}")
         return float(exact_sums(self.total(masked))[0])
 
-    def survey(
-        self, request: dict[str, Any], expected: Mapping[str, Expected], summed: Sequence[str], least: int
-    ) -> dict[str, dict[str, np.ndarray]]:
+    def survey(self, request: dict[str, Any], program: Program, least: int) -> dict[str, dict[str, np.ndarray]]:
         """What the sites tell, by site: numbers that are summed stand with the first of them, zeros with the others."""
         asked = self.enclosed(dict.fromkeys(self.attendance.here(), request), f"survey/{request['survey']}")
         replies = self.attendance.ask_each("survey", asked)
-        hidden = {name: like.shape for name, like in sorted(expected.items()) if name.split("/")[0] in summed}
-        shown = {name: like for name, like in expected.items() if name not in hidden}
+        hidden, shown = in_sums(program, program.expected(request["survey"]))
         told = self.attendance.numbers_in("survey", replies, "the survey", shown, least)
-        words = np.zeros((LIMBS * sum(math.prod(shape) for shape in hidden.values()) + 1, 4), np.uint16)
-        masked: dict[str, np.ndarray] = {}
-        for site in [*told]:
-            try:
-                (masked[site],) = to_tree(replies[site].content.get("arrays"), [words], "the survey")
-            except BadReply as error:
-                del told[site]
-                self.attendance.refuse(site, str(error))
+        masked = self._masked({site: replies[site] for site in told}, 0, hidden, "the survey")
+        for site in [site for site in told if site not in masked]:
+            del told[site]
         self.attendance.enough([*masked], f"answered survey {request['survey'] + 1}")
-        values = exact_sums(self.total(masked))
-        for name, shape in hidden.items():
-            part, values = np.split(values, [math.prod(shape)])
-            for number, numbers in enumerate(told.values()):
-                numbers[name] = part.reshape(shape) * (number == 0)
+        total = _divided(exact_sums(self.total(masked)), hidden)
+        for number, numbers in enumerate(told.values()):
+            numbers |= {name: part * (number == 0) for name, part in total.items()}
         return told
+
+    def report(self, request: dict[str, Any], program: Program) -> tuple[dict[str, np.ndarray], int]:
+        """The sum of the sites' reports, and of how many it is; nothing where too few are left to be summed."""
+        here = self.attendance.here()
+        if len({*here} - {*self.attendance.progress.away}) < self.cohort.threshold:
+            return {}, 0
+        asked = self.enclosed(dict.fromkeys(here, request), "finish")
+        expected = in_sums(program, program.expected(None), "report")[0]
+        masked = self._masked(self.attendance.ask_each("finish", asked), 1, expected, "the report")
+        if len(masked) < self.cohort.threshold:
+            return {}, 0
+        count, *values = exact_sums(self.total(masked))
+        return (_divided(np.array(values), expected) if count else {}), int(count)
+
+    def _masked(
+        self, replies: Mapping[str, Any], more: int, parts: Mapping[str, Expected], what: str
+    ) -> dict[str, np.ndarray]:
+        """The sites' masked numbers: ``parts``, and ``more`` besides."""
+        like = np.zeros((LIMBS * (sum(math.prod(part.shape) for part in parts.values()) + more) + 1, 4), np.uint16)
+        masked: dict[str, np.ndarray] = {}
+        for site, reply in replies.items():
+            try:
+                (masked[site],) = to_tree(reply.content.get("arrays"), [like], what)
+            except BadReply as error:
+                self.attendance.refuse(site, str(error))
+        return masked
+
+
+def _divided(values: np.ndarray, parts: Mapping[str, Expected]) -> dict[str, np.ndarray]:
+    ends = np.cumsum([math.prod(part.shape) for part in parts.values()])[:-1]
+    each = zip(parts.items(), np.split(values, ends), strict=True) if parts else ()
+    return {name: values.reshape(part.shape) for (name, part), values in each}
 
 
 def _read(kind: Any, value: Any) -> Any:
