@@ -3,9 +3,9 @@
     python benchmarks/secure.py              # the sums; tables for docs/secure-sums.md on standard output
     python benchmarks/secure.py --rounds     # a server and three sites on this machine, runs with and without in turn
 
-Seconds of a site are the mean over all sites of advertising, masking (all adverts verified) and unmasking; those of the
-coordinator are of taking the masks away, with nobody lost and with a tenth of the sites lost after they had advertised.  Keep
-the machine quiet meanwhile.
+Processor seconds of a site are the mean over all sites of advertising, masking (all adverts verified) and unmasking; those of
+the coordinator are of taking the masks away, with nobody lost and with a tenth of the sites lost after they had advertised.
+Replies are in single precision.  benchmarks/flower.py has the same of Flower's SecAgg+.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from fedbilevel.federation.protocol.sums import ADVERT, LETTER, SHARE
 
 SITES, SIZES = (3, 10, 30, 100), (20, 10_000, 1_000_000)
 MOST = 30_000_000
-"""Numbers of all sites together: beyond that the machine has not the memory."""
+"""Numbers of all sites together, unless told otherwise: beyond that the machine has not the memory."""
 
 
 class Key:
@@ -46,19 +46,19 @@ def one_sum(count: int, size: int, lost: int) -> dict:
     for site in sites:
         site.meet(hellos)
     values = np.random.default_rng(0).normal(size=(count, size)).astype(np.float32)
-    watch = [time.perf_counter()]
+    watch = [time.process_time()]
     adverts = [] if cohort.complete else [site.advertise("0") for site in sites]
-    watch.append(time.perf_counter())
+    watch.append(time.process_time())
     alive, share = sites[: count - lost], 2.0 ** -np.ceil(np.log2(count))
     masked = {}
     for site, row in zip(alive, values, strict=False):
         masked[site.name] = NARROW.pack(site.mask("0", adverts, to_words([row], share, NARROW)))
-    watch.append(time.perf_counter())
+    watch.append(time.process_time())
     shares = {} if cohort.complete else {site.name: site.unmask("0", adverts, sorted(masked)) for site in alive}
-    watch.append(time.perf_counter())
+    watch.append(time.process_time())
     words = {name: NARROW.unpack(packed) for name, packed in masked.items()}
     *total, mass = NARROW.decode(recovered(cohort, "0", adverts, words, shares))
-    watch.append(time.perf_counter())
+    watch.append(time.process_time())
     advertise, mask, unmask, recover = np.diff(watch)
     mean = values[: len(alive)].mean(axis=0, dtype=np.float64)
     return {
@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--rounds", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--sites", type=int, default=3, help="of --rounds")
+    parser.add_argument("--most", type=int, default=MOST, help="numbers of all sites together")
     options = parser.parse_args()
     if options.rounds:
         import federation
@@ -105,7 +106,7 @@ def main() -> None:
         told = {}
         for count in SITES:
             for size in SIZES:
-                if count * size > MOST:
+                if count * size > options.most:
                     continue
                 kept = [one_sum(count, size, 0) for _ in range(options.repeats)]
                 lossy = one_sum(count, size, count // 10) if count >= 10 else None
