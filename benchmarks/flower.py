@@ -3,8 +3,8 @@
     PYTHON_WITH_FLWR benchmarks/flower.py --sites 10 --numbers 10000        # for instance of a venv with flwr 1.41
 
 What Flower's simulation puts around it (Ray, a process for every message) is left out: messages go from the workflow to the mod
-and back as they are.  Processor seconds of a client are the mean over all clients of its four stages; those of the coordinator are the
-rest.  Every pair of clients shares masks, as with ours (SecAgg+ can do with fewer).
+and back as they are.  Processor seconds of a client are the mean over all clients of its four stages; those of the coordinator
+are the rest.  Every pair of clients shares masks, as with ours (SecAgg+ can do with fewer).
 """
 
 import argparse

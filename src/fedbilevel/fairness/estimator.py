@@ -317,7 +317,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
             chosen on a fifth of every client's rows (up to half where positives are few), which the model is not trained on.
             More than two classes take "auto" alone: probabilities are weighed by the mean of their class.
         client_weights: clients count "uniform" or by "samples", their rows (FedMinMax, FedFB and FairFed: always by rows).
-        secure: averages are rounded as secure sums over real sites round them, to see what that does (not "fcfl", "fairfed").
+        secure: averages are rounded as secure sums over real sites round them, to see what that does (not "fcfl").
         history_rows: about how many rounds of every stage ``history_`` shows; 0 records nothing.
         random_state: seed or generator; None for a new one each time.
 
