@@ -18,7 +18,7 @@ test-optimised: .venv/ready
 	FEDBILEVEL_OPTIMISED=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 test-federation: .venv/ready
-	$(BIN)/python -m pytest -q -n 0 -m federation $(FEDERATION)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m federation $(FEDERATION)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -14,7 +14,9 @@ import statistics
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ WAITED, WATCHED = 20.0, 20.0
 RECIPE = {"method": "fedbioacc", "local_steps": 5, "batch_size": 128}
 
 
-def adult_sites(folder: Path) -> dict[str, Any]:
+def adult_sites(folder: Path, sites: list[str]) -> dict[str, Any]:
     """A file of encoded rows for every site; the sizes the job names."""
     from fedbilevel.datasets.partition import iid
     from fedbilevel.datasets.shipped import TRAIN_ROWS, load_adult
@@ -44,7 +46,7 @@ def adult_sites(folder: Path) -> dict[str, Any]:
     features = Encoder.learn(table).transform(table)
     groups, names = encode_groups(data.sensitive.iloc[:TRAIN_ROWS])
     labels = data.y.to_numpy(np.float32)
-    for site, part in zip(SITES, iid(TRAIN_ROWS, 3), strict=True):
+    for site, part in zip(sites, iid(TRAIN_ROWS, len(sites)), strict=True):
         np.savez(folder / f"{site}.npz", features=features[part], labels=labels[part], groups=groups[part])
     return {"features": int(features.shape[1]), "groups": len(names)}
 
@@ -101,45 +103,55 @@ def waiting(kits: Any, opened: Any, folder: Path, sizes: dict[str, Any]) -> dict
         end_jobs(opened, settings.run)
 
 
-def collect(repeats: int, say: Any, secure: bool = False) -> dict[str, Any]:
-    from fedbilevel.federation.nvflare.job import write_job
+@contextmanager
+def running_sites(folder: Path, sites: list[str], policy: str, fixed: dict[str, float], **more: str) -> Iterator[Any]:
+    """The kits of a server and sites that are up; ``policy``: besides the data, FOLDER/SITE.npz; ``fixed``: seconds it took."""
     from fedbilevel.federation.operator import processes
     from fedbilevel.federation.operator.kits import Roster, establish
-    from fedbilevel.federation.operator.sessions import run_folder, session, wait_for_sites
+    from fedbilevel.federation.operator.sessions import wait_for_sites
     from fedbilevel.federation.protocol.policy import FILE
+
+    port, admin_port = free_ports()
+    began = time.perf_counter()
+    kits = establish(folder / "federation", Roster(tuple(sites), port=port, admin_port=admin_port)).kits
+    fixed["provision"] = time.perf_counter() - began
+    for site in sites:
+        (kits.sites[site] / "local" / FILE).write_text(
+            f'[data]\narrays = "{folder / site}.npz"\n[policy]\nminimum_cell = 1\nsecure_sums = "optional"\n'
+            f"{policy}[approve]\nauto = true\nrounds = 1000000\n"
+        )
+    began = time.perf_counter()
+    environment = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(folder / "jax"), **more}
+    with processes.started(kits, environment):
+        there = wait_for_sites(kits, sites, 60 + 20 * len(sites))
+        if len(there) < len(sites):
+            raise RuntimeError(f"only {there} came up")
+        fixed["start"] = time.perf_counter() - began
+        yield kits
+
+
+def collect(repeats: int, say: Any, kinds: dict[str, bool], sites: list[str], idle: bool = True) -> dict[str, Any]:
+    """``kinds``: names of what is measured one after the other, again and again, and whether it has secure sums."""
+    from fedbilevel.federation.nvflare.job import write_job
+    from fedbilevel.federation.operator.sessions import run_folder, session
     from fedbilevel.federation.protocol.record import read_status
     from fedbilevel.federation.protocol.settings import JobSettings
 
-    measured: dict[str, Any] = {"rounds": {OURS: []}, "fixed": {}}
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+    measured: dict[str, Any] = {"rounds": {kind: [] for kind in kinds}, "fixed": {}}
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sizes = adult_sites(folder)
-        port, admin_port = free_ports()
-        began = time.perf_counter()
-        kits = establish(folder / "federation", Roster(tuple(SITES), port=port, admin_port=admin_port)).kits
-        measured["fixed"]["provision"] = time.perf_counter() - began
-        for site in SITES:
-            (kits.sites[site] / "local" / FILE).write_text(
-                f'[data]\narrays = "{folder / site}.npz"\n[policy]\nminimum_cell = 1\n'
-                'secure_sums = "optional"\n[approve]\nauto = true\nrounds = 1000000\n'
-            )
-        began = time.perf_counter()
-        environment = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(folder / "jax")}
-        stack.enter_context(processes.started(kits, environment))
-        there = wait_for_sites(kits, SITES, 60)
-        if len(there) < 3:
-            raise RuntimeError(f"only {there} came up")
-        measured["fixed"]["start"] = time.perf_counter() - began
-        with session(kits) as opened:
-            for number in range(repeats):
+        sizes = adult_sites(folder, sites)
+        with running_sites(folder, sites, "", measured["fixed"]) as kits, session(kits) as opened:
+            for number, kind in product(range(repeats), kinds):
                 recipe = {**RECIPE, "weight_steps": 300, "steps": 150}
                 arguments = {"arrays": sizes, "recipe": recipe, "validation": 0.2}
-                settings = JobSettings(f"bench-{number}", "fair", tuple(SITES), arguments, secure=secure)
+                run = f"bench-{number}-{kinds[kind]:d}"
+                settings = JobSettings(run, "fair", tuple(sites), arguments, secure=kinds[kind])
                 before, began = grown(kits), time.perf_counter()
                 opened.submit_job(str(write_job(folder / "jobs", settings)))
                 where = run_folder(kits, settings.run)
                 while (status := read_status(where) or {}).get("status") not in ENDS:
-                    if time.perf_counter() - began > 240:
+                    if time.perf_counter() - began > 600:
                         raise RuntimeError(str(status))
                     time.sleep(0.2)
                 if status["status"] != "complete":
@@ -156,9 +168,10 @@ def collect(repeats: int, say: Any, secure: bool = False) -> dict[str, Any]:
                     "outside": whole - float(rows["at"].max() - rows["at"].min()),
                     "log_bytes": (grown(kits) - before) / len(rows.drop_duplicates(["stage", "round", "ordinal"])),
                 }
-                measured["rounds"][OURS].append(found)
-                say(f"median {statistics.median(times):.3f} s a round")
-            measured["waiting"] = waiting(kits, opened, folder, sizes)
+                measured["rounds"][kind].append(found)
+                say(f"{kind}: median {statistics.median(times):.3f} s a round")
+            if idle:
+                measured["waiting"] = waiting(kits, opened, folder, sizes)
     return measured
 
 
@@ -201,7 +214,7 @@ def main() -> int:
     parser.add_argument("--render", action="store_true")
     options = parser.parse_args()
     if not options.render:
-        found = collect(options.repeats, lambda text: print(text, flush=True))
+        found = collect(options.repeats, lambda text: print(text, flush=True), {OURS: False}, SITES)
         harness.save("federation", options.repeats, found)
         path = harness.RESULTS / "federation.json"
         text = path.read_text().replace('"jax":', f'"nvflare": "{importlib.metadata.version("nvflare")}",\n  "jax":', 1)

@@ -1,11 +1,11 @@
 """What secure sums cost: one sum in one process by sites and numbers, and a round over three real sites with and without.
 
     python benchmarks/secure.py              # the sums; tables for docs/secure-sums.md on standard output
-    python benchmarks/secure.py --rounds     # a server and three sites on this machine, as benchmarks/federation.py
+    python benchmarks/secure.py --rounds     # a server and three sites on this machine, runs with and without in turn
 
-Seconds of a site are the mean over all sites of advertising, masking (all adverts verified) and unmasking; those of the
-coordinator are of taking the masks away, with nobody lost and with a tenth of the sites lost after they had advertised.  Keep
-the machine quiet meanwhile.
+Processor seconds of a site are the mean over all sites of advertising, masking (all adverts verified) and unmasking; those of
+the coordinator are of taking the masks away, with nobody lost and with a tenth of the sites lost after they had advertised.
+Replies are in single precision.  benchmarks/flower.py has the same of Flower's SecAgg+.
 """
 
 import argparse
@@ -18,13 +18,13 @@ import harness
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedbilevel.engines.fixed import to_words
+from fedbilevel.engines.fixed import NARROW, WIDE, to_words
 from fedbilevel.federation.protocol.secure import Cohort, SecureSite, recovered
 from fedbilevel.federation.protocol.sums import ADVERT, LETTER, SHARE
 
 SITES, SIZES = (3, 10, 30, 100), (20, 10_000, 1_000_000)
 MOST = 30_000_000
-"""Numbers of all sites together: beyond that the machine has not the memory."""
+"""Numbers of all sites together, unless told otherwise: beyond that the machine has not the memory."""
 
 
 class Key:
@@ -45,29 +45,35 @@ def one_sum(count: int, size: int, lost: int) -> dict:
     hellos = [site.hello() for site in sites]
     for site in sites:
         site.meet(hellos)
-    values = np.random.default_rng(0).normal(size=(count, size))
-    watch = [time.perf_counter()]
-    adverts = [site.advertise("0") for site in sites]
-    watch.append(time.perf_counter())
-    alive = sites[: count - lost]
-    masked = {site.name: site.mask("0", adverts, to_words([row])) for site, row in zip(alive, values, strict=False)}
-    watch.append(time.perf_counter())
-    shares = {site.name: site.unmask("0", adverts, sorted(masked)) for site in alive}
-    watch.append(time.perf_counter())
-    total = recovered(cohort, "0", adverts, masked, shares).view(np.int64) / 2**32
-    watch.append(time.perf_counter())
+    values = np.random.default_rng(0).normal(size=(count, size)).astype(np.float32)
+    watch = [time.process_time()]
+    adverts = [] if cohort.complete else [site.advertise("0") for site in sites]
+    watch.append(time.process_time())
+    alive, share = sites[: count - lost], 2.0 ** -np.ceil(np.log2(count))
+    masked = {}
+    for site, row in zip(alive, values, strict=False):
+        masked[site.name] = NARROW.pack(site.mask("0", adverts, to_words([row], share, NARROW)))
+    watch.append(time.process_time())
+    shares = {} if cohort.complete else {site.name: site.unmask("0", adverts, sorted(masked)) for site in alive}
+    watch.append(time.process_time())
+    words = {name: NARROW.unpack(packed) for name, packed in masked.items()}
+    *total, mass = NARROW.decode(recovered(cohort, "0", adverts, words, shares))
+    watch.append(time.process_time())
     advertise, mask, unmask, recover = np.diff(watch)
+    mean = values[: len(alive)].mean(axis=0, dtype=np.float64)
     return {
         "site": (advertise / count + (mask + unmask) / len(alive)),
         "coordinator": recover,
-        "error": float(np.abs(total - values[: len(alive)].sum(axis=0)).max()),
+        "error": float(np.abs(np.array(total) / mass - mean).max()),
     }
 
 
 def bytes_of(count: int, size: int, width: int) -> tuple[int, int]:
     """Down and up a site and sum, beside ``width`` bytes a number without secure sums."""
-    down = width * size + count * (ADVERT + LETTER)
-    up = 8 * (size + 1) + ADVERT + (count - 1) * LETTER + count * SHARE
+    ring = (NARROW if width == 4 else WIDE).width // 8
+    down, up = width * size, ring * (size + 2)
+    if count > 3:
+        down, up = down + count * (ADVERT + LETTER), up + ADVERT + (count - 1) * LETTER + count * SHARE
     return down, up
 
 
@@ -75,23 +81,32 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--sites", type=int, default=3, help="of --rounds")
+    parser.add_argument("--most", type=int, default=MOST, help="numbers of all sites together")
     options = parser.parse_args()
     if options.rounds:
         import federation
 
-        told = {}
-        for name, secure in (("single replies", False), ("secure sums", True)):
-            say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
-            runs = federation.collect(options.repeats, say, secure)["rounds"][federation.OURS]
-            told[name] = {
+        sites = [f"site-{number}" for number in range(1, options.sites + 1)]
+        kinds = {"single replies": False, "secure sums": True}
+        say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
+        measured = federation.collect(options.repeats, say, kinds, sites, idle=False)["rounds"]
+        told = {
+            name: {
                 stage: statistics.median(seconds for run in runs for seconds in run[stage])
                 for stage in ("bilevel", "model")
-            } | {each: runs[0][each] for each in ("bytes_up", "bytes_down")}
+            }
+            | {each: runs[0][each] for each in ("bytes_up", "bytes_down")}
+            for name, runs in measured.items()
+        }
+        told["ratio"] = {
+            stage: told["secure sums"][stage] / told["single replies"][stage] for stage in ("bilevel", "model")
+        }
     else:
         told = {}
         for count in SITES:
             for size in SIZES:
-                if count * size > MOST:
+                if count * size > options.most:
                     continue
                 kept = [one_sum(count, size, 0) for _ in range(options.repeats)]
                 lossy = one_sum(count, size, count // 10) if count >= 10 else None
@@ -104,7 +119,8 @@ def main() -> None:
                 }  # fmt: skip
                 shown = (f"{value:.3g}" if value is not None else "" for value in row.values())
                 print(f"| {count} | {size:,} | " + " | ".join(shown) + " |", flush=True)
-    harness.save("secure-rounds" if options.rounds else "secure", options.repeats, told)
+    which = f"-{options.sites}" if options.sites != 3 else ""
+    harness.save(f"secure-rounds{which}" if options.rounds else "secure", options.repeats, told)
     print(json.dumps(told, indent=1))
 
 

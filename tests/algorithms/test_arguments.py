@@ -16,7 +16,9 @@ from tests.references.quadratic import quadratic
 LOCAL, GLOBAL = quadratic().problem(), quadratic().problem(None, "global")
 DATA = quadratic(sizes=((6, 4),) * 5).data()
 FAIR = ("fedreg", "fedminmax", "fcfl", "fedfb", "fairfed")
-GROUPS = {"fedminmax": {"group_counts": [3, 4]}, "fedfb": {"positive_counts": [3, 4]}}
+GROUPS = {
+    "fedminmax": {"group_counts": [3, 4]}, "fedfb": {"positive_counts": [3, 4]}, "fairfed": {"groups": 2, "rows": 7},
+}  # fmt: skip
 SHARED = ("fedbio_global", "fedbioacc_global", "simfbo", "shrofbo", "fedmsa", "fednest", "aggitd", "fedmbo")
 METHODS = (*SHARED, "lfednest", "fedbio", "fedbioacc", "fedavg", "qfedavg", "afl", *FAIR)
 
@@ -42,7 +44,7 @@ def make(name, **change):
 STEPS = [f"{of}_step" for of in ("inner", "outer", "adjoint", "series", "mixture", "group")]
 CONSTANTS = ["radius", "rho", "delta", "u", "sigma", "c_inner", "c_outer", "c_adjoint", "temperature"]
 SERVER_STEPS = ["server_inner_step", "server_outer_step", "server_adjoint_step"]
-POSITIVE = ["step", *STEPS, *SERVER_STEPS, *CONSTANTS]
+POSITIVE = ["step", "rows", *STEPS, *SERVER_STEPS, *CONSTANTS]
 NOT_NEGATIVE = ["q", "strength", "ridge", "epsilon", "stage_one", "stage_two", "beta"]
 COUNTS = ["local_steps", "batch_size", "outer_batch_size", "terms", "inner_rounds", "rounds"]
 AT_LEAST_TWO = ["clients", "groups", "classes"]

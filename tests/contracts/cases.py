@@ -138,7 +138,7 @@ def fair_algorithm(name, batch_size, scale):
         "fedminmax": partial(fedminmax, group_counts=totals()),
         "fcfl": partial(fcfl, groups=GROUPS),
         "fedfb": partial(fedfb, positive_counts=totals(positive=True)),
-        "fairfed": partial(fairfed, groups=GROUPS),
+        "fairfed": partial(fairfed, groups=GROUPS, rows=totals().sum()),
     }[name]
     sizes = {} if name == "fcfl" else {"batch_size": batch_size}
     return make(MODEL.package, init=start_of_classifier, **options, **sizes)

@@ -159,7 +159,7 @@ def test_fairfed_equals_the_naive_loop(model, groups):
     clients, data = dealt(model, groups)
     options = {"step": 0.4, "local_steps": 2, "beta": 0.4, "groups": groups, "ridge": 0.05}
     kind = {"classes": max(model.classes, 2), **model.options}
-    found = run(fairfed(model.package, model.first(), batch_size=6, **options, **kind), data)
+    found = run(fairfed(model.package, model.first(), batch_size=6, rows=sum(SIZES), **options, **kind), data)
     # The third exchange of a round draws minibatches, by its own ordinal.
     rows = drawn(data, SEED, ROUNDS, 2, 6, ordinal=2)
     *wanted, fell_back = naive.fairfed(model, clients, model.flat(model.first()), rows, rounds=ROUNDS, **options)
@@ -175,7 +175,7 @@ def test_what_they_send():
         (fedminmax(model, first, counts, batch_size=8), 15 + 2 * 5, 2 * 15 + 5),
         (fedminmax(model, first, counts, batch_size=8, risks="sent"), 15 + 2 * 5, 15 + 5),
         (fedfb(model, first, counts, batch_size=8), 15 + 2 * 5, 15 + 5),
-        (fairfed(model, first, batch_size=8, groups=5), 2 * 5 + 1 + 1 + 15 + 1, 15 + 5 + 1 + 1 + 5 / 8),
+        (fairfed(model, first, batch_size=8, groups=5, rows=100), 2 * 5 + 1 + 2 + 15 + 1, 15 + 5 + 1 + 1 + 5 / 8),
         (fcfl(model, first, groups=5), 2 * 15 + 2, 15),
     ]
     for algorithm, up, down in sent:
@@ -251,7 +251,7 @@ def test_fedfb_narrows_the_gap_of_the_positive_losses():
 
 def test_fairfed_without_beta_is_fedavg():
     _, data = federation(2, SIZES)
-    algorithm = fairfed(LINEAR.package, LINEAR.first(), 0.3, 2, None, 0.0, groups=2)
+    algorithm = fairfed(LINEAR.package, LINEAR.first(), 0.3, 2, None, 0.0, groups=2, rows=sum(SIZES))
     plain = fb.fedavg(PlainLoss(LINEAR.package, 0.0), LINEAR.first(), 0.3, 2)
     close(run(algorithm, data, 4).outer, run(plain, data, 4).outer)
 
@@ -265,7 +265,7 @@ def test_fairfed_takes_weight_from_a_client_with_the_opposite_gap():
         side = np.where(groups == 1, -1.0, 1.0) * (-1 if number == 3 else 1)
         z = np.column_stack([rng.normal(size=400) + side, rng.normal(size=(400, 2)), np.ones(400)])
         clients.append({"features": z, "labels": (rng.random(400) < 0.6).astype(float), "groups": groups})
-    algorithm = fairfed(LINEAR.package, np.array([1.0, 0, 0, 0]), 1e-6, 1, None, 0.05, groups=2)
+    algorithm = fairfed(LINEAR.package, np.array([1.0, 0, 0, 0]), 1e-6, 1, None, 0.05, groups=2, rows=1600)
     corrections = np.asarray(run(algorithm, fb.ClientData.from_clients(clients), 5).local.correction)
     assert corrections[3] < -0.1
     assert (corrections[:3] > 0).all()

@@ -102,10 +102,10 @@ def _authority(name, file="client.crt"):
     return startup(name, name) / file
 
 
-def array_sites(folder, settings, names=SITES, double=True, **policy):
+def array_sites(folder, settings, names=SITES, **policy):
     """Sites of the quadratic task."""
     for name in names:
-        programs.save_site(folder / f"{name}.npz", settings.client(name), double)
+        programs.save_site(folder / f"{name}.npz", settings.client(name), settings.double)
     policy = {"functions": (programs.FUNCTION,), **policy}
     return {name: site(folder, name, settings, Source(arrays_file=folder / f"{name}.npz"), **policy) for name in names}
 
@@ -133,11 +133,12 @@ def settings_for(
     weights="uniform",
     secure=False,
     sites=SITES,
+    double=True,
     **options,
 ):
-    arguments = {"algorithm": name, "rounds": rounds, "options": options, "weights": weights}
+    arguments = {"algorithm": name, "rounds": rounds, "options": options, "weights": weights, "double": double}
     return JobSettings(
-        run, programs.FUNCTION, sites, arguments, seed=5, double=True, min_sites=min_sites, record_every=record_every,
+        run, programs.FUNCTION, sites, arguments, seed=5, double=double, min_sites=min_sites, record_every=record_every,
         reply_timeout=1, secure=secure,
     )  # fmt: skip
 
@@ -175,10 +176,11 @@ class Runs:
         return read_status(self.home)
 
 
-def written_out(algorithm, data, rounds, seed, lost=(), secure=False):
+def written_out(algorithm, data, rounds, seed, lost=(), secure=False, weight=1.0):
     """A run of a one-phase algorithm written out.
 
-    ``lost``: the (round, client) whose reply does not count, with which the client keeps its earlier state.
+    ``lost``: the (round, client) whose reply does not count, with which the client keeps its earlier state.  ``weight``: of
+    every client, which the rounding of secure sums depends on.
     """
     (phase,) = algorithm.plan
     work = jax.jit(phase.work)
@@ -196,7 +198,8 @@ def written_out(algorithm, data, rounds, seed, lost=(), secure=False):
                 )
                 replies.append(reply)
         if secure:
-            mean = mean_on_host(jax.tree.map(lambda *leaves: np.stack(leaves), *replies), np.ones(len(replies)), 1.0)
+            replied = jax.tree.map(lambda *leaves: np.stack(leaves), *replies)
+            mean = mean_on_host(replied, np.full(len(replies), weight), np.full(count, weight))
         else:
             mean = jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *replies)
         server = phase.absorb(server, mean)

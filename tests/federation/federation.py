@@ -47,7 +47,7 @@ class Federation:
             f"[policy]\nfunctions = {FUNCTIONS!r}\nminimum_rows = 1\nlargest_megabytes = {LARGEST_MEGABYTES}\n"
         )
         added = {
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),  # the package under test, not an installed one
             "JAX_PLATFORMS": "cpu",
             # Sites compile the same programs, and again after every restart.
             "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(folder / "jax")),
@@ -94,9 +94,10 @@ class Federation:
         self.operator.stdin.flush()
         return made
 
-    def supervise(self, settings, **options):
-        options = {"patience": LONG, **options}
-        return self.order(settings.run, settings=settings.to_json(), jobs=str(self.folder / "jobs"), options=options)
+    def supervise(self, settings, lose=False, **options):
+        """``lose``: the server's first answer to a submission does not arrive."""
+        told = {"settings": settings.to_json(), "jobs": str(self.folder / "jobs"), "lose": lose}
+        return self.order(settings.run, **told, options={"patience": LONG, **options})
 
     def family(self, name):
         return processes.family(self.running[name].pid)
@@ -117,11 +118,11 @@ class Federation:
         self.operator.wait(30)
         with contextlib.suppress(BrokenPipeError):
             self.operator.stdin.close()
-        started = [process for name in self.running for process in self.family(name)]
-        processes.end(started)
+        places = [self.kits.server, *self.kits.sites.values()]
+        processes.stop(*places)
         for process in self.running.values():
             process.wait(30)
-        _, left = psutil.wait_procs(started, timeout=30)
+        left = [process for kit in places for process in processes.running(kit)]
         assert not left, f"still running: {left}"
 
 

@@ -10,10 +10,27 @@ import sys
 import threading
 from pathlib import Path
 
+from nvflare.fuel.flare_api.flare_api import Session
+
 from fedbilevel import storage
 from fedbilevel.federation.operator.kits import Kits
 from fedbilevel.federation.operator.sessions import Supervisor, stop_run, wait_for_sites
 from fedbilevel.federation.protocol.settings import JobSettings, RunFailed, Stopped
+
+losing = set()
+"""Runs whose next answer to a submission is lost on its way."""
+_submit = Session.submit_job
+
+
+def submit_and_lose(session, job, **options):
+    made = _submit(session, job, **options)
+    if Path(job).name in losing:
+        losing.remove(Path(job).name)
+        raise ConnectionError("the answer was lost")
+    return made
+
+
+Session.submit_job = submit_and_lose
 
 
 def carry_out(order):
@@ -29,6 +46,8 @@ def carry_out(order):
                 outcome = "done" if stop_run(kits, order["stop"]) else "it was not running"
             else:
                 settings = JobSettings.from_json(order["settings"])
+                if order.get("lose"):
+                    losing.add(settings.run)
                 say = lambda line: print(line, file=lines)  # noqa: E731
                 Supervisor(kits, settings, Path(order["jobs"]), say, **order["options"]).run()
                 outcome = "done"

@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedbilevel.engines.stages import TOGETHER
 from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.models import numbers, probabilities
 from fedbilevel.fairness.moments import Moments
-from fedbilevel.fairness.program import SINGLE, fair_program
+from fedbilevel.fairness.program import fair_program
 from fedbilevel.fairness.scores import Scores
 from fedbilevel.fairness.trainer import dealt, fit, tuned_threshold
 from fedbilevel.federation.protocol.policy import TELL, Source
@@ -22,6 +23,7 @@ from fedbilevel.federation.protocol.settings import JobSettings, RunFailed
 from fedbilevel.jobs import federate
 from fedbilevel.jobs.federate import job
 from fedbilevel.jobs.fit import FitOptions
+from fedbilevel.jobs.measuring import received
 from fedbilevel.jobs.predict import fitted_model
 from fedbilevel.problem import ClientData
 from fedbilevel.tables.encoder import combine, site_statistics
@@ -271,27 +273,35 @@ def rare_tables():
         yield whole.assign(ill="no") if number == 2 else whole
 
 
-@pytest.mark.parametrize("options", [{}, {"threshold": "auto", "class_weight": "balanced"}])
-def test_the_folder_of_a_run_over_sites_tells_what_it_may_and_what_is_wrong(tmp_path, options):
+TUNED = {"threshold": "auto", "class_weight": "balanced"}
+
+
+@pytest.mark.parametrize(("options", "secure"), [({}, False), (TUNED, False), (TUNED, True)])
+def test_the_folder_of_a_run_over_sites_tells_what_it_may_and_what_is_wrong(tmp_path, options, secure):
+    """With secure sums it is known of all sites together."""
     fit_options = FitOptions(method="fedavg", steps=200, batch_size=32, compare_with=None, **options)
-    settings = job(fit_options, RARE, SITES)
+    settings = job(fit_options, RARE, SITES, secure=secure)
     sites = {}
     for name, frame in zip(SITES, rare_tables(), strict=True):
         frame.to_csv(tmp_path / f"{name}.csv", index=False)
         source = Source(table=tmp_path / f"{name}.csv", columns=("score", "group", "ill"))
         sites[name] = site(tmp_path, name, settings, source, tell=TELL, minimum_cell=10)
 
+    channel = Direct(sites)
+
     def supervised():
-        coordinate(tmp_path, settings, Direct(sites))
+        coordinate(tmp_path, settings, channel)
         return tmp_path / "runs" / settings.run
 
     result = federate.run(settings, fit_options, RARE, tmp_path / "out", supervised)
     (row,) = result.run.rows.to_dict("records")
     codes = set(result.run.others["findings"]["code"])
-    assert {"site-without-positives", "groups-hidden"} <= codes
+    assert {"groups-hidden", *(() if secure else ("site-without-positives",))} <= codes
     assert ("selects-nobody" in codes) == (not options)
     assert not row["usable"]
-    assert any("The site site-3 has no positives" in sentence for sentence in result.warnings)
+    whose = "one of the sites" if secure else "site-1"
+    assert any(f"at {whose} for its minimum cell" in sentence for sentence in result.warnings)
+    assert any("The site site-3 has no positives" in sentence for sentence in result.warnings) is not secure
     model = fitted_model(tmp_path / "out")
     if options:
         assert model.threshold == row["threshold"] != 0.5
@@ -305,9 +315,21 @@ def test_the_folder_of_a_run_over_sites_tells_what_it_may_and_what_is_wrong(tmp_
     )
     small = shown[["count", "positives"]].to_numpy()
     assert not ((small > 0) & (small < 10)).any()
-    assert "The site site-3 has no positives" in result.page.read_text()
-    kept = (tmp_path / "runs" / settings.run / "report.json").read_text()
-    assert json.loads(kept)["site-1"]["hidden"][2] > 0
+    assert ("The site site-3 has no positives" in result.page.read_text()) is not secure
+    kept = json.loads((tmp_path / "runs" / settings.run / "report.json").read_text())
+    if not secure:
+        assert kept["site-1"]["hidden"][2] > 0
+        return
+    assert kept.keys() == {TOGETHER}
+    assert not any(told.get("numbers") for _, _, told in channel.seen), "no number of a single site"
+    agreed, program = Progress.read(tmp_path / "runs" / settings.run / "state.npz").agreed, sites["site-1"].program
+    answers = answer_trees(program, agreed, read_answers(tmp_path / "runs" / settings.run))
+    alone = [program.report(each.policy.source, agreed, answers) for each in sites.values()]
+    wanted, found = received(alone, RARE), received([kept[TOGETHER]], RARE)
+    np.testing.assert_array_equal(found.sums.cells, wanted.sums.cells)
+    np.testing.assert_array_equal(found.scores.cells, wanted.scores.cells)
+    np.testing.assert_allclose(found.scores.sums, wanted.scores.sums, rtol=1e-14)
+    assert found.names == wanted.names
 
 
 @pytest.mark.parametrize(
@@ -316,7 +338,9 @@ def test_the_folder_of_a_run_over_sites_tells_what_it_may_and_what_is_wrong(tmp_
 def test_a_rare_group_at_a_site_is_compared_together_with_the_next_smallest(tmp_path, method):
     """One positive of the group r at two sites: they train, nothing small is told, and the sentence says what was done."""
     fit_options = FitOptions(method=method, steps=6, weight_steps=4, batch_size=32, compare_with=None)
-    settings = job(fit_options, RARE, SITES, secure=method not in SINGLE)
+    settings = job(
+        fit_options, RARE, SITES, secure=False
+    )  # with secure sums nobody sees the reports that are looked at here
     sites, frames = {}, list(rare_tables())
     frames[2] = frames[1].assign(group=frames[1]["group"].replace("r", "a").where(frames[1].index % 4 > 0, "r"))
     for name, frame in zip(SITES, frames, strict=True):

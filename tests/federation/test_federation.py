@@ -16,6 +16,7 @@ from fedbilevel.federation.operator import processes
 from fedbilevel.federation.operator.sessions import twins
 from fedbilevel.federation.protocol.record import read_answers
 from fedbilevel.federation.protocol.settings import JobSettings
+from fedbilevel.federation.protocol.vault import read_arrays
 from tests.federation import programs
 from tests.federation.direct import written_out
 from tests.federation.federation import SITES, wait_for
@@ -57,7 +58,7 @@ def side_by_side(federation):
         for kind, names in NAMES.items()
     }  # fmt: skip
     made["spoilt"] = settings_for("spoilt", programs.SPOILT, SPOILT_ROUNDS, min_sites=2)
-    return {name: federation.supervise(settings) for name, settings in made.items()}
+    return {name: federation.supervise(settings, lose=name == "spoilt") for name, settings in made.items()}
 
 
 @pytest.mark.parametrize(
@@ -79,9 +80,14 @@ def test_the_numbers_of_the_simulation(side_by_side, kind, tolerance):
 
 
 def test_spoilt_replies(side_by_side):
-    """NaN at site-2, then a wrong shape from site-3: refused, named, and the run is that of the others."""
+    """NaN at site-2, then a wrong shape from site-3: refused, named, and the run is that of the others; and it is one job,
+    although the server's answer to its submission was lost."""
     run = side_by_side["spoilt"]
     assert run.finish()["status"] == "complete"
+    assert "the server does not answer; waiting for it" in run.said
+    assert len([line for line in run.said if line.startswith("submitted")]) == 1
+    _, about = read_arrays(run.folder / "state.npz")
+    assert about["progress"]["attempt"] == 1
     made, data = programs.algorithm("fedavg", **OPTIONS), programs.client_data()
     for (found,), client in zip(read_answers(run.folder), (1, 2), strict=True):
         wanted = written_out(made, data, SPOILT_ROUNDS, 9, {(r, client) for r in range(SPOILT_ROUNDS)})
@@ -124,11 +130,12 @@ def test_a_worker_that_is_killed_again_and_again(federation):
 
 
 def test_a_site_that_waits_costs_little(federation):
-    """All sites are needed and one is cut off: the others wait, and ask now and then."""
+    """All sites are needed and one is cut off: the others wait, and ask now and then.  That it does not say what it is
+    working on does not make it one that has left."""
     settings = settings_for("waiting", programs.FUNCTION, 10**5, arguments={"algorithm": "fedavg"}, reply_timeout=120.0)
     run = federation.supervise(settings)
     run.reach(3)
-    cut = federation.workers("site-3")
+    cut = federation.family("site-3")
     for process in cut:
         process.suspend()
     time.sleep(13)  # from then on they ask as seldom as they ever do
@@ -139,6 +146,8 @@ def test_a_site_that_waits_costs_little(federation):
     threads = worker.num_threads()
     for process in cut:
         process.resume()
+    run.reach(run.status["round"] + 2)
+    assert len([line for line in run.said if line.startswith("submitted")]) == 1
     federation.order(run=settings.run, stop=settings.run).outcome()
     print(f"a site that waits: {100 * share:.1f} % of a core, {threads} threads")
     assert share < 0.02

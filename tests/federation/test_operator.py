@@ -31,7 +31,7 @@ from tests.federation.federation import LONG, SITES, wait_for
 pytestmark = pytest.mark.federation
 
 RUN = "operated"
-ROWS = 150
+ROWS, ROUNDS = 150, 60
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_a_run_is_stopped_killed_and_taken_up_again(federation, tables):
     """SIGTERM, kill -9 and `federate stop` each end a `submit`; the next one goes on, to the result of a run left alone."""
     out, home = federation.folder / "out", federation.folder / "kits"
     place = federation.kits.server / "fedbilevel-runs" / RUN
-    words = ("federate", "submit", "--kits", home, "--schema", tables, "--method", "fedavg", "--steps", 500,
+    words = ("federate", "submit", "--kits", home, "--schema", tables, "--method", "fedavg", "--steps", 5 * ROUNDS,
              "--batch-size", 16, "--min-sites", 2, "--run", RUN, "--out", out)  # fmt: skip
 
     def at_round(number):
@@ -98,7 +98,7 @@ def test_a_run_is_stopped_killed_and_taken_up_again(federation, tables):
     submit.process.send_signal(signal.SIGTERM)
     assert "fedbilevel: Stopped; the same command goes on from the last complete round." in submit.done(130)
     reached = rounds_of(place)
-    assert 2 <= reached < 100
+    assert 2 <= reached < ROUNDS
 
     submit = Typed(federation, *words)
     submit.until(lambda: at_round(reached + 2))
@@ -139,7 +139,7 @@ def test_a_run_is_stopped_killed_and_taken_up_again(federation, tables):
         wanted = coordinate(federation.folder / "alone", settings, Direct(sites))
     np.testing.assert_allclose(read_answers(place)[-1][0], wanted[0], rtol=1e-6)
     exchanges = pd.read_csv(out / "exchanges.csv")
-    assert len(exchanges) == len(exchanges.drop_duplicates(["round", "site"])) == 3 * 100
+    assert len(exchanges) == len(exchanges.drop_duplicates(["round", "site"])) == 3 * ROUNDS
     assert set(exchanges["outcome"]) == {"answered"}
 
     predict = Typed(federation, "predict", out, federation.folder / "site-2.csv")

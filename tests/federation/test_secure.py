@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from fedbilevel.engines.fixed import Fixed, OutOfRange
+from fedbilevel.engines.fixed import NARROW, WIDE, OutOfRange, to_mean, to_words
 from fedbilevel.federation.protocol import secure
 from fedbilevel.federation.protocol.secure import Cohort, Insecure, SecureSite, join, recovered, share
 
@@ -45,18 +45,21 @@ class Federation:
         return SecureSite(name, self.cohort, name.encode().ljust(32), Known(self.certificates, name), **options)
 
     def adverts(self, names=None):
-        return [self.sites[name].advertise(LABEL) for name in names or self.cohort.names]
+        return (
+            [] if self.cohort.complete else [self.sites[name].advertise(LABEL) for name in names or self.cohort.names]
+        )
 
     def mask(self, name, adverts, added=0.0, label=LABEL):
-        return self.sites[name].mask(label, adverts, Fixed().encode(self.values[name] + added))
+        return self.sites[name].mask(label, adverts, WIDE.encode(self.values[name] + added))
 
     def shares(self, adverts, alive, givers=None):
-        return {name: self.sites[name].unmask(LABEL, adverts, alive) for name in givers or alive}
+        givers = () if self.cohort.complete else givers or alive
+        return {name: self.sites[name].unmask(LABEL, adverts, alive) for name in givers}
 
     def total(self, advertised, alive, givers=None):
         adverts = self.adverts(advertised)
         masked = {name: self.mask(name, adverts) for name in alive}
-        return Fixed().decode(recovered(self.cohort, LABEL, adverts, masked, self.shares(adverts, alive, givers)))
+        return WIDE.decode(recovered(self.cohort, LABEL, adverts, masked, self.shares(adverts, alive, givers)))
 
 
 @settings(max_examples=25, deadline=None)
@@ -65,15 +68,35 @@ def test_the_sum_of_those_who_answered(count, data):
     made = Federation(count)
     some = [data.draw(st.integers(made.cohort.threshold, count)) for _ in range(3)]
     advertised, alive, givers = (list(made.cohort.names[:number]) for number in sorted(some, reverse=True))
-    expected = sum(np.rint(made.values[name] * 2**32) / 2**32 for name in alive)
+    expected = sum(np.rint(made.values[name] * 2**42) / 2**42 for name in alive)
     assert np.array_equal(made.total(advertised, alive, givers), expected)
 
 
-def test_sums_at_the_ends_of_the_range():
+@pytest.mark.parametrize("count", [3, 4, 9])
+@pytest.mark.parametrize("ring", [WIDE, NARROW])
+def test_means_at_the_ends_of_the_range(ring, count):
+    """Words travel in as many bits as the ring has, and what is lost above them is not missed."""
+    share, reply = 2.0 ** -np.ceil(np.log2(count)), [np.array([ring.largest, -ring.largest, 1e-9, 0.0], np.float32)]
+    words = [ring.unpack(ring.pack(to_words(reply, share, ring))) for _ in range(count)]
+    (mean,) = to_mean(ring.unpack(ring.pack(np.sum(words, axis=0))), reply, ring)
+    np.testing.assert_allclose(mean, reply[0], atol=count * 2.0**-ring.bits, rtol=0)
+    assert np.array_equal(mean[[0, 1, 3]], reply[0][[0, 1, 3]])
+    with pytest.raises(OutOfRange, match="beyond"):
+        ring.encode(1.01 * ring.largest)
+
+
+def test_a_sum_that_needs_every_site_shares_nothing():
     made = Federation(3)
-    made.values = {name: np.array([2.0**20, -(2.0**20), 1e-9]) for name in made.values}
-    expected = [3 * 2.0**20, -3 * 2.0**20, 3 * np.rint(1e-9 * 2**32) / 2**32]
-    assert np.array_equal(made.total(None, made.cohort.names), expected)
+    site = made.sites["site0"]
+    for ask in (lambda: site.advertise(LABEL), lambda: site.unmask(LABEL, [], made.cohort.names)):
+        with pytest.raises(Insecure, match="nothing is unmasked"):
+            ask()
+    with pytest.raises(Insecure, match="fewer than the 3"):
+        recovered(made.cohort, LABEL, [], {name: made.mask(name, []) for name in made.cohort.names[:2]}, {})
+    with pytest.raises(Insecure, match="not met"):
+        made.site("site0").mask(LABEL, [], np.zeros(1, np.uint64))
+    with pytest.raises(Insecure, match="another question"):
+        made.mask("site0", [], added=1.0)
 
 
 @given(st.binary(min_size=31, max_size=31), st.binary(min_size=32, max_size=32), st.integers(2, 6))
@@ -233,9 +256,10 @@ def uniform(messages):
     return chi2.sf(((counts - expected) ** 2 / expected).sum(), 255)
 
 
-def test_single_replies_look_uniform_and_the_test_can_fail(monkeypatch):
+@pytest.mark.parametrize("count", [3, 4])
+def test_single_replies_look_uniform_and_the_test_can_fail(monkeypatch, count):
     def captured():
-        made = Federation(3, size=2000)
+        made = Federation(count, size=2000)
         adverts = made.adverts()
         return [made.mask(name, adverts) for name in made.cohort.names]
 

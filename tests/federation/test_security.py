@@ -29,6 +29,7 @@ from tests.federation.hostile import (
     disguised,
     honest_job,
     job_for_column,
+    job_for_few_patients,
     job_that_expands,
     job_that_includes,
     job_with_class,
@@ -111,7 +112,8 @@ def attempts(federation, in_progress, listener):
         "coordinator": {
             "user": kits.user, "kit": str(kits.admin), "read": ["site-2", READ], "wait": REFUSED,
             "jobs": {
-                "column": str(job_for_column(home)), "code": str(job_with_code(home)), "class": str(job_with_class(home)),
+                "column": str(job_for_column(home)), "patients": str(job_for_few_patients(home)),
+                "code": str(job_with_code(home)), "class": str(job_with_class(home)),
                 "expands": str(job_that_expands(home)), "file": str(job_that_includes(home, f'file("{home / SECRET}")')),
                 "url": str(job_that_includes(home, f'url("http://127.0.0.1:{listener.port}/stolen")')),
                 "log": str(job_with_log_classes(home)),
@@ -192,13 +194,18 @@ def test_workers_see_little_of_the_environment(federation, in_progress):
         assert {"PATH", "PYTHONSAFEPATH"} <= names
 
 
-def test_a_column_outside_the_policy_is_refused_by_name(federation, attempts):
-    assert attempts["coordinator"]["column"] == "accepted"
-    folder = federation.kits.server / "fedbilevel-runs/curious"
+@pytest.mark.parametrize(
+    ("what", "run", "reason"), [("column", "curious", "columns"), ("patients", "patients", "rows")]
+)
+def test_a_schema_beyond_the_policy_is_refused_in_the_sites_words(federation, attempts, what, run, reason):
+    """One column more than is offered; rows picked out by calling the others missing, fewer than the site tells of."""
+    assert attempts["coordinator"][what] == "accepted"
+    folder = federation.kits.server / "fedbilevel-runs" / run
     wait_for(lambda: (read_status(folder) or {}).get("status") == "failed")
     status = read_status(folder)
-    assert "The job asks for a column that this site does not offer; its own log names it." in status["sentence"]
+    assert REASONS[reason] in status["sentence"]
     assert "secret" not in status["sentence"]
+    assert not list(folder.glob("answer*"))
 
 
 def test_files_of_a_site_cannot_be_read_from_afar(attempts):

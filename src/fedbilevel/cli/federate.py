@@ -57,20 +57,33 @@ def kits_at(folder: Path | None, admin: Path | None, server: Path | None) -> Kit
     return Kits(open_kit(server, "server").folder, person.folder, {}, person.name)
 
 
+_signals: list[int] = []
+"""Those that have asked the command to end."""
+
+
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP end a command as Ctrl-C does: everything that was started is stopped on the way out."""
 
     def interrupt(number: int, _frame: object) -> None:
-        raise KeyboardInterrupt(f"Stopped by {signal.Signals(number).name}.")
+        _signals.append(number)
+        check_signals()
 
-    numbers = [signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    numbers = [signal.SIGINT, signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    _signals.clear()
+    before = {number: signal.signal(number, interrupt) for number in heard}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def check_signals() -> None:
+    """Raise what a signal raised: NVFlare catches everything in places, and a command would go on as if nobody had spoken."""
+    if _signals:
+        raise KeyboardInterrupt(*(f"Stopped by {signal.Signals(n).name}." for n in _signals[-1:] if n != signal.SIGINT))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 
 from fedbilevel.cli import options
-from fedbilevel.cli.federate import UP_SECONDS, ended_by_signals, hushed, kits_at, need_nvflare
+from fedbilevel.cli.federate import UP_SECONDS, check_signals, ended_by_signals, hushed, kits_at, need_nvflare
 from fedbilevel.cli.own_data import further, mapping_at, measure_tables, suited, verdict
 from fedbilevel.cli.terminal import check_folder, prepare_jax, records, tell, typed
 
@@ -162,6 +162,7 @@ def supervision(kits: Kits, settings: JobSettings, patience: float, quiet: bool)
         with Watch(run_folder(kits, settings.run), quiet) as watch, hushed():
 
             def look() -> bool:
+                check_signals()
                 watch.look(time.monotonic())
                 return False
 

@@ -181,7 +181,7 @@ class Visits:
             return np.concatenate([np.asarray(values[clients]), spare.astype(values.dtype)])
 
         sizes = [of_clients(self.data.train_sizes), of_clients(self.data.val_sizes) if val is not None else spare]
-        rest = (self.common.dropout, self.common.heaviest, None, drawn)
+        rest = (self.common.dropout, self.common.weight, None, drawn)
         before = 0 if self.layout.mesh is None else jax.process_index() * self.data.clients
         ids = np.concatenate([(before + clients).astype(np.int32), spare])
         fleet = Fleet(train, val, *sizes, of_clients(self.weights), ids, *rest)  # type: ignore[arg-type, call-arg]

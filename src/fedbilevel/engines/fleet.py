@@ -79,7 +79,7 @@ class Drawn:
 @dataclass(frozen=True)
 class Fleet:
     """The arrays of all clients at hand (on one device of several: its share).  ``ids`` are global client numbers;
-    ``heaviest`` is the largest weight of all clients anywhere; ``ends`` is where the share of each of them ends on the line
+    ``weight`` is that of all clients anywhere together; ``ends`` is where the share of each of them ends on the line
     that cohorts are drawn from, if they are drawn in proportion; ``drawn``: cohorts that were drawn before."""
 
     train: Tree
@@ -89,7 +89,7 @@ class Fleet:
     weights: jax.Array
     ids: jax.Array
     dropout: jax.Array
-    heaviest: jax.Array
+    weight: jax.Array
     ends: jax.Array | None = None
     drawn: Drawn | None = None
 
@@ -151,12 +151,12 @@ def size_groups(data: ClientData) -> tuple[tuple[tuple[int, ...], int, int], ...
     return tuple((tuple(members), sizes[0], sizes[-1]) for sizes, members in sorted(groups.items()))
 
 
-def host_fleet(data: ClientData, weights: np.ndarray, dropout: float, heaviest: Any = 1, ends: Any = None) -> Fleet:
+def host_fleet(data: ClientData, weights: np.ndarray, dropout: float, weight: Any = 1, ends: Any = None) -> Fleet:
     """The clients of ``data`` as arrays of this process, not yet on a device."""
     ids = np.arange(data.clients, dtype=np.int32)
     val_sizes = np.zeros_like(ids) if data.val is None else data.val_sizes
     sizes = (data.train_sizes, val_sizes)
-    return Fleet(data.train, data.val, *sizes, weights, ids, np.asarray(dropout, np.float32), heaviest, ends)  # type: ignore[arg-type]
+    return Fleet(data.train, data.val, *sizes, weights, ids, np.asarray(dropout, np.float32), weight, ends)  # type: ignore[arg-type]
 
 
 LINE = 2**31 - 1

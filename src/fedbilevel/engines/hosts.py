@@ -44,7 +44,7 @@ def place_fleet(fleet: Fleet, layout: Layout) -> Fleet:
         repeat = np.concatenate([np.arange(here), np.zeros(ghosts, int)])
         nobody = np.arange(here + ghosts) >= here
         # What is not of single clients is put back after all else is lengthened.
-        common = {name: getattr(fleet, name) for name in ("dropout", "heaviest", "ends")}
+        common = {name: getattr(fleet, name) for name in ("dropout", "weight", "ends")}
         filled = jax.tree.map(lambda leaf: np.asarray(leaf)[repeat], replace(fleet, **dict.fromkeys(common)))  # type: ignore[arg-type]
         fleet = replace(filled, weights=np.where(nobody, 0, filled.weights), **common)
     first = jax.process_index() * here if jax.process_count() > 1 else 0

@@ -250,7 +250,7 @@ def run_phase(
     if layout.masks:
         replies = that_count(replies, weights)
     if layout.secure:
-        mean = fixed_mean(gathered(replies, layout), gathered(counting, layout), fleet.heaviest)
+        mean = fixed_mean(gathered(replies, layout), gathered(counting, layout), fleet.weight)
     elif phase.aggregate is None:
         mean = jax.tree.map(lambda leaf: total(leaf, layout), weighted_mean(replies, weights))
     else:

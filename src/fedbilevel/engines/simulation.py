@@ -219,7 +219,7 @@ class Simulation:
             mesh=mesh,
             secure=options.secure,
         )
-        self._common = {"heaviest": everybody.max()}
+        self._common = {"weight": everybody.sum()}
         if layout.proportional:
             self._common["ends"] = ends_of_shares(everybody)
         self._lay_out(layout)
@@ -279,7 +279,7 @@ class Simulation:
         data.check_finite()
         other = copy(self)
         other.data = other.source = data
-        other.weights, other._common = same, {"heaviest": of_all_hosts(same).max()}
+        other.weights, other._common = same, {"weight": of_all_hosts(same).sum()}
         other.fleet = place_fleet(other._host_fleet(), layout)
         return other
 

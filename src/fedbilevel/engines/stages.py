@@ -56,10 +56,14 @@ REASONS = {
     "single": "The method needs every site's reply by itself, which secure sums hide: use fedbioacc, fedavg or fedreg.",
     "cohort": "The sums of this run could be of fewer sites, or of others, than this site wants its numbers to be among.",
     "sums": "The site refuses its part in a secure sum; its own log says why.",
-    "range": "The reply holds numbers that a secure sum cannot hold: more than 2^20 in size. Try smaller steps.",
+    "range": "The reply holds numbers that a secure sum cannot hold: more than 2^20 in size (single precision: 2^16).",
     "site": "Something went wrong at the site; its own log says what.",
 } | {f"tell {name}": f"This site does not tell its {name}, which the run needs." for name in TELL}
 """Everything a site can say when it does not do what it is asked: these sentences, and never a word of a job or a table."""
+
+
+TOGETHER = "all sites"
+"""In place of a site's name: what the sites have told in sum."""
 
 
 class Refused(ValueError):

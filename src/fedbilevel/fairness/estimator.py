@@ -401,7 +401,7 @@ class FairFederatedClassifier(OfClasses, FairFederated):
             More than two classes take "auto" alone: probabilities are weighed by the mean of their class.
         client_weights: clients count "uniform" or by "samples", their rows (FedPath, FedMinMax, FedFB
             and FairFed: always by rows).
-        secure: averages are rounded as secure sums over real sites round them, to see what that does (not "fcfl", "fairfed").
+        secure: averages are rounded as secure sums over real sites round them, to see what that does (not "fcfl").
         history_rows: about how many rounds of every stage ``history_`` shows; 0 records nothing.
         random_state: seed or generator; None for a new one each time.
 

@@ -9,14 +9,15 @@ and w_k the client weights (n_k / n), in every round at the current theta:
     theta   <- sum_k omega_k theta_k / sum_k omega_k,              theta_k after I local steps from theta
 
 Three exchanges: rates, disagreement, training.  A client keeps theta and its own rates from the first to the last, and from
-round to round the sum of its corrections, omega_k - w_k.  Up per round and client: 2 K + 1 numbers, 1 number, a model and 1
-number; down: a model, K + 1 numbers, 1 number.
+round to round the sum of its corrections, omega_k - w_k.  The server needs means over the clients, weighted by w_k, and no
+single reply: a client sends Delta_k / w_k and 1 / w_k, and then omega_k / w_k times its model and omega_k / w_k.  Up per round
+and client: 2 K + 1 numbers, 2 numbers, a model and 1 number; down: a model, K + 1 numbers, 1 number.
 
 Differences from the paper: for more than two groups |F - F_k| is the largest disagreement over pairs of groups that have
 positives at the client (for two it is the paper's, with signs); for more than two classes it is the largest over the classes,
 with how often each is recognised as its rate, and K above is groups times classes; where a number is predicted, means take the
-place of rates and the mean loss that of the accuracy; omega_k below 0 counts as 0; the mean of
-the Delta_i is over the clients of the round.  Simulate with ``weights="samples"`` for the paper's w_k.
+place of rates and the mean loss that of the accuracy; omega_k below 0 counts as 0, and where no client of a round is above it
+theta stays; the mean of the Delta_i is over the clients of the round.  Simulate with ``weights="samples"``, which are the w_k.
 
 Sources: the update as we know it from descriptions of the paper; we had neither its text nor its program to compare with.
 
@@ -26,7 +27,7 @@ FedAvg.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ from fedbilevel.algorithms.local import Local as Counted
 from fedbilevel.calculus import Calls, Tree, dtype_of, no_calls
 from fedbilevel.fairness.baseline import Comparison, Losses, PlainLoss, Scores, fair_averaging
 from fedbilevel.fairness.models import Rates, decided, group_totals, largest_gap, recognised, row_losses
-from fedbilevel.plan import Algorithm, Phase, weighted_mean
+from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.sampling import LocalData
 
 
@@ -69,9 +70,11 @@ class Counts(NamedTuple):
     right: jax.Array
 
 
-class Reply(NamedTuple):
-    outer: Tree
-    correction: jax.Array
+class Weighted(NamedTuple):
+    """Something times a weight, and that weight: the sums of both make the mean."""
+
+    value: Tree
+    weight: jax.Array
 
 
 @algorithm()
@@ -84,17 +87,18 @@ def fairfed(
     beta: NotNegative = 0.1,
     *,
     groups: AtLeastTwo,
+    rows: Positive,
     classes: AtLeastTwo = 2,
     ridge: NotNegative = 0.0,
     losses: Losses = row_losses,
     compared: Comparison = recognised,
 ) -> Algorithm:
-    """FairFed.  ``beta`` is how fast disagreement moves the weights; the other arguments as in `fedreg`.  ``classes``: how many
-    the scores tell apart, which a client must know before it has seen a row.
+    """FairFed.  ``beta`` is how fast disagreement moves the weights; ``rows``: training rows of all clients together; the other
+    arguments as in `fedreg`.  ``classes``: how many the scores tell apart, which a client must know before it has seen a row.
 
     >>> import numpy as np
     >>> from fedbilevel.fairness.fairfed import fairfed
-    >>> algo = fairfed(lambda params, features: features @ params, np.zeros(3), groups=2)
+    >>> algo = fairfed(lambda params, features: features @ params, np.zeros(3), groups=2, rows=1000)
     >>> [phase.name for phase in algo.plan]
     ['rates', 'disagreement', 'local']
     """
@@ -126,29 +130,35 @@ def fairfed(
     def learn(server: Server, mean: Counts) -> Server:
         return server._replace(rates=Rates.of(mean.accepted, mean.positives), accuracy=mean.right)
 
-    def compare(message: tuple[Rates, jax.Array], local: Local, data: LocalData, key: jax.Array) -> tuple[Any, Local]:
+    def own_weight(data: LocalData, like: jax.Array) -> jax.Array:
+        return data.train_size.astype(like.dtype) / jnp.asarray(rows, like.dtype)
+
+    def compare(
+        message: tuple[Rates, jax.Array], local: Local, data: LocalData, key: jax.Array
+    ) -> tuple[Weighted, Local]:
         rates, accuracy = message
         measurable = rates.present & local.rates.present
         gap = largest_gap(Rates(rates.values - local.rates.values, measurable))
         enough = jnp.any(jnp.sum(measurable, axis=-1, dtype=jnp.int32) > 1)
         disagreement = jnp.where(enough, gap, jnp.abs(accuracy - local.accuracy))
-        return disagreement, local._replace(disagreement=disagreement)
+        once = 1 / own_weight(data, disagreement)  # what is sent counts with the weight, and is to count once
+        return Weighted(once * disagreement, once), local._replace(disagreement=disagreement)
 
-    def plain_mean(values: jax.Array, weights: jax.Array) -> jax.Array:
-        present = (weights > 0).astype(values.dtype)
-        return jnp.sum(present * values) / jnp.maximum(jnp.sum(present), 1)
-
-    def train(mean: jax.Array, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
+    def train(mean: jax.Array, local: Local, data: LocalData, key: jax.Array) -> tuple[Weighted, Local]:
         reply, counted = training.work(local.model, Counted(local.calls), data, key)
         rate = jnp.asarray(beta, local.correction.dtype)
         correction = local.correction - rate * (local.disagreement - mean)
-        return Reply(reply.outer, correction), local._replace(correction=correction, calls=counted.calls)
+        moved = jnp.maximum(1 + correction / own_weight(data, correction), 0)
+        model = jax.tree.map(lambda leaf: moved.astype(leaf.dtype) * leaf, reply.outer)
+        return Weighted(model, moved), local._replace(correction=correction, calls=counted.calls)
 
-    def combine(replies: Reply, weights: jax.Array) -> Tree:
-        moved = jnp.where(weights > 0, jnp.maximum(weights.astype(replies.correction.dtype) + replies.correction, 0), 0)
-        mass = jnp.sum(moved)
-        shares = jnp.where(mass > 0, moved / jnp.where(mass > 0, mass, 1), weights.astype(moved.dtype))
-        return weighted_mean(replies.outer, shares)
+    def combine(server: Server, mean: Weighted) -> Server:
+        trusted = mean.weight > 0
+        by = jnp.where(trusted, mean.weight, 1)
+        model = jax.tree.map(
+            lambda leaf, before: jnp.where(trusted, leaf / by.astype(leaf.dtype), before), mean.value, server.model
+        )
+        return server._replace(model=model)
 
     def first(key: jax.Array) -> Server:
         model = base.init(key)
@@ -164,15 +174,8 @@ def fairfed(
         "disagreement",
         lambda server: (server.rates, server.accuracy),
         compare,
-        lambda server, mean: server._replace(disagreement=mean),
-        aggregate=plain_mean,
+        lambda server, mean: server._replace(disagreement=mean.value / mean.weight),
     )
-    local = Phase(
-        "local",
-        lambda server: server.disagreement,
-        train,
-        lambda server, model: server._replace(model=model),
-        aggregate=combine,
-    )
+    local = Phase("local", lambda server: server.disagreement, train, combine)
     plan = (rates, disagreement, local)
     return base._replace(init=first, enroll=enroll, plan=plan, outer=lambda server: server.model)

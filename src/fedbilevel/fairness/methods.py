@@ -287,6 +287,45 @@ class Recipe:
 
 
 @dataclass(frozen=True)
+class Ladder:
+    """How many rows a client has, as far as batches depend on it: sums over clients tell how many of them stand on which rung,
+    and not which.
+
+    A client with a batch of training rows or more stands on the last rung, and so does one with `OUTER_BATCH` validation rows.
+    Rungs are a row apart up to `OUTER_BATCH`, above that an eighth of a doubling.  One more number counts the clients with more
+    validation rows than are read whole.
+    """
+
+    batch: int
+
+    def place(self, rows: int, val_rows: int) -> np.ndarray:
+        """A client's: one at its rung, by training and by validation rows."""
+        parts = [np.zeros(len(rungs)) for rungs in self._rungs]
+        for part, rungs, size in zip(parts, self._rungs, (rows, val_rows), strict=True):
+            part[np.searchsorted(rungs, size, side="right") - 1] = 1
+        return np.concatenate([*parts, [float(val_rows > WHOLE_UP_TO)]])
+
+    def bounds(self, total: np.ndarray) -> tuple[int, int, int]:
+        """From all clients' together: bounds below every client's training and validation rows, and one above the latter."""
+        ends = np.cumsum([len(rungs) for rungs in self._rungs])
+        train, val, (more,) = np.split(np.asarray(total), ends)
+        least, val_least = (
+            int(rungs[np.flatnonzero(part)[0]]) for rungs, part in zip(self._rungs, (train, val), strict=True)
+        )
+        return least, val_least, 2**53 if more else max(WHOLE_UP_TO, val_least)
+
+    @property
+    def length(self) -> int:
+        return sum(len(rungs) for rungs in self._rungs) + 1
+
+    @property
+    def _rungs(self) -> tuple[np.ndarray, np.ndarray]:
+        every = np.array([*range(1, OUTER_BATCH + 1), *(int(OUTER_BATCH * 2 ** (k / 8)) for k in range(1, 97))])
+        most = max(self.batch, OUTER_BATCH)
+        return (np.append(every[every < self.batch], self.batch), np.concatenate([[0], every[every < most], [most]]))
+
+
+@dataclass(frozen=True)
 class RowWeightedLoss:
     """Mean over the batch of each row's weight times its loss, plus ridge: what stage two minimises."""
 
@@ -322,11 +361,12 @@ def path_algorithm(recipe: Recipe, model: Model, groups: int, rows: float, thres
     return fedpath(form, model, groups, rows, ridge, recipe.strengths, threshold=threshold)
 
 
-def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray) -> tuple[Algorithm, str]:
+def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray, rows: float) -> tuple[Algorithm, str]:
     """The algorithm that trains the model (for the bilevel methods: their second stage), and the clients' weights.
 
     FedAvg and the second stages read a leaf ``weights`` of the rows.  ``counts``: rows of every group over all clients
     (FedMinMax), or positive ones (FedFB; of more than two classes ``[class, group]``, of a number all); others ignore them.
+    ``rows``: training rows of all clients, for FairFed.
     """
     ridge = float(recipe.formulation.ridge or 0)
     scores, start, losses = model.scores, model.start, model.losses
@@ -359,7 +399,7 @@ def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray) 
             scores, start, counts, step, recipe.alpha, local_steps, batch_size, ridge, losses, after
         ), "samples"
     if recipe.method == "fairfed":
-        return fairfed(scores, start, *loop, recipe.beta, classes=max(2, model.classes), **shared), "samples"
+        return fairfed(scores, start, *loop, recipe.beta, rows=rows, classes=max(2, model.classes), **shared), "samples"
     return fedavg(RowWeightedLoss(scores, ridge, losses), start, *loop), recipe.client_weights
 
 

@@ -6,9 +6,10 @@ models; `FairProgram.place` says which of them is used, from what the sites told
 make one.
 
 What the sites tell before training: with a schema, counts, sums and sums of squares of the number columns (``statistics``);
-then how many rows they have (``rows``), the curvature of the logistic loss on them (``smoothness``, one number that bounds
-the step size), how many rows (FedMinMax) or positive rows (FedFB) of every group (``groups``), and for balanced class weights
-how many of every class (``labels``).  After training, where a threshold is to be chosen: the `Scores` of rows set aside
+then how many rows they have (``rows``, and whether a batch can be drawn of them: `Ladder`), that times the curvature of the
+logistic loss on them (``smoothness``, which bounds the step size), how many rows (FedMinMax) or positive rows (FedFB) of every
+group (``groups``), and for balanced class weights how many of every class (``labels``).  All of these add up, so secure sums
+serve them.  After training, where a threshold is to be chosen: the `Scores` of rows set aside
 (``scores``).  No count below the site's minimum cell is told.  A method that compares groups tells of every cell as it trains:
 groups of a site with a small one are compared as one group there, with the next smallest where that takes (`Visible`), and in
 the second stage of a bilevel method each has its own weights again.
@@ -35,6 +36,7 @@ from fedbilevel.fairness.methods import (
     BILEVEL,
     COMPARES_GROUPS,
     PATH,
+    Ladder,
     Recipe,
     bilevel_algorithm,
     path_algorithm,
@@ -43,7 +45,7 @@ from fedbilevel.fairness.methods import (
 from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.models import Model, numbers, probabilities
 from fedbilevel.fairness.moments import Moments
-from fedbilevel.fairness.scores import Scores
+from fedbilevel.fairness.scores import Scores, added_up
 from fedbilevel.fairness.thresholds import ASIDE, Threshold, decisions
 from fedbilevel.problem import whole_number
 from fedbilevel.tables.columns import shown
@@ -52,7 +54,7 @@ from fedbilevel.tables.schema import Schema
 
 COUNTED = {"fedminmax": "rows", "fedfb": "positive rows"}
 """Methods whose server must know how many rows every group has, and which rows (of a number: all)."""
-SINGLE = ("fcfl", "fairfed")
+SINGLE = ("fcfl",)
 """Methods whose server needs every client's reply by itself, which secure sums hide."""
 VALIDATION_SHARE = 0.2
 JOB = ("schema", "arrays", "recipe", "formulation", "model", "validation", "class_weight", "threshold", "minimum_cell")
@@ -82,7 +84,9 @@ class FairProgram:
     a simulation are rounded as secure sums are.
     """
 
-    summed = ("statistics", "groups", "labels")  # what surveys need the sums of alone
+    # What only sums are needed of, and the form in which it adds up.
+    summed = ("statistics", "rows", "smoothness", "groups", "labels", "scores", "report")
+    added_up = staticmethod(added_up)
 
     recipe: Recipe
     model: Model
@@ -158,6 +162,10 @@ class FairProgram:
             raise ValueError(f"metric={metric!r} does not suit {what}; use {' or '.join(known)}.")
 
     @property
+    def ladder(self) -> Ladder:
+        return Ladder(self.recipe.batch_size or 1)
+
+    @property
     def surveys(self) -> int:
         return 2
 
@@ -200,9 +208,10 @@ class FairProgram:
 
     def told(self, rows: Rows, minimum: int | None = None) -> Numbers:
         """What a client tells of its encoded rows."""
-        told = {"rows": np.array([len(rows.train["labels"]), len(rows.val["labels"])])}
+        size, val_size = len(rows.train["labels"]), len(rows.val["labels"])
+        told = {"rows": np.array([size, val_size]), "rows/sizes": self.ladder.place(size, val_size)}
         if self.curvature is None:
-            told["smoothness"] = np.array([smoothness(rows.train["features"], self.model.curvature)])
+            told["smoothness"] = np.array([size * smoothness(rows.train["features"], self.model.curvature)])
         if self.recipe.method in COUNTED:
             told["groups"] = self._counted(rows)
         if self.class_weight is not None:
@@ -243,7 +252,7 @@ class FairProgram:
             bounds = {"counts": (0.0, 1e12), "sums": (-1e30, 1e30), "squares": (0.0, 1e30)}
             sums = {f"statistics/{name}": Expected(columns, *bounds[name]) for name in bounds}
             return {"statistics/rows": Expected((1,), 1), **sums} if columns else {}
-        told = {"rows": Expected((2,), (1, 0))}
+        told = {"rows": Expected((2,), (1, 0)), "rows/sizes": Expected((self.ladder.length,), high=1)}
         if self.curvature is None:
             told["smoothness"] = Expected((1,))
         if self.recipe.method in COUNTED:
@@ -258,18 +267,20 @@ class FairProgram:
             each = [Statistics(*(share[f"statistics/{name}"] for name in Statistics._fields)) for share in told]
             return {f"statistics/{name}": value for name, value in combine(each)._asdict().items()}
         if number == 2:
-            first, *others = (Scores.unpacked(share).spread() for share in told)
+            first, *others = (Scores.received(share) for share in told)
             return {"threshold": np.atleast_1d(self.threshold.choose(sum(others, first)))}
-        train, val = (np.array([int(share["rows"][part]) for share in told]) for part in (0, 1))
+        total = sum(float(share["rows"][0]) for share in told)
+        smallest, val_smallest, val_largest = self.ladder.bounds(
+            np.sum([share["rows/sizes"] for share in told], axis=0)
+        )
         curvature = self.curvature
         if curvature is None:
             # The largest eigenvalue of a mean of matrices is at most the mean of theirs.
-            curvature = float(np.average([float(share["smoothness"][0]) for share in told], weights=train))
+            curvature = sum(float(share["smoothness"][0]) for share in told) / total
         common = {
-            "rows": np.array([train.min(), train.max(), val.min(), val.max()]),
+            "rows": np.array([smallest, int(total), val_smallest, val_largest]),
             "smoothness": np.array([curvature]),
         }
-        common["total"] = np.array([train.sum()])
         if self.recipe.method in COUNTED:
             common["groups"] = np.sum([share["groups"] for share in told], axis=0)
             self._check_counts(common["groups"])
@@ -312,8 +323,8 @@ class FairProgram:
 
     def settled(self, agreed: Numbers) -> Recipe:
         """The method's options, with steps that suit the features and batches that every client can draw."""
-        smallest, _, val_smallest, val_largest = (int(count) for count in agreed["rows"])
-        curvature, total = float(agreed["smoothness"][0]), float(agreed["total"][0])
+        smallest, total, val_smallest, val_largest = (int(count) for count in agreed["rows"])
+        curvature = float(agreed["smoothness"][0])
         return self.recipe.settled(smallest, val_smallest, val_largest, curvature, total)
 
     def encoder(self, agreed: Numbers) -> Encoder:
@@ -343,11 +354,12 @@ class FairProgram:
             return Stage("weights", algorithm, recipe.weight_rounds, example, recipe.client_weights)
         if self.path:
             at = self.threshold.value if not self.threshold.tuned else 0.5
-            algorithm = path_algorithm(recipe, self.model, self.groups, float(agreed["total"][0]), at)
+            algorithm = path_algorithm(recipe, self.model, self.groups, float(agreed["rows"][1]), at)
             return Stage("model", algorithm, recipe.rounds, ({**rows, "cells": _rows_of(np.int32)}, None), "samples")
         if self.two_stages or recipe.method == "fedavg":
             rows["weights"] = _rows_of(np.float32)
-        algorithm, weights = single_level(recipe, self.model, self.groups, agreed.get("groups", np.ones(self.groups)))
+        counts = agreed.get("groups", np.ones(self.groups))
+        algorithm, weights = single_level(recipe, self.model, self.groups, counts, float(agreed["rows"][1]))
         return Stage("model", algorithm, recipe.rounds, (rows, None), weights)
 
     def training_rows(
@@ -401,7 +413,7 @@ class FairProgram:
     def frontier(self, answers: Sequence[Tree], agreed: Numbers) -> Frontier:
         """The path as the sites' averages on their training rows show it."""
         recipe = self.settled(agreed)
-        names, total = self.names or list(range(self.groups)), float(agreed["total"][0])
+        names, total = self.names or list(range(self.groups)), float(agreed["rows"][1])
         return frontier_of(answers[-1], recipe, self.model, total, names, self.minimum)
 
     def weights(self, agreed: Numbers, answers: Sequence[Tree], server: Any) -> np.ndarray | None:
@@ -433,7 +445,7 @@ class FairProgram:
 
     def doubt(self, source: Source, agreed: Numbers, scale: float) -> str | None:
         first = set() if self.schema is None else {f"statistics/{name}" for name in Statistics._fields}
-        second = {"rows", "smoothness", "total"} | ({"groups"} if self.recipe.method in COUNTED else set())
+        second = {"rows", "smoothness"} | ({"groups"} if self.recipe.method in COUNTED else set())
         second |= set() if self.class_weight is None else {"labels"}
         third = {"threshold"} if self.threshold.tuned else set()
         if set(agreed) not in (set(), first, first | second, first | second | third):
@@ -451,8 +463,6 @@ class FairProgram:
         told = agreed["rows"]
         if told.shape != (4,) or ((told - sizes) * [1, -1, 1, -1] > 0).any():
             return f"The site's own {sizes[0]} and {sizes[2]} rows lie outside {told.tolist()}."
-        if agreed["total"].shape != (1,) or not agreed["total"][0] >= sizes[0]:
-            return f"All sites are said to have {agreed['total'].tolist()} rows, and this one alone has {sizes[0]}."
         if "groups" in second and not (agreed["groups"] >= self._counted(rows)).all():
             return "A group has more rows at this site than at all of them."
         if "labels" in second and not (agreed["labels"] >= self._labels(rows, self._minimum(source))).all():

@@ -117,6 +117,13 @@ class Scores:
         }  # fmt: skip
 
     @classmethod
+    def received(cls, told: Mapping[str, Any]) -> Scores:
+        """What one client, or the sum over clients (`added_up`), most likely had."""
+        if "scores/cells" in told:
+            return cls(np.rint(told["scores/cells"]).astype(np.int64), np.asarray(told["scores/sums"], np.float64))
+        return cls.unpacked(told).spread()
+
+    @classmethod
     def unpacked(cls, told: Mapping[str, Any]) -> Scores:
         """What `packed` made."""
         sums = np.asarray(told["scores/sums"], np.float64)
@@ -324,3 +331,18 @@ def _microaggregated(values: Floats, cell: Integers, minimum: int) -> Floats:
     smooth = np.empty_like(values)
     smooth[order] = (np.bincount(number, values[order]) / np.bincount(number))[number]
     return smooth
+
+
+def added_up(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What a client tells, in a form that adds up over clients: every bin, as `Scores.spread` has it, and which groups are told
+    with others, or not at all.  Of an `Expected` of the former the one of the latter."""
+    out = {name: value for name, value in told.items() if name not in ("scores/places", "scores/counts", "hidden")}
+    if "scores/places" in told:
+        sums = told["scores/sums"]
+        shape = (*sums.shape[:-1], len(EDGES) + 1)
+        out["scores/cells"] = Expected(shape) if isinstance(sums, Expected) else Scores.unpacked(told).spread().cells
+    if "hidden" in told:
+        hidden = told["hidden"]
+        like = Expected((2, *hidden.shape), high=1) if isinstance(hidden, Expected) else None
+        out["hidden"] = np.stack([hidden == 1, hidden == 2]).astype(float) if like is None else like
+    return out

@@ -259,7 +259,9 @@ def notes(sites: pd.DataFrame, run: Run) -> list[str]:
     """What people should know, in sentences."""
     sentences = []
     silent = sites.loc[sites["rows"].isna(), "site"].tolist()
-    if silent:
+    if run.configuration.get("secure_aggregation"):
+        sentences.append("Rows and rates of the sites are known in sum, and of no single one (secure sums).")
+    elif silent:
         sentences.append(
             f"Rates of groups at {', '.join(silent)} are not included: the policy there does not tell its report."
         )

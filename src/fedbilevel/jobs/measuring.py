@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fedbilevel.engines.stages import TOGETHER
 from fedbilevel.fairness import findings, moments
 from fedbilevel.fairness.audit import Predicted
 from fedbilevel.fairness.disclosure import Visible
@@ -195,13 +196,19 @@ def of_rows(part: str, rows: Part, model: FittedModel, visible: Visible, metric:
 
 def received(reports: Sequence[Mapping[str, Any]], schema: Schema) -> Tally:
     """What the reports of sites (`fairness.audit.report_of`) add up to, groups that sites told as one being the last."""
-    kind = Moments if schema.regression else Counts
-    sums = kind(np.sum([report[REPORTED[schema.regression]] for report in reports], axis=0))
-    histograms = [Scores.unpacked(report).spread() for report in reports if "scores/sums" in report]
-    pooled = np.any([np.asarray(report["hidden"]) == 1 for report in reports], axis=0)
+    total = np.sum([report[REPORTED[schema.regression]] for report in reports], axis=0)
+    sums = Moments(total) if schema.regression else Counts(np.rint(total).astype(np.int64))
+    histograms = [Scores.received(report) for report in reports if "scores/sums" in report]
+    pooled = np.any([_hidden(report)[0] for report in reports], axis=0)
     together = " + ".join(name for name, here in zip(schema.groups, pooled, strict=True) if here)
     names = [*schema.groups, f"{together} (where few)"]
     return Tally(sums, sum(histograms[1:], histograms[0]) if histograms else None, names, len(schema.groups))
+
+
+def _hidden(report: Mapping[str, Any]) -> NDArray[np.bool_]:
+    """Which groups were told with others, and which not at all: of a site, or of any site where sites told the sum."""
+    told = np.asarray(report["hidden"])
+    return np.stack([told == 1, told == 2]) if told.ndim == 1 else told > 0
 
 
 def found_at_sites(reports: Mapping[str, Mapping[str, Any]], schema: Schema, together: bool = False) -> list[Finding]:
@@ -210,10 +217,11 @@ def found_at_sites(reports: Mapping[str, Mapping[str, Any]], schema: Schema, tog
     cells = {site: np.sum(told["decisions"], axis=(0, 2)) for site, told in reports.items() if "decisions" in told}
     found = findings.of_rows(cells, "site", classes=schema.labels)
     for site, report in reports.items():
-        hidden = report.get("hidden", [0] * len(schema.groups))
+        hidden = _hidden(report).any(axis=0).tolist() if "hidden" in report else [False] * len(schema.groups)
         few = [name for name, here in zip(schema.groups, hidden, strict=True) if here]
         if few:
-            found.append(findings.hidden_at(site, few, schema.labels, together))
+            where = "one of the sites" if site == TOGETHER else site
+            found.append(findings.hidden_at(where, few, schema.labels, together))
     return found
 
 

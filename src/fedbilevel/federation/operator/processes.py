@@ -27,6 +27,8 @@ MODULES = {
     "site": "nvflare.private.fed.app.client.client_train",
 }
 OUTPUT = "console.log"
+LOOKS = 5
+"""How often to look for processes that were started while others were ended."""
 FRAMING = 1_000_000
 """Bytes of a message besides its arrays."""
 CONNECTED = {"server": "Server started", "site": "Successfully registered client"}
@@ -119,10 +121,18 @@ def is_parent(process: psutil.Process) -> bool:
 
 
 def stop(*kits: Path, patience: float = 5.0) -> int:
-    """End all processes of kits; how many there were."""
-    members = [member for kit in kits for member in running(kit)]
-    end(members, patience)
-    return len(members)
+    """End all processes of kits; how many there were.
+
+    A parent may start a worker while it is being looked up, so this looks until nothing is left.
+    """
+    ended: set[int] = set()
+    for _ in range(LOOKS):
+        members = [member for kit in kits for member in running(kit)]
+        if not members:
+            break
+        end(members, patience)
+        ended |= {member.pid for member in members}
+    return len(ended)
 
 
 def end(members: Sequence[psutil.Process], patience: float = 5.0) -> None:

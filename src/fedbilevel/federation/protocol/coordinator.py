@@ -15,7 +15,7 @@ import numpy as np
 
 from fedbilevel.calculus import Tree
 from fedbilevel.engines.fixed import check_summed, scale_of
-from fedbilevel.engines.stages import REASONS, Expected
+from fedbilevel.engines.stages import REASONS, TOGETHER, Expected
 from fedbilevel.federation.protocol.compiled import Compiled, items_of
 from fedbilevel.federation.protocol.payload import Arrays, BadReply, share_of, size_of, stacked, to_arrays, to_tree
 from fedbilevel.federation.protocol.program import Program, Stage, answer_trees
@@ -246,11 +246,11 @@ class Coordinator:
         while self.progress.surveys < upto:
             number = self.progress.surveys
             request = {"survey": number, "agreed": self.progress.agreed, "answers": self.progress.answers}
-            expected = self.program.expected(number)
             if self.sums is None:
+                expected = self.program.expected(number)
                 told = self.attendance.ask_numbers("survey", request, "the survey", expected, self.least)
             else:
-                told = self.sums.survey(request, expected, getattr(self.program, "summed", ()), self.least)
+                told = self.sums.survey(request, self.program, self.least)
             self.attendance.enough([*told], f"answered survey {number + 1}")
             self.progress.agreed |= self.program.agree(number, [*told.values()], self.progress.agreed)
             self.progress.surveys += 1
@@ -281,7 +281,7 @@ class Coordinator:
         while progress.round < stage.rounds:
             self._round()
         progress.answers.append(to_arrays(stage.algorithm.outer(self.server)))
-        progress.stage, progress.round, progress.began = progress.stage + 1, 0, False
+        progress.stage, progress.round, progress.began, progress.total = progress.stage + 1, 0, False, 0.0
         progress.since, progress.packed, progress.parcels, progress.server = {}, {}, {}, []
         self.record.save(progress)
         self.record.say(f"stage {stage.name} is done: {stage.rounds} rounds")
@@ -292,17 +292,25 @@ class Coordinator:
             "stage": self.progress.stage, "agreed": self.progress.agreed, "answers": self.progress.answers,
         }  # fmt: skip
         self.ready: set[str] = set()
-        answered = self.attendance.ask_all("prepare", self.preparing)
+        requests = dict.fromkeys(self.attendance.here(), self.preparing)
+        summed = self.sums is not None and self.stage.weights == "samples" and not self.progress.total
+        if self.sums is not None and summed:
+            requests = self.sums.enclosed(requests, f"rows/{self.progress.stage}")
+        answered = self.attendance.ask_each("prepare", requests)
         self.declined = {*self.attendance.refusals}
         for site, reply in answered.items():
             self._admit(site, reply)
         self.attendance.enough([site for site in self.settings.sites if site in self.ready], "are ready")
+        if self.sums is not None and summed:
+            self.progress.total = self.sums.rows(answered, self.progress.stage)
 
     def _admit(self, site: str, reply: Reply) -> bool:
         """Whether a site that has prepared itself may take part in the stage."""
         rows = reply.content.get("rows")
         try:
-            if isinstance(rows, int) and 0 < rows < MOST:
+            if self.sums is not None:
+                pass  # only the sum is told
+            elif isinstance(rows, int) and 0 < rows < MOST:
                 check_rows(np.array(rows), self.least)
                 self.rows[site] = rows
             elif self.stage.weights == "samples":
@@ -399,9 +407,8 @@ class Coordinator:
             weights = np.array([self._weight(site) if site in answers else 0.0 for site in settings.sites])
             replied = stacked([answers.get(site) for site in settings.sites], like)
         else:
-            shares = {site: self._weight(site) / self._scale() for site in settings.sites if site in answers}
             weights = np.ones(1)
-            replied = stacked([self.sums.mean({site: answers[site][0] for site in answers}, shares, like)], like)
+            replied = stacked([self.sums.mean({site: answers[site][0] for site in answers}, like)], like)
         self.server, parcels, finite = self.compiled.absorb(
             self.server, replied, weights, label.round, ordinal, item=item
         )
@@ -484,7 +491,15 @@ class Coordinator:
     def _finish(self) -> list[Tree]:
         progress = self.progress
         request = {"agreed": progress.agreed, "answers": progress.answers}
-        reports = self.attendance.ask_numbers("finish", request, "the report", self.program.expected(None), self.least)
+        if self.sums is not None and "report" in getattr(self.program, "summed", ()):
+            total, count = self.sums.report(request, self.program)
+            self.record.say(f"{count} sites tell their report, in sum")
+            reports = {TOGETHER: total} if count else {}
+            if not count:
+                self.attendance.ask_all("finish", request)
+        else:
+            expected = self.program.expected(None)
+            reports = self.attendance.ask_numbers("finish", request, "the report", expected, self.least)
         if not progress.answers:  # nothing was trained: the reports are what the run is for
             self.attendance.enough([*reports], "reported")
         self.record.complete(progress.answers, reports)
@@ -501,7 +516,8 @@ class Coordinator:
         return float(self.rows[site]) if self.stage.weights == "samples" else 1.0
 
     def _scale(self) -> float:
-        return scale_of([self._weight(site) for site in self.ready])
+        """Of the shares of a secure sum."""
+        return scale_of(self.progress.total or len(self.settings.sites))
 
 
 def check_rows(told: np.ndarray, least: int) -> None:

@@ -62,6 +62,8 @@ class Progress:
     since: dict[str, list[int] | None] = field(default_factory=dict)
     """The exchange each site's counted state follows."""
     away: list[str] = field(default_factory=list)
+    total: float = 0.0
+    """Rows of all sites in the stage, where replies are weighted by them and summed."""
     parcels: dict[str, int] = field(default_factory=dict)
     """Parcels on their way: the item of the plan they come from."""
     agreed: dict[str, np.ndarray] = field(default_factory=dict)

@@ -14,7 +14,11 @@ were asked differently have masks that do not cancel.  A site's two secrets neve
 of each other site, once an exchange, also where a run is submitted again.  Two lists of survivors would need two thresholds, so
 a threshold above half of the cohort keeps a lying coordinator from both.
 
-What travels is fixed point modulo 2^64 (`fedbilevel.engines.fixed`).  Keys, letters and masks are X25519, Ed25519, HKDF,
+Where a sum needs every site of the cohort (three of three), nobody's masks are ever taken out, so there is nothing to share:
+the masks of a pair follow from the keys in their greetings, there are no seeds and no adverts, and a sum takes one exchange.
+
+What travels is fixed point modulo 2^64 or less (`fedbilevel.engines.fixed`); what holds modulo 2^64 holds for the lower bits.
+Keys, letters and masks are X25519, Ed25519, HKDF,
 ChaCha20 and ChaCha20-Poly1305 of ``cryptography``.  Every secret of a ticket follows from the site's master secret and the
 ticket, so a site that was killed goes on with the same numbers; what it has answered is kept in `Answered`.
 """
@@ -44,6 +48,7 @@ from fedbilevel.federation.protocol.settings import LEAST, quorum
 PRIME = 2**255 - 19
 """Shares are numbers below it; secrets have 31 bytes, so every one fits."""
 SECRET = 31
+NOTHING_TO_SHARE = "Every site is needed for a sum of this cohort: there are no adverts, and nothing is unmasked."
 
 
 class Insecure(ValueError):
@@ -74,6 +79,11 @@ class Cohort:
         """Two thirds of the sites, and at least three."""
         ordered = tuple(sorted(names))
         return cls(run, ordered, quorum(len(ordered)))
+
+    @property
+    def complete(self) -> bool:
+        """Whether a sum needs all of them."""
+        return self.threshold == len(self.names)
 
     @property
     def digest(self) -> bytes:
@@ -166,6 +176,7 @@ class SecureSite:
         self._master = master
         self._channel = X25519PrivateKey.from_private_bytes(self._derive("channel"))
         self._signing = Ed25519PrivateKey.from_private_bytes(self._derive("signing"))
+        self._agreed: dict[str, bytes] = {}
         self._letters: dict[str, ChaCha20Poly1305] = {}
         self._signers: dict[str, Ed25519PublicKey] = {}
         self._verified: tuple[str, Sequence[Advert]] = ("", ())
@@ -182,7 +193,7 @@ class SecureSite:
             raise Insecure("The greetings are not those of the cohort, one each and this site's own among them.")
         if len(names) < self.cohort.threshold:
             raise Insecure(f"{len(names)} sites are fewer than the {self.cohort.threshold} a sum needs.")
-        self._letters, self._signers = {}, {}
+        self._agreed, self._letters, self._signers = {}, {}, {}
         for hello in hellos:
             signed = _hash("hello", self.cohort.digest, hello.name, hello.key, hello.signing)
             try:
@@ -194,12 +205,14 @@ class SecureSite:
                 if hello.key != self._channel.public_key().public_bytes_raw():
                     raise Insecure("Somebody else's key is passed off as this site's.")
                 continue
-            agreed = self._channel.exchange(X25519PublicKey.from_public_bytes(hello.key))
+            agreed = self._agreed[hello.name] = self._channel.exchange(X25519PublicKey.from_public_bytes(hello.key))
             pair = sorted((self.name, hello.name))
             self._letters[hello.name] = ChaCha20Poly1305(_stretch(agreed, _hash("letters", self.cohort.digest, *pair)))
 
     def advertise(self, label: str) -> Advert:
         """The key for the masks of ``label``, and shares of its two secrets for everybody else."""
+        if self.cohort.complete:
+            raise Insecure(NOTHING_TO_SHARE)
         if not self._letters:
             raise Insecure("The sites have not met yet.")
         keys, seeds = (self._shares(label, kind) for kind in ("key", "seed"))
@@ -217,7 +230,8 @@ class SecureSite:
     def mask(
         self, label: str, adverts: Sequence[Advert], words: Words, exchange: str = "", question: bytes = b""
     ) -> Words:
-        """``words`` behind the masks of everybody who advertised: the same answer to the same question, no other after it.
+        """``words`` behind the masks of everybody who advertised, or of the whole cohort where a sum needs that: the same
+        answer to the same question, no other after it.
 
         ``exchange``: what the sum is for, by name; ``question``: all that the sites were asked, which must be the same for all.
         """
@@ -226,19 +240,20 @@ class SecureSite:
         digest = hashlib.sha256(asked + words.tobytes()).hexdigest()
         if self.answered.first("masked", label, f"{digest} {exchange}") != f"{digest} {exchange}":
             raise Insecure(f"{label} was answered before, to another question.")
-        masked = words + _stream(_stretch(self._secret(label, "seed"), b"self"), words.size)
-        own = self._mask_key(label)
-        for advert in adverts:
-            if advert.name == self.name:
-                continue
-            agreed = own.exchange(X25519PublicKey.from_public_bytes(advert.key))
-            about = _about(self.cohort, label, question, self.name, advert.name)
-            stream = _stream(_stretch(agreed, about), words.size)
-            masked = masked + stream if self.name < advert.name else masked - stream
+        masked, pairs = words, self._agreed
+        if not self.cohort.complete:
+            masked = words + _stream(_stretch(self._secret(label, "seed"), b"self"), words.size)
+            own, others = self._mask_key(label), (advert for advert in adverts if advert.name != self.name)
+            pairs = {advert.name: own.exchange(X25519PublicKey.from_public_bytes(advert.key)) for advert in others}
+        for other, agreed in pairs.items():
+            stream = _stream(_stretch(agreed, _about(self.cohort, label, question, self.name, other)), words.size)
+            masked = masked + stream if self.name < other else masked - stream
         return masked
 
     def unmask(self, label: str, adverts: Sequence[Advert], survivors: Sequence[str]) -> Shares:
         """One share of each site that advertised: of its seed if its numbers arrived, of its key if not."""
+        if self.cohort.complete:
+            raise Insecure(NOTHING_TO_SHARE)
         present = self._read(label, adverts)
         alive = sorted(set(survivors))
         masked = self.answered.known.get(("masked", label))
@@ -274,7 +289,11 @@ class SecureSite:
         return Shares(seeds, keys)
 
     def _read(self, label: str, adverts: Sequence[Advert]) -> list[str]:
-        """The names of those who advertised, every advert being its site's own."""
+        """The names of those who advertised, every advert being its site's own; of all where a sum needs all."""
+        if self.cohort.complete:
+            if adverts or not self._agreed:
+                raise Insecure(NOTHING_TO_SHARE if adverts else "The sites have not met yet.")
+            return list(self.cohort.names)
         names = [advert.name for advert in adverts]
         if self._verified[0] == label and self._verified[1] is adverts:
             return names
@@ -321,7 +340,7 @@ def recovered(
     """The coordinator's step: the sum over the sites in ``masked``, by the shares that ``threshold`` of them gave."""
     alive = sorted(masked)
     present = {advert.name: advert for advert in adverts}
-    if not set(alive) <= set(present):
+    if not cohort.complete and not set(alive) <= set(present):
         raise Insecure("Masked numbers came from a site that had not advertised.")
     if len(alive) < cohort.threshold:
         raise Insecure(
@@ -333,6 +352,8 @@ def recovered(
     total = np.zeros(size.pop(), np.uint64)
     for words in masked.values():
         total = total + words
+    if cohort.complete:
+        return total
     for name in alive:
         secret = _joined(
             cohort, name, {giver: given.seeds[name] for giver, given in shares.items() if name in given.seeds}

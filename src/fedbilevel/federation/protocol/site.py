@@ -18,7 +18,7 @@ import numpy as np
 
 from fedbilevel import storage
 from fedbilevel.calculus import Tree
-from fedbilevel.engines.fixed import FIXED, Words, check_summed, exact_words, to_words
+from fedbilevel.engines.fixed import WIDE, Fixed, Words, check_summed, exact_words, ring_of, scale_of, to_words
 from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.protocol import approval
 from fedbilevel.federation.protocol.compiled import Compiled, local_data, options_of
@@ -28,7 +28,7 @@ from fedbilevel.federation.protocol.policy import Policy
 from fedbilevel.federation.protocol.program import Numbers, Program, Stage, answer_trees, make_program
 from fedbilevel.federation.protocol.secure import Identity
 from fedbilevel.federation.protocol.settings import JobSettings
-from fedbilevel.federation.protocol.sums import Masking
+from fedbilevel.federation.protocol.sums import Masking, in_sums
 from fedbilevel.federation.protocol.vault import NOTES, Label, Vault, read_arrays, write_arrays
 from fedbilevel.plan import Phase, phases_of
 from fedbilevel.problem import ClientData
@@ -104,13 +104,9 @@ class Site:
         told = self.door.numbers(self.program.survey(number, self.policy.source, agreed, answers))
         if self.masking is None:
             return {"numbers": told}
-        summed = {name for name in told if name.split("/")[0] in getattr(self.program, "summed", ())}
-        hidden = {name: told[name] for name in sorted(summed)}
+        hidden, shown = in_sums(self.program, told)
         words = exact_words(np.concatenate([*(np.ravel(each) for each in hidden.values()), np.zeros(0)]))
-        return {
-            "numbers": {name: told[name] for name in told if name not in summed},
-            "arrays": [self.masking.mask(request, f"survey/{number}", words)],
-        }
+        return {"numbers": shown, "arrays": [self.masking.mask(request, f"survey/{number}", words)]}
 
     def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Read and encode the rows of a stage, and compile its work."""
@@ -146,6 +142,9 @@ class Site:
         if stage.weights == "samples":
             self.policy.require("rows")
         self.say(f"ready for {stage.name}: {rows} training rows, {stage.rounds} rounds of {stage.algorithm.name}")
+        if self.masking is not None:  # the rows of all sites are told in sum
+            told = "ticket" in request and [self.masking.mask(request, f"rows/{number}", exact_words(rows))]
+            return {"arrays": told} if told else {}
         return {"rows": rows} if self.policy.may_tell("rows") else {}
 
     def _work(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -167,7 +166,8 @@ class Site:
 
         like = jax.tree.leaves(self.compiled.reply_like(item))
         exchange = f"work/{label.stage}/{label.round}/{label.ordinal}"
-        seal = self._seal(request, exchange, lambda arrays: to_words(arrays, self._share(request)))
+        ring = ring_of(like)
+        seal = self._seal(request, exchange, lambda arrays: to_words(arrays, self._share(request), ring), ring)
         arrays = self.door.reply("work", compute, like, request["arrays"], label, seal)
         told: dict[str, Any] = {**prepared, "arrays": arrays}
         self.vault.keep(label, after[0], floor, since)
@@ -185,7 +185,7 @@ class Site:
 
         def words(arrays: Arrays) -> Words:
             """The objective times the weight, the weight, and one: zeros where nothing is told."""
-            return np.append(to_words([arrays[0], 1.0], self._share(request)), FIXED.encode(1.0))
+            return np.append(to_words(arrays, self._share(request), WIDE), WIDE.encode(1.0))
 
         seal = self._seal(request, exchange, words)
         if not self.policy.may_tell("objective"):
@@ -204,17 +204,17 @@ class Site:
         return {"objective": float(value)} if seal is None else {"arrays": [value]}
 
     def _seal(
-        self, request: dict[str, Any], exchange: str, words: Callable[[Arrays], Words]
+        self, request: dict[str, Any], exchange: str, words: Callable[[Arrays], Words], ring: Fixed = WIDE
     ) -> Callable[[Arrays], Arrays] | None:
         """What masks a reply, where the run has secure sums."""
         masking = self.masking
-        return None if masking is None else lambda arrays: [masking.mask(request, exchange, words(arrays))]
+        return None if masking is None else lambda arrays: [masking.mask(request, exchange, words(arrays), ring)]
 
     def _share(self, request: dict[str, Any]) -> float:
-        """The weight of this site's reply, over a power of two that no site's exceeds."""
+        """The weight of this site's reply, over a power of two that those of all sites together do not exceed."""
         assert self.stage is not None
         if self.stage.weights != "samples":
-            return 1.0
+            return 1.0 / scale_of(len(self.settings.sites))
         scale = request["scale"]
         if not isinstance(scale, float) or not self.rows <= scale < 2.0**64 or np.log2(scale) % 1:
             raise Refused("request", f"{scale!r} is no power of two above this site's {self.rows} rows.")
@@ -230,13 +230,22 @@ class Site:
         for name, text in ({} if own is None else own(self.policy.source, agreed, answers)).items():
             storage.write(self.folder / name, text)
             self.say(f"{name} is for this site alone")
-        if not self.policy.may_tell("report"):
-            return {"numbers": {}}
+        numbers: Numbers = {}
         try:
-            return {"numbers": self.door.numbers(self.program.report(self.policy.source, agreed, answers), "report")}
+            if self.policy.may_tell("report"):
+                numbers = self.door.numbers(self.program.report(self.policy.source, agreed, answers), "report")
         except Refused as error:
             self.say(f"nothing is reported: {error}")
-            return {"numbers": {}}
+        if self.masking is None:
+            return {"numbers": numbers}
+        told, shown = in_sums(self.program, numbers, "report")
+        if "ticket" not in request:
+            return {"numbers": shown}
+        # Of a site that tells nothing, zeros; the first number counts those that tell something.
+        expected = in_sums(self.program, self.program.expected(None), "report")[0]
+        parts = [np.ravel(told.get(name, np.zeros(like.shape))) for name, like in expected.items()]
+        words = exact_words(np.concatenate([[float(bool(numbers))], *parts]))
+        return {"numbers": {}, "arrays": [self.masking.mask(request, "finish", words)]}
 
     def _common(self, request: dict[str, Any]) -> tuple[Numbers, list[Tree]]:
         """What all sites are said to have agreed on and answered: the same throughout the run, and in keeping with what this

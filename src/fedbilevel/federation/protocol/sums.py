@@ -1,7 +1,8 @@
 """Secure sums as they travel: what a site does for one (`Masking`), and what the coordinator does (`Sums`).
 
 Coordinator and sites meet once a submission.  Then a sum takes two exchanges: the request that asks for masked numbers carries
-the adverts, and the one that unmasks brings back the adverts for the next sum.  A ticket, ``submission.number``, names a sum;
+the adverts, and the one that unmasks brings back the adverts for the next sum.  It takes one where it needs every site, since
+then there is nothing to unmask.  A ticket, ``submission.number``, names a sum;
 its exchange (``work/0/12/0``: stage, round, ordinal) is the same whenever the round is done again.
 """
 
@@ -11,7 +12,7 @@ import contextlib
 import hashlib
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,8 @@ import numpy as np
 
 from fedbilevel import storage
 from fedbilevel.calculus import Tree
-from fedbilevel.engines.fixed import FIXED, LIMBS, Words, exact_sums, to_mean
-from fedbilevel.engines.stages import Expected, Refused
+from fedbilevel.engines.fixed import LIMBS, WIDE, Fixed, Words, exact_sums, ring_of, to_mean
+from fedbilevel.engines.stages import Expected, Program, Refused
 from fedbilevel.federation.protocol.payload import BadReply, to_tree
 from fedbilevel.federation.protocol.secure import (
     Advert,
@@ -54,6 +55,16 @@ def question_of(request: Mapping[str, Any]) -> bytes:
     return digest.digest()
 
 
+def in_sums(program: Any, told: Mapping[str, Any], section: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is told in sum, in a form that adds up and in the order of the names, and the rest: of numbers, or of what is
+    expected.  Everything in a ``section`` has its name."""
+    summed = getattr(program, "summed", ())
+    hidden = {name: value for name, value in told.items() if (section or name.split("/")[0]) in summed}
+    shown = {name: value for name, value in told.items() if name not in hidden}
+    form = getattr(program, "added_up", dict)
+    return dict(sorted(form(hidden).items())), shown
+
+
 class Masking:
     """A site's side in one run; ``folder`` is its own in that run."""
 
@@ -72,14 +83,14 @@ class Masking:
         self.site.meet([_read(Hello, hello) for hello in request["hellos"]])
         return self._advertised(request["ticket"])
 
-    def mask(self, request: Mapping[str, Any], exchange: str, words: Words) -> Words:
-        """The last word counts the sites: a sum in which it is wrong is no sum."""
+    def mask(self, request: Mapping[str, Any], exchange: str, words: Words, ring: Fixed = WIDE) -> np.ndarray:
+        """What travels of ``words``.  One more word counts the sites: a sum in which it is wrong is no sum."""
         if request.get("exchange") != exchange:
             raise Insecure(f"What is asked for is called {request.get('exchange')!r} and not {exchange!r}.")
         ticket = _ticket(request["ticket"])
         self._adverts = ticket, [_read(Advert, advert) for advert in request["adverts"]]
         counted = np.append(words, np.uint64(1))
-        return self.site.mask(ticket, self._adverts[1], counted, exchange, question_of(request))
+        return ring.pack(self.site.mask(ticket, self._adverts[1], counted, exchange, question_of(request)))
 
     def unmask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         ticket, survivors = _ticket(request["ticket"]), request["survivors"]
@@ -94,7 +105,7 @@ class Masking:
         return {"shares": told, **self._advertised(request["next"])}
 
     def _advertised(self, ticket: Any) -> dict[str, Any]:
-        return {"advert": self.site.advertise(_ticket(ticket))._asdict()}
+        return {} if self.site.cohort.complete else {"advert": self.site.advertise(_ticket(ticket))._asdict()}
 
 
 class Sums:
@@ -106,6 +117,8 @@ class Sums:
         self.number = 0
         self.hellos: dict[str, Hello] = {}
         self.adverts: dict[str, Advert] = {}
+        self.there: set[str] = set()
+        """Those who can take part in the next sum."""
         self.asked: list[str] = []
         self.question = b""
 
@@ -118,12 +131,15 @@ class Sums:
         self.hellos = self._told("hello", Hello, self.attendance.ask_all("hello", {}))
         self.attendance.enough([*self.hellos], "greet the others")
         self._advertise()
-        self.attendance.enough([*self.adverts], "can take part in secure sums")
+        self.attendance.enough([*self.there], "can take part in secure sums")
 
     def _advertise(self) -> None:
         greetings = [self.hellos[name]._asdict() for name in sorted(self.hellos)]
-        replies = self.attendance.ask_all("meet", {"hellos": greetings, "ticket": self.ticket})
-        self.adverts = self._told("advert", Advert, replies)
+        self._take_adverts(self.attendance.ask_all("meet", {"hellos": greetings, "ticket": self.ticket}))
+
+    def _take_adverts(self, replies: Mapping[str, Any]) -> None:
+        self.adverts = {} if self.cohort.complete else self._told("advert", Advert, replies)
+        self.there = {*(replies if self.cohort.complete else self.adverts)}
 
     def _told(self, what: str, kind: Any, replies: Mapping[str, Any]) -> dict[str, Any]:
         """What the sites' replies hold of a kind, each under its own name."""
@@ -140,13 +156,13 @@ class Sums:
 
     def enclosed(self, requests: Mapping[str, dict[str, Any]], exchange: str) -> dict[str, dict[str, Any]]:
         """The requests of those who take part in a sum, with everything they need for it."""
-        if not set(requests) & set(self.hellos) <= set(self.adverts):  # somebody missed the last sum
+        if not set(requests) & set(self.hellos) <= self.there:  # somebody missed the last sum
             self._advertise()
-        self.asked = sorted(set(requests) & set(self.adverts))
+        self.asked = sorted(set(requests) & self.there)
         self.attendance.enough(self.asked, "can take part in a secure sum")
         enclosed = {}
         for site in (site for site in requests if site in self.asked):
-            adverts = (self.adverts[name] for name in self.asked)
+            adverts = (self.adverts[name] for name in self.asked if name in self.adverts)
             sent = [
                 advert._replace(letters={site: advert.letters[site]} if site in advert.letters else {})._asdict()
                 for advert in adverts
@@ -158,83 +174,126 @@ class Sums:
     @property
     def overhead(self) -> tuple[int, int]:
         """Bytes down and up that a sum costs a site besides its numbers."""
+        if self.cohort.complete:
+            return 0, 0
         count = len(self.asked)
         return count * (ADVERT + LETTER), ADVERT + (len(self.hellos) - 1) * LETTER + count * SHARE
 
-    def total(self, masked: Mapping[str, Words]) -> Words:
+    def total(self, masked: Mapping[str, np.ndarray], ring: Fixed = WIDE) -> Words:
         """The sum over the sites whose masked numbers came, by what `threshold` of them say; nothing where there is none."""
-        alive, ticket, adverts = sorted(masked), self.ticket, [self.adverts[name] for name in self.asked]
+        alive, ticket, adverts = sorted(masked), self.ticket, [*self.adverts.values()]
+        adverts = [advert for advert in adverts if advert.name in self.asked]
         if len(alive) < self.cohort.threshold:
             raise TooFewSites(
                 f"Only {len(alive)} of the {self.cohort.threshold} sites that a secure sum needs answer: nothing is unmasked.",
                 [name for name in self.asked if name not in masked],
             )
         self.number += 1
-        request = {"ticket": ticket, "survivors": alive, "next": self.ticket}
-        replies = self.attendance.ask_each("unmask", dict.fromkeys(alive, request), self.settings.reply_timeout)
-        self.adverts = self._told("advert", Advert, replies)
-        shares = {site: given for site, reply in replies.items() if (given := _shares(reply.content)) is not None}
-        if len(shares) < self.cohort.threshold:
-            self.attendance.enough([*shares], "helped to unmask a secure sum")
+        shares: dict[str, Shares] = {}
+        if not self.cohort.complete:
+            request = {"ticket": ticket, "survivors": alive, "next": self.ticket}
+            replies = self.attendance.ask_each("unmask", dict.fromkeys(alive, request), self.settings.reply_timeout)
+            self._take_adverts(replies)
+            shares = {site: given for site, reply in replies.items() if (given := _shares(reply.content)) is not None}
+            if len(shares) < self.cohort.threshold:
+                self.attendance.enough([*shares], "helped to unmask a secure sum")
         try:
-            words = recovered(self.cohort, ticket, adverts, masked, shares, self.question)
+            words = {site: ring.unpack(packed) for site, packed in masked.items()}
+            total = recovered(self.cohort, ticket, adverts, words, shares, self.question)
         except Insecure as error:
             raise RunFailed(str(error)) from error
-        if words[-1] != len(alive):
+        if ring.decode(total[-1:]) * 2.0**ring.bits != len(alive):
             raise RunFailed("The masks of a sum did not cancel: a site sent something else than its masked numbers.")
-        return words[:-1]
+        return total[:-1]
 
     def masked_like(self, like: Tree) -> Tree:
-        """What a site's masked reply looks like."""
-        return [np.zeros(sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(like)) + 1, np.uint64)]
+        """What a site's masked reply looks like: its numbers, its share, and one."""
+        leaves = jax.tree.leaves(like)
+        return [np.zeros((sum(math.prod(leaf.shape) for leaf in leaves) + 2, ring_of(leaves).width // 16), np.uint16)]
 
-    def mean(self, masked: Mapping[str, Words], shares: Mapping[str, float], like: Tree) -> Tree:
+    def mean(self, masked: Mapping[str, np.ndarray], like: Tree) -> Tree:
         """The mean of the replies ``like``, by the sites' weights."""
-        words = self.total(masked)
-        if words.size and float(np.abs(FIXED.decode(words)).max()) > len(masked) * FIXED.largest:
-            raise RunFailed("A secure sum is larger than its sites' numbers may be: a site sent numbers out of range.")
         leaves, structure = jax.tree.flatten(like)
-        mass = float(np.array([*shares.values()]).sum())
-        return jax.tree.unflatten(structure, to_mean(words, mass, leaves))
+        ring = ring_of(leaves)
+        words = self.total(masked, ring)
+        sizes = np.abs(ring.decode(words))
+        mass = sizes[-1]
+        if not 0 < mass < 2:
+            raise RunFailed(
+                "Sites that joined late have more rows than all others together, which a secure sum cannot hold: submit the "
+                "run under another name while all sites are there."
+            )
+        if sizes[:-1].max(initial=0.0) > mass * ring.largest + len(masked) * 2.0**-ring.bits:
+            raise RunFailed("A secure sum is larger than its sites' numbers may be: a site sent numbers out of range.")
+        return jax.tree.unflatten(structure, to_mean(words, leaves, ring))
 
     def measure(self, requests: Mapping[str, dict[str, Any]], exchange: str) -> tuple[float, int]:
         """The mean objective and how many sites tell it; NaN where too few answer to be summed."""
         asked = self.enclosed(requests, exchange)
         replies = self.attendance.ask("measure", asked, self.settings.reply_timeout)
-        masked: dict[str, Words] = {}
+        masked: dict[str, np.ndarray] = {}
         for site, reply in replies.items():
             with contextlib.suppress(BadReply):
-                (masked[site],) = to_tree(reply.content.get("arrays"), [np.zeros(4, np.uint64)], "its measure")
+                (masked[site],) = to_tree(reply.content.get("arrays"), [np.zeros((4, 4), np.uint16)], "its measure")
         if len(masked) < self.cohort.threshold:
-            self.number, self.adverts = self.number + 1, {}  # masks are for one sum only, had or not
+            # Masks are for one sum only, had or not.
+            self.number, self.there = self.number + 1, self.there if self.cohort.complete else set()
             return float("nan"), 0
-        value, weight, count = FIXED.decode(self.total(masked))
+        value, weight, count = WIDE.decode(self.total(masked))
         return (float(value / weight) if count else float("nan")), int(count)
 
-    def survey(
-        self, request: dict[str, Any], expected: Mapping[str, Expected], summed: Sequence[str], least: int
-    ) -> dict[str, dict[str, np.ndarray]]:
+    def rows(self, replies: Mapping[str, Any], stage: int) -> float:
+        """How many rows the sites have together, from their masked numbers."""
+        masked = self._masked(replies, 1, {}, "its number of rows")
+        self.attendance.enough([*masked], f"told the sum of their rows for stage {stage + 1}")
+        return float(exact_sums(self.total(masked))[0])
+
+    def survey(self, request: dict[str, Any], program: Program, least: int) -> dict[str, dict[str, np.ndarray]]:
         """What the sites tell, by site: numbers that are summed stand with the first of them, zeros with the others."""
         asked = self.enclosed(dict.fromkeys(self.attendance.here(), request), f"survey/{request['survey']}")
         replies = self.attendance.ask_each("survey", asked)
-        hidden = {name: like.shape for name, like in sorted(expected.items()) if name.split("/")[0] in summed}
-        shown = {name: like for name, like in expected.items() if name not in hidden}
+        hidden, shown = in_sums(program, program.expected(request["survey"]))
         told = self.attendance.numbers_in("survey", replies, "the survey", shown, least)
-        words = np.zeros(LIMBS * sum(math.prod(shape) for shape in hidden.values()) + 1, np.uint64)
-        masked: dict[str, Words] = {}
-        for site in [*told]:
-            try:
-                (masked[site],) = to_tree(replies[site].content.get("arrays"), [words], "the survey")
-            except BadReply as error:
-                del told[site]
-                self.attendance.refuse(site, str(error))
+        masked = self._masked({site: replies[site] for site in told}, 0, hidden, "the survey")
+        for site in [site for site in told if site not in masked]:
+            del told[site]
         self.attendance.enough([*masked], f"answered survey {request['survey'] + 1}")
-        values = exact_sums(self.total(masked))
-        for name, shape in hidden.items():
-            part, values = np.split(values, [math.prod(shape)])
-            for number, numbers in enumerate(told.values()):
-                numbers[name] = part.reshape(shape) * (number == 0)
+        total = _divided(exact_sums(self.total(masked)), hidden)
+        for number, numbers in enumerate(told.values()):
+            numbers |= {name: part * (number == 0) for name, part in total.items()}
         return told
+
+    def report(self, request: dict[str, Any], program: Program) -> tuple[dict[str, np.ndarray], int]:
+        """The sum of the sites' reports, and of how many it is; nothing where too few are left to be summed."""
+        here = self.attendance.here()
+        if len({*here} - {*self.attendance.progress.away}) < self.cohort.threshold:
+            return {}, 0
+        asked = self.enclosed(dict.fromkeys(here, request), "finish")
+        expected = in_sums(program, program.expected(None), "report")[0]
+        masked = self._masked(self.attendance.ask_each("finish", asked), 1, expected, "the report")
+        if len(masked) < self.cohort.threshold:
+            return {}, 0
+        count, *values = exact_sums(self.total(masked))
+        return (_divided(np.array(values), expected) if count else {}), int(count)
+
+    def _masked(
+        self, replies: Mapping[str, Any], more: int, parts: Mapping[str, Expected], what: str
+    ) -> dict[str, np.ndarray]:
+        """The sites' masked numbers: ``parts``, and ``more`` besides."""
+        like = np.zeros((LIMBS * (sum(math.prod(part.shape) for part in parts.values()) + more) + 1, 4), np.uint16)
+        masked: dict[str, np.ndarray] = {}
+        for site, reply in replies.items():
+            try:
+                (masked[site],) = to_tree(reply.content.get("arrays"), [like], what)
+            except BadReply as error:
+                self.attendance.refuse(site, str(error))
+        return masked
+
+
+def _divided(values: np.ndarray, parts: Mapping[str, Expected]) -> dict[str, np.ndarray]:
+    ends = np.cumsum([math.prod(part.shape) for part in parts.values()])[:-1]
+    each = zip(parts.items(), np.split(values, ends), strict=True) if parts else ()
+    return {name: values.reshape(part.shape) for (name, part), values in each}
 
 
 def _read(kind: Any, value: Any) -> Any:
