@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from fedbilevel.algorithms.simfbo import shrofbo as shrofbo
     from fedbilevel.algorithms.simfbo import simfbo as simfbo
     from fedbilevel.engines.checkpoint import CheckpointError as CheckpointError
+    from fedbilevel.engines.lower_level import LowerLevel as LowerLevel
+    from fedbilevel.engines.lower_level import lower_level as lower_level
     from fedbilevel.engines.plot import plot as plot
     from fedbilevel.engines.result import Diverged as Diverged
     from fedbilevel.engines.result import Interrupted as Interrupted
@@ -68,6 +70,7 @@ _HOMES = {
     "algorithms.fedbioacc": "TUNED fedbioacc",
     "algorithms.simfbo": "shrofbo simfbo",
     "engines.checkpoint": "CheckpointError",
+    "engines.lower_level": "LowerLevel lower_level",
     "engines.plot": "plot",
     "engines.result": "Diverged Interrupted Progress Result",
     "engines.simulate": "simulate trace",
