@@ -47,7 +47,9 @@ class Federation:
             f"[policy]\nfunctions = {FUNCTIONS!r}\nminimum_rows = 1\nlargest_megabytes = {LARGEST_MEGABYTES}\n"
         )
         added = {
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),  # the package under test, not an installed one
+            "PYTHONPATH": os.pathsep.join(
+                [str(ROOT), str(ROOT / "src")]
+            ),  # the package under test, not an installed one
             "JAX_PLATFORMS": "cpu",
             # Sites compile the same programs, and again after every restart.
             "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(folder / "jax")),
