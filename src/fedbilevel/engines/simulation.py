@@ -399,16 +399,17 @@ class Simulation:
         """How the linear systems of clients ended, for estimators that solve some, and the numbers of these clients."""
         algorithm = self.algorithm.build(settings)
         server, local = seen_from_here(moment.state, self.loop.layout)
-        view = jax.eval_shape(algorithm.view, server, jax.tree.map(lambda leaf: leaf[0], local))
+        numbers = np.arange(self.data.clients)
+        one = local if moment.held is None else moment.held.visits.states.read(numbers[:1])
+        view = jax.eval_shape(algorithm.view, server, jax.tree.map(lambda leaf: leaf[0], one))
         if view.calls is None or view.calls.solves is None:
             return None
-        numbers = np.arange(self.data.clients)
         if moment.held is not None:
             states, clients = moment.held.visits.states, moment.held.clients
             others = np.setdiff1d(np.flatnonzero(states.sides), clients)
-            here = jax.tree.map(lambda leaf: leaf[: len(clients)], local)
-            local = jax.tree.map(lambda *leaves: np.concatenate(leaves), here, states.read(others))
-            numbers = np.concatenate([clients, others])
+            kept, numbers = states.read(others), np.concatenate([clients, others])
+            here = jax.tree.map(lambda leaf: leaf[: len(clients)], kept if local is None else local)
+            local = jax.tree.map(lambda *leaves: np.concatenate(leaves), here, kept)
         calls = jax.vmap(lambda own: algorithm.view(server, own).calls)(local)
         return numbers, jax.tree.map(np.asarray, calls.solves)
 
