@@ -94,4 +94,5 @@ def bome(
 
     rule = Rule(None, slower, restarts=True, barrier=barrier)
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
+    assert inner_steps is not None  # by `followed`
     return made(problem, rule, inner_step, inner_steps, (batch_size, outer_batch_size), above)
