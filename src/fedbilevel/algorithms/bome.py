@@ -13,8 +13,8 @@ Along such a path q falls at least as fast as b |grad q|^2 says ("dynamic barrie
 
 Local lower level: every client has a q and so a lambda of its own.  I steps, then x is averaged; up one vector of the size of
 x, down one and a number; y and z stay.  The gradients in lambda are those in y alone: x moves by the mean of all clients, and
-at the solution no client's own hypergradient vanishes.  With x among them it stopped at 0.42 from the minimiser of
-quadratics, having begun at 1.9.
+at the solution no client's own hypergradient vanishes.  With x among them, weighed by its step, it stopped at 0.42 from the
+minimiser of quadratics, having begun at 1.9.
 
 Global: there is one q, the clients' mean, and the server makes lambda from the mean gradients in x and y, then one step of
 all.  Clients send the gradients of f and q and the direction of z; z makes one step a round from where it was.  Up per round
@@ -94,4 +94,5 @@ def bome(
 
     rule = Rule(None, slower, restarts=True, barrier=barrier)
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
+    assert inner_steps is not None  # by `followed`
     return made(problem, rule, inner_step, inner_steps, (batch_size, outer_batch_size), above)

@@ -242,14 +242,15 @@ class Penalty(NamedTuple):
         return Point(outer, inner, inner)
 
     def start(self, above: steps.Outer, key: jax.Array) -> Server:
-        outer, *below = self.first(key)
-        below = below if self.shared else [None, None]
-        return Server(outer, *below, jnp.zeros((), jnp.int32), above.start(outer))
+        outer, inner, follower = self.first(key)
+        below = (inner, follower) if self.shared else (None, None)
+        return Server(outer, below[0], below[1], jnp.zeros((), jnp.int32), above.start(outer))
 
     def enroll(self, key: jax.Array) -> Local:
-        _, *below = self.first(key)
-        curvature = steps.unknown(below[0], key) if self.measures else None
-        return Local(*([None, None] if self.shared else below), no_calls(), curvature)
+        _, inner, follower = self.first(key)
+        curvature = steps.unknown(inner, key) if self.measures else None
+        below = (None, None) if self.shared else (inner, follower)
+        return Local(below[0], below[1], no_calls(), curvature)
 
     def algorithm(self, above: steps.Outer, work: Any, absorb: Any) -> Algorithm:
         return Algorithm(
@@ -335,7 +336,8 @@ def averaged(method: Penalty, above: steps.Outer) -> Algorithm:
         sampler = Sampler(*method.sizes, val_batches=1)
         (total, local), _ = sampler.walk(step, (nothing, local), data, key, minibatches)
         largest = None if local.curvature is None else local.curvature.largest
-        return Share(*scale(1 / minibatches, total), largest), local
+        along, slope = scale(1 / minibatches, total)
+        return Share(along, slope, largest), local
 
     def absorb(server: Server, mean: Share) -> Server:
         time, rate = server.step.astype(dtype_of(server.inner)), method.rate(mean.largest)

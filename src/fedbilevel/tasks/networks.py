@@ -120,7 +120,7 @@ def source_weighting(
     noise: float = 0.9,
     ridge: float = 0.001,
 ) -> Task:
-    """One draw with as many sources as clients; ``spoiled`` of them (the seed says which) have a share ``noise`` of wrong labels.
+    """One draw with as many sources as clients, ``spoiled`` of which have a share ``noise`` of wrong labels.
 
     ``network``: a hashable object with ``init(key) -> inner variable`` and ``__call__(inner, features) -> logits``; a small
     `Convolutional` if left out.  ``evaluate`` gives "accuracy" on test rows and "auc", the chance that a clean source has a
