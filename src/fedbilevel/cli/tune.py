@@ -121,8 +121,9 @@ def tune(
         ("Test rows", compared(run)),
         *warned,
         *notes,
+        *encoding_notes(meant.tables),
+        where,
     ]
-    shown += [*encoding_notes(meant.tables), where]
     about = {"folder": str(folder), "page": str(result.page), "warnings": result.warnings, "notes": notes}
     tell(as_json, quiet, {**about, **told}, shown)
 

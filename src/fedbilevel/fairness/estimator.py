@@ -336,6 +336,7 @@ class OfNumbers(RegressorMixin):  # type: ignore[misc]
     """Predictions of a fitted `Federated`."""
 
     _regression = True
+    encoder_: Any
 
     def predict(self, X: Any) -> np.ndarray:
         """The predicted number of every row."""
@@ -359,7 +360,7 @@ class OfNumbers(RegressorMixin):  # type: ignore[misc]
             raise ValueError("y must hold numbers: a regressor predicts them; for classes use a classifier.") from None
         mean, spread = float(given.mean()), float(given.std())
         self.encoder_ = replace(self.encoder_, target=(mean, spread if spread > 0 else 1.0))
-        return self.encoder_.standardised(given)
+        return np.asarray(self.encoder_.standardised(given))
 
 
 class FairFederatedClassifier(OfClasses, FairFederated):

@@ -217,7 +217,7 @@ def found_at_sites(reports: Mapping[str, Mapping[str, Any]], schema: Schema, tog
     cells = {site: np.sum(told["decisions"], axis=(0, 2)) for site, told in reports.items() if "decisions" in told}
     found = findings.of_rows(cells, "site", classes=schema.labels)
     for site, report in reports.items():
-        hidden = _hidden(report).any(axis=0).tolist() if "hidden" in report else [False] * len(schema.groups)
+        hidden: Any = _hidden(report).any(axis=0).tolist() if "hidden" in report else [False] * len(schema.groups)
         few = [name for name, here in zip(schema.groups, hidden, strict=True) if here]
         if few:
             where = "one of the sites" if site == TOGETHER else site

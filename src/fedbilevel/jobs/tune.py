@@ -214,7 +214,7 @@ def _write(
 ) -> None:  # fmt: skip
     """One model as a part of a run folder; nobody is compared, so there are no gaps."""
     label = model.label
-    key = {"dataset": model.schema.target, "split": f"{sites} sites", "method": label, "seed": seed}
+    key: dict[str, Any] = {"dataset": model.schema.target, "split": f"{sites} sites", "method": label, "seed": seed}
     against = measuring.findings_table([*(measured[-1].found if measured else ()), *found])
     numbers = {name: value for of in measured for name, value in of.row.items() if "_gap" not in name}
     tables = {"findings": against, **others}

@@ -98,7 +98,7 @@ class Tuning:
 
     def penalties(self, choices: Choices, library: Any = jnp) -> Any:
         """Of every feature, the constant last."""
-        own = 0 if choices.columns is None else choices.columns
+        own: Any = 0 if choices.columns is None else choices.columns
         if choices.columns is not None and "penalties" in self.what:
             own = own[np.asarray(self.columns)]
         each = library.exp(choices.common + own) * library.ones(len(self.columns), np.float32)
