@@ -14,7 +14,7 @@ from tests.references.fedbio import fedbio
 from tests.references.fedbioacc import fedbioacc
 from tests.references.quadratic import inner_loss, outer_loss, quadratic
 from tests.references.rows import by_phase, drawn, whole
-from tests.references.steps import Adam, Curved, Distance, EachMoved, Sgd
+from tests.references.steps import Adam, Curved, Distance, EachMoved, Settling, Sgd
 
 SEED, ROUNDS, STEPS = 4, 8, 3
 BOX = (lambda x: jnp.clip(x, -0.25, 0.25), lambda x: np.clip(x, -0.25, 0.25))
@@ -45,26 +45,36 @@ def curved():
     return Curved(reference, DIRECTION, 3)
 
 
+def settling(share=1.0, drawn=0):
+    return Settling(reference, DIRECTION, 3, share, drawn)
+
+
+def rules(method, start=reference.start[0]):
+    if method == "fedbio":
+        return settling(), Distance(start, search=True)
+    return curved(), Distance(start)
+
+
 @pytest.mark.parametrize("method", ["fedbio", "fedbioacc"])
 @pytest.mark.parametrize(
     "engine", [{}, {"weights": np.array([1.0, 3.0, 0.5])}, {"dropout": 0.3}, {"participation": 2, "dropout": 0.3}]
 )
 def test_equal_to_the_naive_loop(engine, method):
-    check(curved(), Distance(reference.start[0]), AUTO, rounds=14, method=method, **engine)
+    check(*rules(method), AUTO, rounds=14, method=method, **engine)
 
 
 def test_equal_on_minibatches_in_a_box():
-    rows = drawn(reference.data(), SEED, ROUNDS, STEPS, 3, 21, 1)
+    rows = drawn(reference.data(), SEED, ROUNDS, STEPS, 3, 25, 1)
     options = {**AUTO, "hypergradient": "auto", "batch_size": 3}
     start = BOX[1](reference.start[0])
-    rule = curved()
-    found = check(rule, Distance(start, BOX[1]), options, rows, rule.phi, BOX)
+    rule = settling(0.3, 21)
+    found = check(rule, Distance(start, BOX[1], search=True), options, rows, rule.phi, BOX)
     assert np.isclose(np.abs(found.outer), 0.25).any(), "the box must bind"
 
 
 def test_one_of_the_two_steps():
-    check(0.3, Distance(reference.start[0]), {**AUTO, "inner_step": 0.3})
-    check(curved(), 0.2, {**AUTO, "outer_step": 0.2})
+    check(0.3, Distance(reference.start[0], search=True), {**AUTO, "inner_step": 0.3})
+    check(settling(), 0.2, {**AUTO, "outer_step": 0.2})
 
 
 def test_optimizers():
@@ -72,7 +82,7 @@ def test_optimizers():
     check(0.3, Adam(0.1, 0.05), {"inner_step": 0.3, "outer_optimizer": optax.adam(0.1), "outer_step": 0.05})
     inner = EachMoved(lambda: Adam(0.05), 3)
     check(inner, 0.2, {"outer_step": 0.2, "inner_optimizer": optax.adam(0.05)}, dropout=0.3)
-    check(curved(), Adam(0.1), {"outer_optimizer": optax.adam(0.1)}, project=BOX)
+    check(settling(), Adam(0.1), {"outer_optimizer": optax.adam(0.1)}, project=BOX)
     check(EachMoved(lambda: Sgd(0.2), 3), Adam(0.1), {"outer_optimizer": optax.adam(0.1), "inner_optimizer": optax.sgd(0.2)},
           method="fedbioacc", dropout=0.3)  # fmt: skip
     # a server's gradient step of I eta with x at rest within a round is FedBiO whose clients stand still
@@ -92,9 +102,14 @@ def test_the_way_back_from_a_first_distance_that_was_too_long():
         lambda key: (jnp.asarray(small * reference.start[0]), jnp.asarray(reference.start[1])),
     )
     estimate = phi.exact(reference)
-    rule = Distance(small * reference.start[0])
+    rule = Distance(small * reference.start[0], search=True)
     scaled = type(
-        "Scaled", (), {"inner_gradient": lambda self, m, x, y, r: reference.inner_gradient(m, x / small, y, r)}
+        "Scaled",
+        (),
+        {
+            name: lambda self, m, x, y, r, part=getattr(reference, name): part(m, x / small, y, r)
+            for name in ("inner_gradient", "inner_hessian")
+        },
     )
     wanted, _ = fedbio(
         scaled(),
@@ -103,7 +118,7 @@ def test_the_way_back_from_a_first_distance_that_was_too_long():
         whole,
         rounds=20,
         local_steps=STEPS,
-        inner_step=curved(),
+        inner_step=Settling(scaled(), DIRECTION, 3),
         outer_step=rule,
         weights=np.ones(3),
     )

@@ -41,7 +41,9 @@ def test_every_row_is_told_once(every, tmp_path):
 
 
 def test_a_column_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="the history has no 'objectiv'; it has round, step, consensus_error, objective"):
+    with pytest.raises(
+        ValueError, match="the history has no 'objectiv'; it has round, step, consensus_error, objective"
+    ):
         run(2, progress=mlflow_callback(["objectiv"], client=Listener()))
 
 

@@ -8,19 +8,20 @@ from tests.references.phi import adaptive
 class Curved:
     """The next y: 1/L from Hessian products, one a step and twenty before the first, from ``direction`` at all clients."""
 
-    def __init__(self, model, direction, clients):
+    def __init__(self, model, direction, clients, share=1.0):
         self.model, self.direction, self.largest = model, [direction] * clients, [0.0] * clients
-        self.looked = False
+        self.looked, self.share = False, share
 
     def __call__(self, client, x, y, gradient, rows):
         if not self.looked:
             self.look(client, x, y, rows)
         self.looked = False
-        return y - gradient / self.largest[client]
+        return y - self.share * gradient / self.largest[client]
 
     def phi(self, client, x, y, rows):
         """The series that sets itself, with steps of at most 1/L."""
-        self.look(client, x, y, rows)
+        if not self.looked:
+            self.look(client, x, y, rows)
         self.looked = True
         return adaptive(self.model, step=1 / self.largest[client])(client, x, y, rows)
 
@@ -33,17 +34,42 @@ class Curved:
             self.direction[client] = image / size
 
 
+class Settling(Curved):
+    """With four steps before each hypergradient, on minibatches behind the ``drawn`` ones of the hypergradient."""
+
+    def __init__(self, model, direction, clients, share=1.0, drawn=0):
+        super().__init__(model, direction, clients, share)
+        self.drawn = drawn
+
+    def settled(self, client, x, y, rows, times):
+        self.look(client, x, y, rows)
+        self.looked = True
+        for number in range(4 * times):
+            gradient = self.model.inner_gradient(client, x, y, rows.factor(self.drawn + number % 4))
+            y = y - self.share * gradient / self.largest[client]
+        return y
+
+
 class Distance:
-    """x by distance over gradients; it stands still within a round."""
+    """x by distance over gradients; it stands still within a round, but for a first one in which clients ``search``."""
 
     length = 0.0
 
-    def __init__(self, start, project=lambda x: x):
-        self.start, self.project, self.cuts = start, project, 0
+    def __init__(self, start, project=lambda x: x, search=False):
+        self.start, self.project, self.cuts, self.search = start, project, 0, search
         self.begin(0.1 * (np.sqrt(start.size) + np.linalg.norm(start)))
 
     def begin(self, reach):
-        self.reach, self.squares, self.boost, self.agreed = reach, [], 1.0, True
+        self.reach, self.squares, self.boost, self.agreed, self.last = reach, [], 1.0, True, None
+
+    @property
+    def probe(self):
+        return 0.2 * self.reach if self.search and not self.squares else 0.0
+
+    def found(self, x, away, square):
+        new = self.project(x - away)
+        self.reach, self.squares = max(np.linalg.norm(new - self.start), 0.2 * self.reach), [square]
+        return new
 
     def moved(self, x, gradient):
         size = np.linalg.norm(gradient)
@@ -52,7 +78,7 @@ class Distance:
                 self.begin(self.reach / 10)
                 self.cuts += 1
                 return self.start
-            cosine = gradient @ self.last / (size * np.linalg.norm(self.last))
+            cosine = 0.3 if self.last is None else gradient @ self.last / (size * np.linalg.norm(self.last))
             self.agreed = self.agreed and cosine >= 0.3
             self.boost = min(self.boost * np.exp(cosine - 0.3), 3.0) if self.agreed else 1.0
         self.squares.append(size**2)

@@ -16,8 +16,9 @@ answered, their lambda_i divided by their sum, and the other lambda_i are only m
 weights play no part, but for a weight of 0, which leaves a client out.  The columns ``objective`` and
 ``hypergradient_squared_norm`` of the history are those of the mean loss, not of the largest.
 
-Differences from the paper: partial participation as above; the whole simplex, not a set of mixtures; the last iterate is the
-answer, not the average of all.
+Differences from the paper: partial participation as above; the whole simplex, not a set of mixtures; the last iterate is
+the answer, not the average of all.  eta is 1/L unless it is given, with L the mean of the clients' curvatures by lambda, a
+number that each sends; eta_lambda weighs losses against shares and has no such rule.
 
 Sources: notes on the paper, and the program of it that the authors of q-FedAvg published (github.com/litian96/fair_flearn): the
 same two updates from the same point; it keeps the average of the iterates.
@@ -33,10 +34,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.arguments import AtLeastTwo, Batch, Positive, Start, algorithm
+from fedbilevel.algorithms import steps
+from fedbilevel.algorithms.arguments import AtLeastTwo, Batch, Positive, Start, Step, algorithm
 from fedbilevel.algorithms.fedavg import ModelLoss, fedavg
 from fedbilevel.algorithms.local import Local
-from fedbilevel.calculus import Calls, Tree, counted, dtype_of, step_along
+from fedbilevel.calculus import Calls, Tree, counted, dtype_of, no_calls, step_along
 from fedbilevel.plan import Algorithm, Phase, weighted_mean
 from fedbilevel.problem import ClientData
 from fedbilevel.sampling import LocalData, Sampler
@@ -50,11 +52,12 @@ class Server(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A client's number, its loss and its gradient."""
+    """A client's number, its loss, its gradient, and its curvature where eta follows from it."""
 
     number: jax.Array
     loss: jax.Array
     gradient: Tree
+    largest: Any
 
 
 class Replies(NamedTuple):
@@ -63,6 +66,7 @@ class Replies(NamedTuple):
     present: jax.Array
     losses: jax.Array
     gradients: Tree
+    largest: Any
 
 
 @algorithm()
@@ -70,7 +74,7 @@ def afl(
     loss: ModelLoss,
     init: Start,
     clients: AtLeastTwo,
-    step: Positive = 0.1,
+    step: Step = "auto",
     mixture_step: Positive = 0.1,
     batch_size: Batch = None,
 ) -> Algorithm:
@@ -99,12 +103,15 @@ def afl(
         >>> print(f"{fb.simulate(algo, data, rounds=1000, record_every=None).outer:.2f}")
         2.00
     """
-    base = fedavg(loss, init, step, 1, batch_size)
+    base = fedavg(loss, init, 1.0, 1, batch_size)
+    below = steps.Shared(lambda nothing, model, batch: loss(model, batch), (step,))
 
     def work(model: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
-        value, gradient = jax.value_and_grad(loss)(model, Sampler(batch_size).once(data, key).inner())
+        batches = Sampler(batch_size).once(data, key)
+        value, gradient = jax.value_and_grad(loss)(model, batches.inner())
+        local = below.look(((), model), batches, local)
         assert data.number is not None
-        return Reply(data.number, value, gradient), counted(local, Calls(gradients=1))
+        return Reply(data.number, value, gradient, below.sent(local)), counted(local, Calls(gradients=1))
 
     def gather(replies: Reply, weights: jax.Array) -> Replies:
         # A lost reply says client 0: it must be dropped, not written there.
@@ -114,14 +121,19 @@ def afl(
             return jnp.zeros((clients, *values.shape[1:]), values.dtype).at[numbers].set(values, mode="drop")
 
         present = by_number(jnp.ones_like(numbers)) > 0
-        return Replies(present, by_number(replies.loss), jax.tree.map(by_number, replies.gradient))
+        largest = by_number(replies.largest) if below.measures else None
+        return Replies(present, by_number(replies.loss), jax.tree.map(by_number, replies.gradient), largest)
 
     def absorb(server: Server, replies: Replies) -> Server:
         shares = jnp.where(replies.present, server.mixture, 0)
         mass = jnp.sum(shares)
-        direction = weighted_mean(replies.gradients, shares / jnp.where(mass > 0, mass, 1))
+        shares = shares / jnp.where(mass > 0, mass, 1)
+        direction = weighted_mean(replies.gradients, shares)
         raised = step_along(server.mixture, mixture_step, replies.losses.astype(server.mixture.dtype))
-        return Server(step_along(server.model, -step, direction), onto_simplex(raised))
+        (rate,) = below.rates(
+            None if replies.largest is None else jnp.dot(replies.largest, shares / jnp.where(mass > 0, mass, 1))
+        )
+        return Server(step_along(server.model, -rate, direction), onto_simplex(raised))
 
     def first(key: jax.Array) -> Server:
         model = base.init(key)
@@ -132,8 +144,12 @@ def afl(
         if data.clients != clients:
             raise ValueError(f"clients={clients}, but the data hold {data.clients} clients.")
 
+    def enroll(key: jax.Array) -> Local:
+        return Local(no_calls(), below.start(base.init(key), key))
+
     return base._replace(
         init=first,
+        enroll=enroll,
         plan=(Phase("gradients", lambda server: server.model, work, absorb, aggregate=gather),),
         outer=lambda server: server.model,
         check=check,

@@ -7,20 +7,22 @@ J. Li, F. Huang, H. Huang, "Local Stochastic Bilevel Optimization with Momentum-
 
 Up per round and client: one model; down: one.
 
-Differences from the paper: every round has exactly I local steps.
-"""
+Differences from the paper: every round has exactly I local steps.  eta sets itself unless it is given: to 1/L with L the
+clients' mean curvature (`fedbilevel.algorithms.steps`), a number that each sends.  Clients that differ drift with it as
+with any long step: where the last percent counts, give a shorter one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.arguments import Batch, Count, Positive, Start, algorithm, function_of
-from fedbilevel.algorithms.local import Local, Reply, enroll, phase
-from fedbilevel.calculus import Calls, Tree, counted, step_along
+from fedbilevel.algorithms import steps
+from fedbilevel.algorithms.arguments import Batch, Count, Start, Step, algorithm, function_of
+from fedbilevel.algorithms.local import Local, Reply, Told, phase
+from fedbilevel.calculus import Calls, Tree, counted, no_calls, step_along
 from fedbilevel.plan import Algorithm, LocalStep
 from fedbilevel.problem import ClientData, check_loss, check_variable, shapes_of
 from fedbilevel.sampling import Batches, LocalData, Sampler
@@ -38,14 +40,14 @@ def whole_loss(loss: ModelLoss, model: Tree, data: LocalData) -> jax.Array:
 
 @algorithm()
 def fedavg(
-    loss: ModelLoss, init: Start, step: Positive = 0.1, local_steps: Count = 5, batch_size: Batch = None
+    loss: ModelLoss, init: Start, step: Step = "auto", local_steps: Count = 5, batch_size: Batch = None
 ) -> Algorithm:
     """FedAvg (Alg. 1) on the training rows: ``loss(model, batch)``, ``init`` the first model or a function of the key.
 
     Args:
         loss: ``(model, batch) -> scalar``, a mean over the rows of the batch.
         init: The first model, any tree of float arrays, or a function of a key that makes it.
-        step: Learning rate, positive.
+        step: Learning rate, positive.  "auto": 1 over the mean curvature of the clients' losses.
         local_steps: Steps of a client between two exchanges.
         batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
 
@@ -57,14 +59,21 @@ def fedavg(
         TypeError: An argument is of the wrong kind, or its name is not known.
     """
 
-    def descend(model: Tree, batches: Batches) -> tuple[Tree, LocalStep]:
-        gradient = jax.grad(loss)(model, batches.inner())
-        new = step_along(model, -step, gradient)
-        return new, LocalStep(model, None, gradient, None, new)
+    sampler = Sampler(batch_size)
+    below = steps.Shared(lambda nothing, model, batch: loss(model, batch), (step,))
 
-    def loop(message: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local, LocalStep]:
-        model, steps = Sampler(batch_size).walk(descend, message, data, key, local_steps)
-        return Reply(model), counted(local, Calls(gradients=local_steps)), steps
+    def loop(message: Any, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local, LocalStep]:
+        first, largest = message if below.measures else (message, None)
+        local = below.look(((), first), sampler.once(data, key), local)
+        (rate,) = below.rates(below.known(largest, local))
+
+        def descend(model: Tree, batches: Batches) -> tuple[Tree, LocalStep]:
+            gradient = jax.grad(loss)(model, batches.inner())
+            new = step_along(model, -rate, gradient)
+            return new, LocalStep(model, None, gradient, None, new)
+
+        model, taken = sampler.walk(descend, first, data, key, local_steps)
+        return Reply(model, below.sent(local)), counted(local, Calls(gradients=local_steps)), taken
 
     def first(key: jax.Array) -> Tree:
         return init(key) if callable(init) else jax.tree.map(jnp.asarray, init)
@@ -75,11 +84,21 @@ def fedavg(
         check_variable("model", model)
         check_loss("loss", loss, (model, data.example("train")))
 
+    def begin(key: jax.Array) -> Any:
+        model = first(key)
+        return Told(model, below.none_yet(model)) if below.measures else model
+
+    def absorb(server: Any, mean: Reply) -> Any:
+        return Told(*mean) if below.measures else mean.outer
+
+    def enroll(key: jax.Array) -> Local:
+        return Local(no_calls(), below.start(first(key), key))
+
     return Algorithm(
-        first,
+        begin,
         enroll,
-        plan=(phase("local", lambda server: server, loop, lambda server, mean: mean.outer),),
-        outer=lambda server: server,
+        plan=(phase("local", lambda server: server, loop, absorb),),
+        outer=lambda server: server.value if below.measures else server,
         objective=lambda outer, inner, data: whole_loss(loss, outer, data),
         check=check,
     )

@@ -12,7 +12,7 @@ then x is averaged over the clients; y never leaves its client.  Up per round an
 Differences from the paper: every round has exactly I local steps (the printed rule ``t + 1 mod I = 0`` makes the first one
 shorter); the outer variable is projected onto X after each update where the problem has a projection.  Steps set themselves
 unless they are given, or follow an optimizer (`fedbilevel.algorithms.steps`): clients then reply the sum of their nu_t, which
-is as long as x, and where eta is not given x stands still within a round.
+is as long as x, and where eta is not given x stands still within a round but the first, in which clients search.
 """
 
 from __future__ import annotations
@@ -20,11 +20,23 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fedbilevel.algorithms import steps
 from fedbilevel.algorithms.arguments import Batch, Count, Estimator, Optimizer, OuterBatch, Step, bilevel
-from fedbilevel.algorithms.local import Reply, inner_gradients, phase
-from fedbilevel.calculus import Calls, Tree, add, no_calls, step_along, zeros
+from fedbilevel.algorithms.local import Reply, Sum, inner_gradients, phase
+from fedbilevel.calculus import (
+    Calls,
+    Tree,
+    add,
+    dtype_of,
+    no_calls,
+    select,
+    squared_norm,
+    step_along,
+    subtract,
+    zeros,
+)
 from fedbilevel.plan import Algorithm, LocalStep
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData, Sampler
@@ -37,12 +49,6 @@ class Server(NamedTuple):
     kept: Any
 
 
-class Sum(NamedTuple):
-    """Of a client's hypergradients: the reply where the server moves x."""
-
-    total: Tree
-
-
 class Local(NamedTuple):
     """What stays on a client: y, how much it computed, and what the inner steps follow from where they set themselves."""
 
@@ -51,9 +57,36 @@ class Local(NamedTuple):
     kept: Any
 
 
+class Message(NamedTuple):
+    """x, and how a search begins where one is made."""
+
+    outer: Tree
+    probe: Any
+
+
+class Pace(NamedTuple):
+    """Of a search: the step of x, the last hypergradient, and the sum of all their squared norms."""
+
+    step: jax.Array
+    last: Tree
+    square: jax.Array
+
+    def after(self, estimate: Tree, probe: jax.Array) -> Pace:
+        square = squared_norm(estimate)
+        first = probe / jnp.sqrt(jnp.maximum(square, steps.TINY))
+        step = jnp.where(self.square > 0, steps.strode(self.step, estimate, self.last), first)
+        return Pace(step, estimate, self.square + square)
+
+
+def pace_at(outer: Tree) -> Pace:
+    zero = jnp.zeros((), dtype_of(outer))
+    return Pace(zero, zeros(outer), zero)
+
+
 class Walk(NamedTuple):
     outer: Tree
     total: Tree
+    pace: Any
     local: Local
 
 
@@ -102,26 +135,43 @@ def fedbio(
         >>> bool(abs(result.outer - quadratic.minimiser()).max() < 0.01)
         True
     """
-    sampler = Sampler(batch_size, outer_batch_size, hypergradient.train_batches, hypergradient.val_batches)
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
-    below = steps.Inner(problem, hypergradient, inner_step, inner_optimizer)
+    itself = inner_step is None and inner_optimizer is None
+    ahead, share = steps.AHEAD if itself else 0, 1.0 if batch_size is None else steps.QUIET
+    below = steps.Inner(problem, hypergradient, inner_step, inner_optimizer, ahead, share)
+    train_batches, val_batches = hypergradient.train_batches + ahead, hypergradient.val_batches
+    sampler = Sampler(batch_size, outer_batch_size, train_batches, val_batches)
 
-    def step(walk: Walk, batches: Batches) -> tuple[Walk, LocalStep]:
-        outer, total, (inner, calls, kept) = walk
-        points = ((outer, inner),)
-        (inner_momentum,) = inner_gradients(problem, points, batches)
-        kept, looked = below.look(points[0], batches, kept)
-        (outer_momentum,), used = below.estimator(kept)(problem, points, batches)
-        new_inner, kept = below.moved(inner, inner_momentum, kept)
-        new_outer = problem.into_set(step_along(outer, -above.local, outer_momentum))
-        local = Local(new_inner, calls.plus(used).plus(looked).plus(Calls(gradients=1)), kept)
-        total = add(total, outer_momentum) if above.sums else total
-        return Walk(new_outer, total, local), LocalStep(outer, inner, outer_momentum, inner_momentum, new_outer)
+    def loop(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply | Sum, Local, LocalStep]:
+        searching = message.probe > 0 if above.searches else jnp.asarray(False)
 
-    def loop(message: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply | Sum, Local, LocalStep]:
-        first = Walk(message, zeros(message) if above.sums else None, local)
+        def step(walk: Walk, batches: Batches) -> tuple[Walk, LocalStep]:
+            outer, total, pace, (inner, calls, kept) = walk
+            kept, looked = below.look((outer, inner), batches, kept)
+            inner, settling = below.settled(outer, inner, batches, kept, jnp.where(searching, steps.SETTLING, 1))
+            points = ((outer, inner),)
+            (inner_momentum,) = inner_gradients(problem, points, batches)
+            (outer_momentum,), used = below.estimator(kept)(problem, points, batches)
+            new_inner, kept = below.moved(inner, inner_momentum, kept)
+            rate = above.local
+            if above.searches:
+                pace = pace.after(outer_momentum, message.probe)
+                rate = jnp.where(searching, pace.step, 0)
+            new_outer = problem.into_set(step_along(outer, -rate, outer_momentum))
+            calls = calls.plus(used).plus(looked).plus(settling).plus(Calls(gradients=1))
+            total = add(total, outer_momentum) if above.sums else total
+            walk = Walk(new_outer, total, pace, Local(new_inner, calls, kept))
+            return walk, LocalStep(outer, inner, outer_momentum, inner_momentum, new_outer)
+
+        outer = message.outer
+        first = Walk(outer, zeros(outer) if above.sums else None, pace_at(outer) if above.searches else None, local)
         walk, taken = sampler.walk(step, first, data, key, local_steps)
-        return Sum(walk.total) if above.sums else Reply(walk.outer), walk.local, taken
+        if not above.sums:
+            return Reply(walk.outer), walk.local, taken
+        if not above.searches:
+            return Sum(walk.total), walk.local, taken
+        total = select(searching, subtract(outer, walk.outer), walk.total)
+        return Sum(total, walk.pace.square / local_steps), walk.local, taken
 
     def init(key: jax.Array) -> Server:
         outer, _ = problem.start(key)
@@ -131,13 +181,19 @@ def fedbio(
         _, inner = problem.start(key)
         return Local(inner, no_calls(hypergradient), below.start(inner, key))
 
-    def absorb(server: Server, mean: tuple[Tree]) -> Server:
-        return Server(*above.moved(*server, *mean))
+    def send(server: Server) -> Message:
+        return Message(server.outer, above.probe(server.kept))
+
+    def absorb(server: Server, mean: Any) -> Server:
+        moved = Server(*above.moved(*server, mean[0]))
+        if not above.searches:
+            return moved
+        return select(server.kept.rounds == 0, Server(*above.found(*server, *mean)), moved)  # type: ignore[no-any-return]
 
     return Algorithm(
         init,
         enroll,
-        plan=(phase("local", lambda server: server.outer, loop, absorb),),
+        plan=(phase("local", send, loop, absorb),),
         check=lambda data: steps.check_optimizers(problem, inner_optimizer, outer_optimizer),
         remark=lambda server: above.remark(server.kept),
     )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.calculus import Calls, Tree, add, inner_gradient, no_calls, scale, subtract
+from fedbilevel.calculus import Calls, Tree, add, inner_gradient, scale, subtract
 from fedbilevel.hypergradients import Points
 from fedbilevel.hypergradients.neumann import fused_inner_gradients, fused_serves
 from fedbilevel.plan import LocalStep, Phase
@@ -18,17 +18,32 @@ from fedbilevel.sampling import Batches, LocalData
 
 
 class Local(NamedTuple):
-    """Nothing stays on a client but the count of what it computed."""
+    """Nothing stays on a client but the count of what it computed, and its curvature where steps follow from it."""
 
     calls: Calls
+    curvature: Any = None
 
 
 class Reply(NamedTuple):
+    """Where a client arrived, and its curvature where steps follow from it."""
+
     outer: Tree
+    largest: Any = None
 
 
-def enroll(key: jax.Array) -> Local:
-    return Local(no_calls())
+class Sum(NamedTuple):
+    """Of a client's hypergradients: the reply where the server moves x.  In a search: how far the client went, and the mean of
+    their squared norms."""
+
+    total: Tree
+    square: Any = None
+
+
+class Told(NamedTuple):
+    """What is sent either way, and the curvature where steps follow from it: the server's mean, or a client's own."""
+
+    value: Tree
+    largest: Any
 
 
 LocalLoop = Callable[[Tree, Tree, LocalData, jax.Array], tuple[Tree, Tree, LocalStep]]
