@@ -33,7 +33,9 @@ def check(
     found = fb.simulate(algorithm, data, rounds, seed=SEED, record_every=None, **engine)
     loop, rules = fedbio, {"inner_step": inner, "outer_step": outer}
     if method == "fedbioacc":
-        loop, rules = fedbioacc, {"constants": {**fb.TUNED, **rules}, "previous": "paper"}
+        previous = "local" if options.get("send") else "paper"
+        loop, rules = fedbioacc, {"constants": {**fb.TUNED, **rules}, "previous": previous}
+        rules["alone"] = "send" in options
     kept, weights = project[1] or (lambda x: x), engine.get("weights", np.ones(3))
     shared = {"rounds": rounds, "local_steps": STEPS, "weights": weights, "cohorts": replied, "project": kept}
     wanted = loop(reference, oracle or phi.exact(reference), reference.start, rows, **rules, **shared)
@@ -72,6 +74,17 @@ def test_equal_on_minibatches_in_a_box():
     assert np.isclose(np.abs(found.outer), 0.25).any(), "the box must bind"
 
 
+@pytest.mark.parametrize("engine", [{}, {"weights": np.array([1.0, 3.0, 0.5])}, {"participation": 2, "dropout": 0.3}])
+@pytest.mark.parametrize("outer", [0.3, "auto"])
+def test_momenta_that_stay_at_home(engine, outer):
+    """send="outer": by numbers, and by steps that set themselves, where it changes nothing but the bytes."""
+    rule = Distance(reference.start[0]) if outer == "auto" else outer
+    options = {"inner_step": 0.5, "outer_step": outer, "send": "outer"} | {
+        name: fb.TUNED[name] for name in ("delta", "u", "sigma", "c_inner", "c_outer")
+    }
+    check(0.5, rule, options, rounds=10, method="fedbioacc", **engine)
+
+
 def test_one_of_the_two_steps():
     check(0.3, Distance(reference.start[0], search=True), {**AUTO, "inner_step": 0.3})
     check(settling(), 0.2, {**AUTO, "outer_step": 0.2})
@@ -93,6 +106,11 @@ def test_optimizers():
     close(one, other)
 
 
+def at_home(name, scale):
+    """An oracle of the reference, for x in other units."""
+    return lambda self, client, x, y, rows: getattr(reference, name)(client, x / scale, y, rows)
+
+
 def test_the_way_back_from_a_first_distance_that_was_too_long():
     """x on a scale of 1e-3: the first moves are hundreds of times too long, are taken back, and all is as in the naive loop."""
     small = 1e-3
@@ -103,14 +121,7 @@ def test_the_way_back_from_a_first_distance_that_was_too_long():
     )
     estimate = phi.exact(reference)
     rule = Distance(small * reference.start[0], search=True)
-    scaled = type(
-        "Scaled",
-        (),
-        {
-            name: lambda self, m, x, y, r, part=getattr(reference, name): part(m, x / small, y, r)
-            for name in ("inner_gradient", "inner_hessian")
-        },
-    )
+    scaled = type("Scaled", (), {name: at_home(name, small) for name in ("inner_gradient", "inner_hessian")})
     wanted, _ = fedbio(
         scaled(),
         lambda client, x, y, rows: estimate(client, x / small, y, rows) / small,

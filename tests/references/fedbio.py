@@ -11,7 +11,8 @@ def fedbio(
     ``model.inner_gradient(client, x, y, row numbers)`` and ``phi(client, x, y, Rows)`` are the derivative oracles,
     ``cohorts[r]`` the weights of those who reply in round r (default: everybody, with ``weights``).  Steps that are not
     numbers: ``inner_step(client, x, y, gradient, Rows)`` is the next y; ``outer_step.length`` is that of a local step and
-    ``outer_step.moved(x, mean hypergradient)`` the next x.  Where ``outer_step.probe`` is not zero clients search in this round.
+    ``outer_step.moved(x, mean hypergradient)`` the next x; clients search where ``outer_step.probe``
+    is not zero.
     """
     x, y = project(start[0]), [start[1] for _ in weights]
     down = inner_step if callable(inner_step) else lambda client, x, y, omega, rows: y - inner_step * omega
@@ -21,7 +22,7 @@ def fedbio(
         replies, sizes, shares, eta = [], [], [], outer_step if walks else outer_step.length
         probe = getattr(outer_step, "probe", 0.0)
         for client in active:
-            own, total, squares = x, 0.0, 0.0
+            own, total, squares, before = x, 0.0, 0.0, None
             for i in range(local_steps):
                 read = rows(number, client, i)
                 if hasattr(inner_step, "settled"):
