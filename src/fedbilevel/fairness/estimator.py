@@ -49,6 +49,8 @@ class AimMissed(UserWarning):
 class Federated(BaseEstimator):  # type: ignore[misc]
     """What estimators over clients share: tables in, clients, coefficients."""
 
+    encoder_: Encoder
+
     _regression = False
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
@@ -334,6 +336,8 @@ class OfClasses(ClassifierMixin):  # type: ignore[misc]
 
 class OfNumbers(RegressorMixin):  # type: ignore[misc]
     """Predictions of a fitted `Federated`."""
+
+    encoder_: Encoder
 
     _regression = True
     encoder_: Any
