@@ -337,8 +337,6 @@ class OfClasses(ClassifierMixin):  # type: ignore[misc]
 class OfNumbers(RegressorMixin):  # type: ignore[misc]
     """Predictions of a fitted `Federated`."""
 
-    encoder_: Encoder
-
     _regression = True
     encoder_: Any
 
