@@ -101,6 +101,14 @@ def test_a_run_that_was_stopped_goes_on(files, tmp_path):
     pd.testing.assert_frame_equal(after.others["choices"], whole.others["choices"])
 
 
+def test_a_site_with_one_class_is_refused_whatever_the_schema_says(files, tmp_path):
+    tables = [open_table(file) for file in files]
+    schema, south = infer(tables, target="ill", sensitive=[]), tmp_path / "south.csv"
+    pd.read_csv(files[1]).assign(ill="yes").to_csv(south, index=False)
+    with pytest.raises(ValueError, match="The site 'south' has only rows of the class 'yes'"):
+        job.run([tables[0], open_table(south)], schema, tmp_path / "out")
+
+
 def test_numbers_and_machines(files, tmp_path):
     said = command("tune", *files, "--target", "age", "--no-search", *OPTIONS, "--out", tmp_path / "age", "--json")
     told = json.loads(said.out)
@@ -112,9 +120,9 @@ def test_numbers_and_machines(files, tmp_path):
 @pytest.mark.parametrize(
     ("change", "more", "sentence"),
     [
-        (lambda frame: frame.assign(ill="yes"), (), "'south' has only rows of the class 'yes'"),
+        (lambda frame: frame.assign(ill="yes"), (), "The target 'ill' has no row with 'no' at south"),
         (lambda frame: frame.head(3), (), "'south' has 3 row(s) with a target"),
-        (lambda frame: frame, ("--site", "clinic"), "has no column 'clinic'"),
+        (lambda frame: frame, ("--site", "clinic"), "there is no column 'clinic'"),
         (lambda frame: frame, ("--what", "penalty"), "what must be among penalties"),
         (lambda frame: frame, ("--what", "penalties,features"), "for each column of the table, or for each feature"),
         (lambda frame: frame, ("--folds", "1"), "folds"),

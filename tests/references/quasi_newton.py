@@ -17,10 +17,10 @@ def times_inverse(moves, vector):
 
 
 def penalties(train, val, start, rounds, inner_turns, adjoint_turns, memory, waits, lowest, highest):
-    """x after every round, the last y, and the best x."""
+    """x after every round, and the last y."""
     means = [[np.mean(part, axis=0) for part in zip(*rows, strict=True)] for rows in (moments(train), moments(val))]
     (second, first), (second_val, first_val) = means
-    constant, constant_val = (0.5 * np.mean([np.mean(y**2) for y in labels]) for _, labels in (train, val))
+    constant = 0.5 * np.mean([np.mean(y**2) for y in train[1]])
     x, y = np.array(start, float), np.zeros_like(start)
     u, steps, last, moves, way, length = (
         np.zeros_like(x),
@@ -32,7 +32,7 @@ def penalties(train, val, start, rounds, inner_turns, adjoint_turns, memory, wai
     )
     value = gradient = None
     first_length = 1.0
-    passed, best, smallest = [], x, np.inf
+    passed = []
     for number in range(rounds):
         hessian = second + np.diag(np.exp(x))
 
@@ -56,9 +56,6 @@ def penalties(train, val, start, rounds, inner_turns, adjoint_turns, memory, wai
                 length *= 0.25
             first_length = length
             fresh = False
-        held_out = 0.5 * y @ second_val @ y - first_val @ y + constant_val
-        if number >= waits and held_out < smallest:
-            best, smallest = x, held_out
         residual = second_val @ y - first_val - hessian @ u
         direction = times_inverse(moves, residual)
         for _ in range(adjoint_turns):
@@ -74,7 +71,7 @@ def penalties(train, val, start, rounds, inner_turns, adjoint_turns, memory, wai
             last = np.where(last * nu < 0, 0, nu)
             x = np.clip(x - steps * np.sign(last), lowest, highest)
         passed.append(x)
-    return passed, y, best
+    return passed, y
 
 
 def moments(rows):

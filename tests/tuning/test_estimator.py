@@ -80,13 +80,17 @@ def test_class_weights_help_the_rare_class():
     assert recalled[1] > recalled[0] + 0.2
 
 
-def test_numbers_in_their_own_units():
+def test_numbers_by_the_closed_form_of_the_penalties_learned():
     rng = np.random.default_rng(0)
-    X = rng.normal(size=(150, 8))
+    X = rng.normal(size=(150, 4)) * [1, 2, 5, 1]
     y = 500 + 30 * X[:, 0] + 10 * rng.normal(size=150)
     model = TunedFederatedRegressor("features", random_state=0).fit(X, y, clients=np.arange(150) % 3)
+    rows = model.encoder_.transform(X).astype(float)
+    penalties = np.append(model.penalties_, 1e-6)
+    exact = np.linalg.solve(rows.T @ rows / 150 + np.diag(penalties), rows.T @ model.encoder_.standardised(y) / 150)
+    np.testing.assert_allclose(model.params_, exact, atol=1e-5)
     assert model.score(X, y) > 0.85
-    assert model.penalties_.iloc[0] < model.penalties_.iloc[1:].min()
+    assert model.penalties_.nunique() > 1
 
 
 def test_the_search_finds_what_scikit_learn_finds():

@@ -14,7 +14,7 @@ B is the inverse Hessian of J. Nocedal, "Updating quasi-Newton matrices with lim
 (1980), from the last ``memory`` moves of y; it makes the conjugate gradients short as well.  The signs are those of M.
 Riedmiller and H. Braun, "A direct adaptive method for faster backpropagation learning: the RPROP algorithm", 1993.  Their first
 step is 1/2: right where the entries of x are logarithms, or have another natural unit.  x stands still for ``waits`` rounds,
-until y has arrived.  The answer is the x with the smallest f(x, y) seen.
+until y has arrived.
 
 Up per round and client: inner_turns + adjoint_turns + 1 times y, once x, and inner_turns + 1 numbers.  Down: inner_turns +
 adjoint_turns + 3 times y and inner_turns + 1 times x.
@@ -186,14 +186,12 @@ class Signs(NamedTuple):
 
 
 class Server(NamedTuple):
-    """x and how it moves; y and how it does; u; the best x so far with its f; rounds done."""
+    """x and how it moves; y and how it does; u; rounds done."""
 
     outer: Tree
     signs: Signs
     descent: Descent
     solve: Solve
-    best: Tree
-    smallest: jax.Array
     rounds: jax.Array
 
     @property
@@ -226,10 +224,10 @@ def quasi_newton(
 
     def init(key: jax.Array) -> Server:
         outer, inner = problem.start(key)
-        most = jnp.asarray(jnp.finfo(dtype_of(inner)).max)
-        solve = Solve(zeros(inner), zeros(inner), zeros(inner), jnp.zeros_like(most))
+        nothing = jnp.zeros((), dtype_of(inner))
+        solve = Solve(zeros(inner), zeros(inner), zeros(inner), nothing)
         rounds = jnp.zeros((), jnp.int32)
-        return Server(outer, Signs.start(outer), Descent.start(inner, memory), solve, outer, most, rounds)
+        return Server(outer, Signs.start(outer), Descent.start(inner, memory), solve, rounds)
 
     def evaluate(message: tuple[Tree, Tree], local: Kept, data: LocalData, key: jax.Array) -> tuple[Value, Kept]:
         outer, inner = message
@@ -248,10 +246,8 @@ def quasi_newton(
         return Value(value, subtract(along, product)), counted(kept, Calls(gradients=1, hessian_vector=1))
 
     def begin(server: Server, mean: Value) -> Server:
-        arrived = (server.rounds >= waits) & (mean.value < server.smallest)
-        best, smallest = select(arrived, (server.outer, mean.value), (server.best, server.smallest))
         solve = Solve.begun(server.solve.adjoint, mean.gradient, server.descent.moves)
-        return server._replace(best=best, smallest=smallest, solve=solve)
+        return server._replace(solve=solve)
 
     def product(message: Tree, local: Kept, data: LocalData, key: jax.Array) -> tuple[Tree, Kept]:
         image = hessian_vector(problem.inner_loss, local.outer, local.inner, data.whole("train"), message)
@@ -282,7 +278,6 @@ def quasi_newton(
         init,
         lambda key: Kept(*problem.start(key), no_calls()),
         plan,
-        outer=lambda server: server.best,
         view=lambda server, local: View(inner=server.inner, calls=local.calls),
     )
 

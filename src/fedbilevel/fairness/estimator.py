@@ -49,6 +49,8 @@ class AimMissed(UserWarning):
 class Federated(BaseEstimator):  # type: ignore[misc]
     """What estimators over clients share: tables in, clients, coefficients."""
 
+    encoder_: Encoder
+
     _regression = False
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:

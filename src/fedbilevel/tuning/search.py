@@ -17,7 +17,7 @@ import numpy as np
 from fedbilevel.algorithms.fedavg import fedavg
 from fedbilevel.datasets import partition
 from fedbilevel.engines.simulation import Options, Simulation
-from fedbilevel.fairness.methods import Recipe
+from fedbilevel.fairness.methods import STEP, STEPS, Recipe
 from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.program import smoothness
 from fedbilevel.fairness.trainer import capacity_for, padded
@@ -71,7 +71,7 @@ class Search:
 
     def __init__(self, model: Model, candidates: Sequence[float] = CANDIDATES, recipe: Recipe | None = None) -> None:
         self.model, self.candidates = model, tuple(candidates)
-        self.recipe = recipe or Recipe("fedavg", client_weights="samples")
+        self.recipe = recipe or Recipe("fedavg", steps=STEPS, step=STEP, client_weights="samples")
         self._made: dict[Any, Simulation] = {}
 
     def run(self, sites: Sequence[Labelled], seed: int = 0) -> Searched:
