@@ -21,6 +21,11 @@ class LowerLevel(NamedTuple):
 
     The smallest is an upper bound of the true one: a negative number proves that the loss is not convex, a positive one
     proves nothing.
+
+    Attributes:
+        smallest: The smallest curvature.
+        largest: The largest one.
+        client: Where the smallest was found; None: in the clients' mean.
     """
 
     smallest: float
@@ -40,12 +45,23 @@ def lower_level(
 
     Warns where it is not positive.  The loss is then not strongly convex in y, and methods promise less: docs/networks.md.
 
-    >>> import fedbilevel as fb
-    >>> from fedbilevel.tasks import random_quadratic
-    >>> drawn = random_quadratic(0, strong_convexity=0.5, smoothness=2.0)
-    >>> found = fb.lower_level(drawn.problem(), drawn.data())
-    >>> bool(0.5 <= found.smallest <= found.largest <= 2.0)
-    True
+    Args:
+        problem: Whose inner loss is looked at.
+        data: Whose training rows it is read on.
+        points: How many points are sampled.
+        spread: How far they lie around the start.
+        seed: Of the points.
+
+    Returns:
+        The ends of the spectrum over all points and clients.
+
+    Examples:
+        >>> import fedbilevel as fb
+        >>> from fedbilevel.tasks import random_quadratic
+        >>> drawn = random_quadratic(0, strong_convexity=0.5, smoothness=2.0)
+        >>> found = fb.lower_level(drawn.problem(), drawn.data())
+        >>> bool(0.5 <= found.smallest <= found.largest <= 2.0)
+        True
     """
     whole_number("points", points)
     not_negative("spread", spread)

@@ -37,7 +37,11 @@ CURVATURE = 2.5
 class Convolutional:
     """Two layers of 3 x 3 filters, each followed by averaging over squares of 2 x 2, and a linear layer.
 
-    ``side``: rows and columns of a picture; the features are its pixels, and a column of ones that is not read.
+    The features are the pixels of a picture, and a column of ones that is not read.
+
+    Attributes:
+        side: Rows and columns of a picture.
+        channels: Filters of a layer.
     """
 
     side: int
@@ -122,9 +126,21 @@ def source_weighting(
 ) -> Task:
     """One draw with as many sources as clients, ``spoiled`` of which have a share ``noise`` of wrong labels.
 
-    ``network``: a hashable object with ``init(key) -> inner variable`` and ``__call__(inner, features) -> logits``; a small
-    `Convolutional` if left out.  ``evaluate`` gives "accuracy" on test rows and "auc", the chance that a clean source has a
-    larger weight than a spoiled one.
+    ``evaluate`` gives "accuracy" on test rows and "auc", the chance that a clean source has a larger weight than a spoiled one.
+
+    Args:
+        images: Where pictures are drawn from.
+        seed: Of the draw; it says which sources are spoiled.
+        lower_level: "global" (a source is a client) or "local" (every client has rows of all sources).
+        network: A hashable object with ``init(key) -> inner variable`` and ``__call__(inner, features) -> logits``; None: a
+            small `Convolutional`.
+        clients: How many, and how many sources.
+        train: Training rows of a client.
+        validation: Validation rows of a client.
+        test: Test rows of a client.
+        spoiled: How many sources have wrong labels.
+        noise: The share of them there.
+        ridge: Of the inner loss.
     """
     if not 0 < whole_number("spoiled", spoiled) < clients:
         raise ValueError(f"spoiled={spoiled} must leave at least one of the {clients} sources clean.")
