@@ -46,9 +46,9 @@ CONSTANTS = ["radius", "rho", "delta", "u", "sigma", "c_inner", "c_outer", "c_ad
 SERVER_STEPS = ["server_inner_step", "server_outer_step", "server_adjoint_step"]
 POSITIVE = ["step", "rows", *STEPS, *SERVER_STEPS, *CONSTANTS]
 NOT_NEGATIVE = ["q", "strength", "ridge", "epsilon", "stage_one", "stage_two", "beta"]
-COUNTS = ["local_steps", "batch_size", "outer_batch_size", "terms", "inner_rounds", "rounds"]
+COUNTS = ["local_steps", "batch_size", "outer_batch_size", "terms", "inner_rounds", "rounds", "finish_after"]
 AT_LEAST_TWO = ["clients", "groups", "classes"]
-OPTIONAL = ["radius", *SERVER_STEPS, "batch_size", "outer_batch_size", "rounds"]
+OPTIONAL = ["radius", *SERVER_STEPS, "batch_size", "outer_batch_size", "rounds", "finish_after"]
 FUNCTIONS = {
     "loss": "(model, batch) -> scalar",
     "scores": "(params, features) -> [n] or [n, classes]",

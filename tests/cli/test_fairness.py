@@ -53,7 +53,7 @@ def test_only_what_is_missing_in_the_folder_is_run(process, tmp_path):
         assert words in done.out
     assert "4/4, done" in done.err
     kept = pd.read_csv(out / "fairness-rows.csv")
-    assert len(kept) == 2 * 2 * 10
+    assert len(kept) == 2 * 2 * 11
     measured = kept[kept["test_gap"] != GAP]
     assert measured[["distribution", "split"]].drop_duplicates().values.tolist() == [["iid", 0]]
     assert len(measured) == 10

@@ -298,7 +298,7 @@ def test_the_extra_is_named_where_it_is_missing(run, monkeypatch, tmp_path):
 
 
 def test_a_site_sees_what_would_leave(done, north, schema):
-    told = done("site", "check", north, "--schema", schema, "--json")
+    told = done("site", "check", north, "--schema", schema, "--method", "fedbioacc", "--json")
     found = json.loads(told)
     assert (found["site"], found["server"]) == ("north", "fl.example.org:9102")
     assert found["columns"] == ["age", "colour", "outcome", "sex"]
@@ -313,6 +313,10 @@ def test_a_site_sees_what_would_leave(done, north, schema):
     assert [one["name"].split("/")[0] for one in by_task["finish"]] == ["decisions", "hidden", *["scores"] * 3]
     assert max(one["bytes"] for one in found["left"]) < 8 * ROWS, "as much as a column left the site"
     assert not (north / "fedbilevel-state").exists()
+    usual = json.loads(done("site", "check", north, "--schema", schema, "--json"))
+    # Models, sums by group and class, one number a cell: nothing is as long as a column.
+    shapes = {one["shape"] for one in usual["left"] if one["name"].startswith("reply")}
+    assert shapes == {"float32[]", "float32[4]", "float32[5]", "float32[1, 3, 2]", "float32[2, 2, 2]"}
 
 
 def test_a_check_warns_of_loosened_rules(done, north, schema):

@@ -48,7 +48,6 @@ EXCUSED = {
     "test_a_client_listed_twice_has_weight_two": {
         "afl": "it learns the weights of its clients and reads the engine's only where they are 0",
         "fedmbo": "every client has a chain of its own, so a client listed twice has two, drawn apart",
-        "fairfed": "disagreement is compared with its plain mean over clients, where one listed twice counts twice",
     },
 }
 """Contract -> method -> why it does not hold.  The contract runs all the same, and must fail."""

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from fedbilevel.fairness.methods import Ladder
 from fedbilevel.federation.protocol.policy import Source
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.federation.protocol.vault import read_arrays
@@ -81,7 +82,8 @@ def test_labels_and_rows_of_a_table_stay(tmp_path):
     sites, secret = fair_array_sites(tmp_path, settings, rng, (61, 67, 71), 6, tell=("rows", "smoothness"))
     channel = Direct(sites)
     coordinate(tmp_path, settings, channel)
-    allowed = {(4,), (6,), (2,), (1,)}  # x and nu over four cells; the model; two counts of rows; one curvature
+    # x and nu over four cells; the model; two counts of rows; one curvature; on which rung of a ladder of sizes the site stands.
+    allowed = {(4,), (6,), (2,), (1,), (Ladder(16).length,)}
     for task, name, told in channel.seen:
         arrays = [*told.get("arrays", []), *told.get("numbers", {}).values()]
         assert {array.shape for array in arrays} <= allowed

@@ -160,7 +160,7 @@ def test_a_small_run_is_a_folder_that_goes_on(tmp_path):
     told.clear()
     rows = fairness.run(tmp_path, SMALL, told.append, workers=1).tables["rows"]
     assert [standing.done for standing in told] == [1, 2]
-    assert rows.groupby("method")["split"].nunique().tolist() == [2] * 10
+    assert rows.groupby("method")["split"].nunique().tolist() == [2] * 11
     before = first.set_index("method")["test_accuracy"]
     after = rows[rows["split"] == 0].set_index("method")["test_accuracy"]
     pd.testing.assert_series_equal(before, after)
@@ -193,11 +193,11 @@ def test_another_command_adds_to_a_folder_and_other_options_are_refused(tmp_path
     small = replace(SMALL, grid_cases=("credit-status",))
     first = fairness.run(tmp_path, SMALL).tables["rows"]
     both = fairness.run(tmp_path, replace(small, distributions=("noniid",)))
-    assert both.tables["rows"].groupby("distribution").size().to_dict() == {"iid": 20, "noniid": 44}
-    assert len(fairness.run(tmp_path, replace(SMALL, splits=1)).tables["rows"]) == 64, "fewer splits remove nothing"
+    assert both.tables["rows"].groupby("distribution").size().to_dict() == {"iid": 22, "noniid": 46}
+    assert len(fairness.run(tmp_path, replace(SMALL, splits=1)).tables["rows"]) == 68, "fewer splits remove nothing"
     kept = read(tmp_path)
-    pd.testing.assert_series_equal(kept.tables["rows"]["test_gap"].iloc[:20], first["test_gap"])
-    assert len(kept.rows) == 40, "defaults only"
+    pd.testing.assert_series_equal(kept.tables["rows"]["test_gap"].iloc[:22], first["test_gap"])
+    assert len(kept.rows) == 44, "defaults only"
     assert len(both.tables["chosen"])
     assert fairness.splits_measured(both.tables["rows"])["credit-status"]["noniid"]["FedReg penalty=3"] == 2
     with pytest.raises(ValueError, match="was begun with steps = 40, and now steps is 41"):

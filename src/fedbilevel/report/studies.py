@@ -140,7 +140,7 @@ def calibration(table: pd.DataFrame) -> Chart | None:
 def frontier(table: pd.DataFrame | None) -> Chart | None:
     """Accuracy against gap along a path of strengths, on training rows and, where there are any, on test rows; the model that
     is used, and the gap that a fair model would show on the training rows."""
-    if table is None:
+    if table is None or "chosen" not in table:  # the study over tables has a frontier of pooled rows under this name
         return None
     used = table[table["chosen"]].iloc[0]
     parts = {"training rows": "", **({"test rows": "test_"} if "test_gap" in table else {})}
