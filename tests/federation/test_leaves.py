@@ -82,7 +82,7 @@ def test_labels_and_rows_of_a_table_stay(tmp_path):
     sites, secret = fair_array_sites(tmp_path, settings, rng, (61, 67, 71), 6, tell=("rows", "smoothness"))
     channel = Direct(sites)
     coordinate(tmp_path, settings, channel)
-    # x and nu over four cells; the model; two counts of rows; one curvature; on which rung of a ladder of sizes the site stands.
+    # x and nu over four cells; the model; two counts of rows; one curvature; the rung of a ladder of sizes it stands on.
     allowed = {(4,), (6,), (2,), (1,), (Ladder(16).length,)}
     for task, name, told in channel.seen:
         arrays = [*told.get("arrays", []), *told.get("numbers", {}).values()]
