@@ -56,7 +56,7 @@ def test_only_what_is_missing_in_the_folder_is_run(process, tmp_path):
     assert len(kept) == 2 * 2 * 11
     measured = kept[kept["test_gap"] != GAP]
     assert measured[["distribution", "split"]].drop_duplicates().values.tolist() == [["iid", 0]]
-    assert len(measured) == 10
+    assert len(measured) == 11
     assert measured["test_gap"].between(0, 1).all()
     settings = json.loads((out / "fairness-settings.json").read_text(encoding="utf-8"))
     assert settings["steps"] == 100
