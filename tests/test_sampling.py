@@ -99,9 +99,11 @@ def test_padded_leaves_are_read_with_a_mask_only():
 def test_who_reads_whole_sets_is_noticed():
     seen = []
     leaf = jnp.arange(3.0)
-    data = LocalData(leaf, leaf, jnp.int32(0), jnp.int32(1), jnp.int32(1), padded=("train",), notice=seen.append)
+    one = jnp.int32(1)
+    data = LocalData(leaf, leaf, 0 * one, one, one, padded=("train",), notice=lambda *read: seen.append(read))
     assert data.whole("train").tolist() == [0, 1, 2]
-    assert seen == ["train"]
+    assert data.whole_with_mask("val")[1].tolist() == [True, False, False]
+    assert seen == [("train", True), ("val", False)]
 
 
 def test_batches_pick_their_minibatch():

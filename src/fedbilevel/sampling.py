@@ -33,7 +33,7 @@ class LocalData:
     Minibatches draw real rows.  A whole set is cut to size, for which an engine runs clients of equal size together; or it
     comes with a mask, and clients of any sizes share one program.  `whole` does the first, `whole_with_mask` the second; for
     losses, which see only their batch, `ClientData.with_mask` puts the mask among the leaves.  ``padded``: the parts whose
-    leaves hold padding that no such leaf marks.  ``notice`` hears of every part that is to be cut.
+    leaves hold padding that no such leaf marks.  ``notice`` hears of every part that is read whole and of whether it is cut.
     """
 
     train: Tree
@@ -44,7 +44,7 @@ class LocalData:
     shared: bool = field(default=False, metadata=STATIC)
     number: jax.Array | None = None
     padded: tuple[str, ...] = field(default=(), metadata=STATIC)
-    notice: Callable[[str], None] | None = field(default=None, metadata=STATIC)
+    notice: Callable[[str, bool], None] | None = field(default=None, metadata=STATIC)
 
     def rows(self, part: str, indices: jax.Array) -> Tree:
         tree, numbers = self.flat(part, indices)
@@ -52,13 +52,15 @@ class LocalData:
 
     def whole(self, part: str) -> Tree:
         if self.notice is not None:
-            self.notice(part)
+            self.notice(part, True)
         elif part in self.padded:
             raise RuntimeError(f"A whole {part} set was read that its tracing did not show: padding would count.")
         return self._own(part)
 
     def whole_with_mask(self, part: str) -> tuple[Tree, jax.Array]:
         """A client's rows with the padding behind them, and which of them are real."""
+        if self.notice is not None:
+            self.notice(part, False)
         rows = self._own(part)
         size = self.train_size if part == "train" else self.val_size
         return rows, jnp.arange(jax.tree.leaves(rows)[0].shape[0], dtype=jnp.int32) < size

@@ -3,11 +3,15 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 import fedbilevel as fb
+from fedbilevel.engines import fleet
 from fedbilevel.engines.rounds import draw_distinct
 from fedbilevel.engines.simulation import ROWS, Options, Simulation
 from tests.references.compare import identical
@@ -88,3 +92,53 @@ def test_a_cohort_of_a_million_clients_reads_no_list_of_them():
     program = str(jax.make_jaxpr(draw_distinct, (1, 2))(jax.random.key(0), 10**6, 1000))
     assert "[2000]" in program
     assert "[1000000]" not in program
+
+
+class MaskedSquares:
+    """A loss that leaves padding out itself."""
+
+    def __call__(self, model, rows):
+        return jnp.mean((rows["a"] @ model - rows["b"]) ** 2)
+
+    def masked(self, model, rows, real):
+        return jnp.mean((rows["a"] @ model - rows["b"]) ** 2, where=real)
+
+
+def of_sizes(*sizes):
+    generator = np.random.default_rng(0)
+    return fb.ClientData.from_clients(
+        [({"a": generator.normal(size=(size, 3)), "b": generator.normal(size=size)}, None) for size in sizes]
+    )
+
+
+def test_one_large_client_does_not_make_small_ones_large(monkeypatch):
+    clients = of_sizes(3, 100, 9, 10, 10, 4, 9, 60)
+    method = fb.lbfgs(MaskedSquares(), jnp.zeros(3))
+
+    def run():
+        made = Simulation(method, clients, Options(weights="samples", record_every=1, diagnostics="cheap"))
+        (moment,) = made.rounds(method.settings, 0, [4])
+        return made.loop.layout.groups, made.answer(method.settings, moment.state)[0]
+
+    together, expected = run()
+    assert together is None, "where little is to be spared nothing more is compiled"
+    monkeypatch.setattr(fleet, "PADDING", 1)
+    bands, outer = run()
+    assert [(members, rows) for members, rows, _ in bands] == [
+        ((0,), 3), ((5,), 4), ((2, 3, 4, 6), 10), ((7,), 64), ((1,), 100),
+    ]  # fmt: skip
+    np.testing.assert_allclose(outer, expected, rtol=1e-12)  # sums over other numbers of zeros
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=40))
+def test_bands_hold_every_client_once_with_little_padding(sizes):
+    data = fb.ClientData.from_clients([({"a": np.zeros((size, 1), np.int8)}, None) for size in sizes])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fleet, "PADDING", 0)
+        bands = fleet.size_bands(data, {"train"})
+    if bands is None:
+        assert 2 * sum(sizes) / 0.8 > len(sizes) * max(sizes), "bands would spare less than half of the rows"
+        return
+    assert sorted(member for members, _, _ in bands for member in members) == list(range(len(sizes)))
+    for members, rows, _ in bands:
+        assert all(0.8 * rows <= sizes[member] <= rows for member in members)

@@ -21,16 +21,19 @@ AXIS = "clients"
 CHUNK = 16
 """Clients vmapped together when there are more than twice as many: beyond about ten a step's minibatches leave the cache
 (measured by ``benchmarks/run.py clients``)."""
+PADDING = 32 * 2**20
+"""Bytes of padding from which on clients whose whole sets are masked run in bands of about one size.  A band more takes about
+half a second to compile; below this, a fit of some hundred passes over the rows spares less than that."""
 
 
 @dataclass(frozen=True)
 class Layout:
     """``clients`` are real ones; ``places`` counts the ghosts that fill up the last device.  ``padded``: the parts whose
     sample axis holds padding that no mask marks.  ``groups``: the ``(positions, train rows, val rows)`` of clients that run
-    together when such a part is read whole.  ``cohort``: how many clients a round samples; None for all.
-    ``proportional``: they are drawn in proportion to their weights.  ``zeros``: some weights are 0.  ``secure``: averages are
-    those of secure sums.  ``stretch``: for how many rounds a fleet holds the clients that they sample, and no others; 0 where
-    it holds everybody.
+    together when such a part is read whole: those of one size where it is cut, those of about one size where it is masked.
+    ``cohort``: how many clients a round samples; None for all.  ``proportional``: they are drawn in proportion to their
+    weights.  ``zeros``: some weights are 0.  ``secure``: averages are those of secure sums.  ``stretch``: for how many rounds
+    a fleet holds the clients that they sample, and no others; 0 where it holds everybody.
     """
 
     clients: int
@@ -135,7 +138,13 @@ def _by_groups(function: Callable[[LocalData, Tree], Any], fleet: Fleet, per_cli
             number=fleet.ids[index],
         )
         own = jax.tree.map(lambda leaf, index=index: leaf[index], per_client)
-        pieces.append(jax.vmap(function)(data, own))
+        few = layout.chunk is None or len(index) <= 2 * layout.chunk
+        items = (data, own)
+        pieces.append(
+            jax.vmap(function)(*items)
+            if few
+            else jax.lax.map(lambda item: function(*item), items, batch_size=layout.chunk)
+        )
         order.extend(positions)
     back = np.argsort(np.asarray(order))
     return jax.tree.map(lambda *parts: jnp.concatenate(parts)[back], *pieces)
@@ -144,9 +153,35 @@ def _by_groups(function: Callable[[LocalData, Tree], Any], fleet: Fleet, per_cli
 def size_groups(data: ClientData) -> tuple[tuple[tuple[int, ...], int, int], ...]:
     """Clients by (training rows, validation rows), padding that a mask marks being rows."""
     spans = (data.samples(part) if data.marked(part) else getattr(data, f"{part}_sizes") for part in data.parts)
-    columns = [np.broadcast_to(span, data.clients).tolist() for span in spans]
+    return _together([np.broadcast_to(span, data.clients) for span in spans])
+
+
+def size_bands(data: ClientData, parts: set[str]) -> tuple[tuple[tuple[int, ...], int, int], ...] | None:
+    """Clients of about one size, for ``parts`` that are read whole with a mask: at most a fifth of their rows is padding.
+
+    None unless that spares half of all rows, and `PADDING`.  Sizes are rounded so that clients of nearly the same sizes share a
+    program.
+    """
+    spans = [np.full(data.clients, data.samples(part)) for part in data.parts]
+    spared = held = 0.0
+    for place, part in enumerate(data.parts):
+        if part in parts:
+            spans[place] = np.minimum(_rounded(getattr(data, f"{part}_sizes")), data.samples(part))
+            size = sum(leaf.nbytes for leaf in jax.tree.leaves(getattr(data, part)))
+            held, spared = held + size, spared + size * (1 - spans[place].mean() / data.samples(part))
+    return _together(spans) if spared >= max(PADDING, held / 2) else None
+
+
+def _rounded(sizes: np.ndarray) -> np.ndarray:
+    """Up to the next of 4, 5, 6 and 7 times a power of two."""
+    unit = 2.0 ** np.floor(np.log2(np.maximum(sizes, 4)) - 2)
+    return np.asarray(np.ceil(sizes / unit) * unit, int)
+
+
+def _together(spans: list[np.ndarray]) -> tuple[tuple[tuple[int, ...], int, int], ...]:
+    """Clients by their rows in each part."""
     groups: dict[tuple[int, ...], list[int]] = {}
-    for client, sizes in enumerate(zip(*columns, strict=True)):
+    for client, sizes in enumerate(zip(*(span.tolist() for span in spans), strict=True)):
         groups.setdefault(sizes, []).append(client)
     return tuple((tuple(members), sizes[0], sizes[-1]) for sizes, members in sorted(groups.items()))
 

@@ -311,12 +311,13 @@ class Traffic(NamedTuple):
     phases: tuple[tuple[int, int], ...]
 
 
-def traffic(algorithm: Algorithm, fleet: Fleet) -> tuple[Traffic, set[str]]:
-    """Trace every phase on one client without computing, and weigh its message and its reply.
+Reads = set[tuple[str, bool]]
+"""Parts of a client's data that are read whole, and whether they must be cut to its size for that."""
 
-    The second result: which parts of a client's data are read whole.
-    """
-    key, whole = jax.random.key(0), set[str]()
+
+def traffic(algorithm: Algorithm, fleet: Fleet) -> tuple[Traffic, Reads]:
+    """Trace every phase on one client without computing, and weigh its message and its reply; and what it reads whole."""
+    key, whole = jax.random.key(0), Reads()
     server, local, data = _shapes(algorithm, fleet, key)
     each: list[tuple[int, int]] = []
     down = up = 0
@@ -329,13 +330,13 @@ def traffic(algorithm: Algorithm, fleet: Fleet) -> tuple[Traffic, set[str]]:
     return Traffic(down, up, tuple(each)), whole
 
 
-def read_by_objective(algorithm: Algorithm, fleet: Fleet) -> set[str]:
-    """Which parts of a client's data the objective reads whole."""
-    whole = set[str]()
+def read_by_objective(algorithm: Algorithm, fleet: Fleet) -> Reads:
+    """What of a client's data the objective reads whole."""
+    whole = Reads()
 
     def objective(server: Any, local: Any, data: LocalData) -> jax.Array:
         inner = algorithm.view(server, local).inner
-        return algorithm.objective(algorithm.outer(server), inner, replace(data, notice=whole.add))
+        return algorithm.objective(algorithm.outer(server), inner, replace(data, notice=lambda *read: whole.add(read)))
 
     jax.eval_shape(objective, *_shapes(algorithm, fleet, jax.random.key(0)))
     return whole
@@ -354,15 +355,15 @@ def _shapes(algorithm: Algorithm, fleet: Fleet, key: jax.Array) -> tuple[Any, An
 class _Whole:
     """Parts of a client's data that were read whole: known once the work is traced, and kept with the trace."""
 
-    parts: tuple[str, ...] = field(metadata={"static": True})
+    parts: tuple[tuple[str, bool], ...] = field(metadata={"static": True})
 
 
 @partial(jax.jit, static_argnames=("work",))
 def _reply(
     work: Callable[..., Any], message: Tree, local: Tree, data: LocalData, key: jax.Array
 ) -> tuple[Tree, _Whole]:
-    parts: set[str] = set()
-    reply = work(message, local, replace(data, notice=parts.add), key)[0]
+    parts = Reads()
+    reply = work(message, local, replace(data, notice=lambda *read: parts.add(read)), key)[0]
     return reply, _Whole(tuple(sorted(parts)))
 
 

@@ -26,7 +26,7 @@ from fedbilevel.engines import cohorts
 from fedbilevel.engines.cohorts import Held
 from fedbilevel.engines.diagnose import STEPS, level_for, measure
 from fedbilevel.engines.fixed import check_summed
-from fedbilevel.engines.fleet import AXIS, CHUNK, Fleet, Layout, ends_of_shares, host_fleet, size_groups
+from fedbilevel.engines.fleet import AXIS, CHUNK, Fleet, Layout, ends_of_shares, host_fleet, size_bands, size_groups
 from fedbilevel.engines.hosts import (
     client_mesh,
     of_all_hosts,
@@ -239,8 +239,8 @@ class Simulation:
             layout.padded and self.level is not None
         )  # which reads whole sets too, unless it leaves the padding out
         if records and self.level in ("cheap", "cohort"):
-            records = bool(read_by_objective(self.algorithm, fleet) & set(layout.padded))
-        reads_whole = bool(whole & set(layout.padded))
+            records = any(cut and part in layout.padded for part, cut in read_by_objective(self.algorithm, fleet))
+        reads_whole = any(cut and part in layout.padded for part, cut in whole)
         if stored:
             check_stored(self.algorithm.name, reads_whole, bool(records), self.level)
             layout = alone if jax.process_count() == 1 else replace(alone, mesh=one_device_each())
@@ -251,6 +251,8 @@ class Simulation:
             layout = grouped
         elif records:
             layout = alone
+        if layout.groups is None and layout.mesh is None and layout.cohort is None:
+            layout = replace(layout, groups=size_bands(self.data, {part for part, _ in whole}))
         if stored or (layout.gathers_cohort and self.level in (None, "cohort")):
             one = jax.eval_shape(self.algorithm.enroll, jax.random.key(0))
             if stored or bytes_of(one) * layout.clients > cohorts.MANY_BYTES:
