@@ -231,8 +231,8 @@ def large_table(record: dict[str, Any]) -> str:
         "## Many sites, large models, many rounds\n\n`python benchmarks/large.py --sites 10 --numbers 20 --rounds 2000`, and "
         "so on. A server and the sites on one machine over mutual TLS; the work of a site is one step towards the mean of "
         "eight numbers, so what is measured is everything around it. Seconds are medians; milliseconds are of processor time, "
-        "a round. Memory is resident, of the worker of the job: at the beginning, halfway and at the end. Load is the machine's "
-        "when the run ended: others were at work on its "
+        "a round. Memory is resident, of the worker of the job: at the beginning, halfway and at the end. Load is the "
+        "machine's when the run ended: others were at work on its "
         f"{it['cores']} cores.\n\n{harness.markdown(head, rows)}\n\n*Measured {it['date']} on {it['cpu']}.*"
     )
 
