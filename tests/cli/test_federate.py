@@ -6,7 +6,10 @@ import re
 import shutil
 import stat
 import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,8 +18,10 @@ pytest.importorskip("nvflare", reason="needs the federation extra: pip install '
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from nvflare.private.fed.server.client_manager import ClientManager
 
 from fedbilevel.engines.stages import Refused
+from fedbilevel.federation.operator import kits, processes
 from fedbilevel.federation.operator.demo import policy_text
 from fedbilevel.federation.operator.kits import (
     BEFORE,
@@ -157,6 +162,33 @@ def test_kits_are_restricted(home, name):
     assert rights["member"] == {"view": "any"}
 
 
+@pytest.mark.parametrize("name", ["fl.example.org", "north"])
+def test_logs_of_a_kit_are_bounded(home, name):
+    """Four files of 10 MB each; what NVFlare says in every round is not written."""
+    config = json.loads((home / "kits" / name / "local/log_config.json").read_text())
+    files = {key: handler for key, handler in config["handlers"].items() if "filename" in handler}
+    assert len(files) >= 4
+    for handler in files.values():
+        assert handler["class"] == "logging.handlers.RotatingFileHandler"
+        assert (handler["maxBytes"], handler["backupCount"]) == (10_000_000, 3)
+    for logger in ("client.client_runner", "server.server_runner", "client.communicator"):
+        assert config["loggers"][f"nvflare.private.fed.{logger}"]["level"] == "WARNING"
+
+
+@pytest.mark.parametrize(("days", "code"), [(40, 0), (29, 0), (-1, 2)])
+def test_the_end_of_a_certificate_is_told_before_it_comes(run, federation, monkeypatch, days, code):
+    opened, started = open_kit(federation / "kits/north"), []
+    until = datetime.now(UTC) + timedelta(days=days, hours=1)
+    monkeypatch.setattr(kits, "open_kit", lambda *_: replace(opened, until=until))
+    process = SimpleNamespace(poll=lambda: None)
+    monkeypatch.setattr(processes, "start", lambda *_, **__: started.append("it was") or process)
+    monkeypatch.setattr(processes, "is_up", lambda *_: True)
+    ended, _, told = run("start", federation / "kits/north", "--background")
+    assert (ended, len(started)) == (code, int(code == 0))
+    sentence = f"ended on {until:%Y-%m-%d}" if days < 0 else f"ends on {until:%Y-%m-%d}"
+    assert (f"The certificate of north {sentence}: ask the coordinator for a new one" in told) == (days < 30)
+
+
 def test_a_moved_server_keeps_its_storage_inside(home, tmp_path):
     moved = shutil.copytree(home / "kits/fl.example.org", tmp_path / "elsewhere")
     settle(moved)
@@ -260,6 +292,9 @@ def test_a_site_that_is_taken_out_does_not_come_back(done, run, refused, monkeyp
     assert "It will refuse south when it starts" in done("revoke", "south", "--kits", federation)
     disabled = json.loads((federation / "kits/fl.example.org/disabled_clients.json").read_text())
     assert disabled == {"disabled_clients": ["south"]}
+    server = ClientManager()
+    server.set_disabled_clients_file(str(federation / "kits/fl.example.org/disabled_clients.json"))
+    assert server.disabled_clients == {"south"}, "as a server reads it when it starts"
     assert read_roster(federation).sites == ("north",)
     assert not (federation / "kits/south").exists()
     refused(run("init", "--site", "south", "--out", federation), "south was taken out of this federation")
