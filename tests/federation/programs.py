@@ -8,8 +8,6 @@ import jax
 import numpy as np
 
 import fedbilevel as fb
-from fedbilevel.fairness.fcfl import fcfl
-from fedbilevel.fairness.models import LinearScores
 from fedbilevel.federation.protocol.program import ArrayProgram, Stage
 from fedbilevel.tasks import quadratic
 
@@ -113,6 +111,9 @@ def fair_rows(client, kind):
 
 
 def fair_algorithm(kind):
+    from fedbilevel.fairness.fcfl import fcfl  # with pandas, which no other program here needs
+    from fedbilevel.fairness.models import LinearScores
+
     return fcfl(LinearScores(), np.zeros(4, kind), 0.3, groups=2, stage_one=3)
 
 
