@@ -22,7 +22,7 @@ from tests.federation import programs
 ROOT = Path(fedbilevel.__file__).parents[2]
 SITES = ("site-1", "site-2", "site-3")
 MEMBER, LEAD = "member@example.org", "lead@example.org"
-FUNCTIONS = [programs.FUNCTION, programs.SEVERAL, programs.SPOILT, programs.BROKEN, programs.HELD]
+FUNCTIONS = [programs.FUNCTION, programs.SEVERAL, programs.SPOILT, programs.HELD]
 LARGEST_MEGABYTES = 4
 """Of a message that the coordinator takes."""
 LONG = 240
