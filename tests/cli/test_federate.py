@@ -1,5 +1,6 @@
 """`fedbilevel federate` without a network: kits, certificates, checks at a site, and what is refused."""
 
+import base64
 import json
 import logging
 import re
@@ -17,7 +18,8 @@ pytest.importorskip("nvflare", reason="needs the federation extra: pip install '
 
 import yaml
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from nvflare.private.fed.server.client_manager import ClientManager
 
 from fedbilevel.engines.stages import Refused
@@ -314,6 +316,38 @@ def test_only_a_request_is_signed(run, refused, federation, name, sentence):
     refused(run("init", "--request", federation / name, "--out", federation), sentence)
 
 
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        (lambda: rsa.generate_private_key(65537, 1024), "a key other than RSA of 2048 bits or more"),
+        (lambda: ec.generate_private_key(ec.SECP256R1()), "a key other than RSA of 2048 bits or more"),
+        (None, "is no request of one site, signed by its own key"),
+    ],
+    ids=["short", "elliptic", "signed by another"],
+)
+def test_weak_and_foreign_keys_are_not_signed(run, refused, federation, tmp_path, key, sentence):
+    """The last one asks for the key of somebody else: its signature is of other bytes."""
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "east")])
+    made = rsa.generate_private_key(65537, 2048) if key is None else key()
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(made, hashes.SHA256())
+    der = bytearray(request.public_bytes(serialization.Encoding.DER))
+    if key is None:
+        der[-1] ^= 1
+    text = base64.encodebytes(bytes(der)).decode()
+    (tmp_path / "east.csr").write_text(
+        f"-----BEGIN CERTIFICATE REQUEST-----\n{text}-----END CERTIFICATE REQUEST-----\n"
+    )
+    refused(run("init", "--request", tmp_path / "east.csr", "--out", federation), sentence)
+
+
+def test_how_long_certificates_last(home):
+    """Participants 360 days, the authority ten years."""
+    for kit in (home / "kits").iterdir():
+        days = [(one.not_valid_after_utc - datetime.now(UTC)).days for one in (certificate(kit), root(kit))]
+        assert days[0] in (359, 360)
+        assert 3649 <= days[1] <= 3650
+
+
 def test_a_key_is_not_overwritten_and_a_name_is_checked(run, refused, asked, tmp_path):
     refused(run("site", "request", "east", "--out", tmp_path / "east"), "east.key exists already")
     refused(run("site", "request", "server", "--out", tmp_path), "A site's name is made of")
@@ -439,6 +473,16 @@ def test_an_implant_is_noticed_by_check_and_keeps_the_site_from_starting(
     assert any("not as it was when the kit was made" in warning for warning in warnings) is not forged
     refused(run("start", north), sentence)
     assert not (north / "console.log").exists()
+
+
+def test_a_site_that_made_the_changes_itself_starts_its_kit_as_it_is(done, north, monkeypatch):
+    started = []
+    process = SimpleNamespace(poll=lambda: None)
+    monkeypatch.setattr(processes.subprocess, "Popen", lambda command, **_: started.append(command) or process)
+    monkeypatch.setattr(processes, "is_up", lambda *_: True)
+    custom_code(north / "local")
+    done("start", north, "--background", "--as-it-is")
+    assert len(started) == 1
 
 
 def test_a_person_approves_what_waits(run, refused, done, north, schema, tmp_path):
