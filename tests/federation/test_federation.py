@@ -53,7 +53,10 @@ def expected(name, rounds, double, secure=True):
 
 @pytest.fixture(scope="module")
 def side_by_side(federation):
-    """Four runs at once on the same sites: they must not disturb one another, and starting them together is quicker."""
+    """Five runs at once on the same sites: they must not disturb one another, and starting them together is quicker.
+
+    The server takes four at once: the last one waits for its turn, and once it has it for `test_a_worker_that_is_killed...`.
+    """
     made = {
         kind: settings_for(
             f"same-{kind}", programs.SEVERAL, 5, bool(kind), arguments={"algorithms": names}, record_every=5,
@@ -62,6 +65,12 @@ def side_by_side(federation):
         for kind, names in NAMES.items()
     }  # fmt: skip
     made["spoilt"] = settings_for("spoilt", programs.SPOILT, SPOILT_ROUNDS, min_sites=2, reply_timeout=20.0)
+    hold = federation.folder / "hold-fallen"
+    hold.touch()
+    made["fallen"] = settings_for(
+        "fallen", programs.HELD, 700, arguments={"algorithm": "fedavg", "pace": 0.3, "hold": str(hold)}, min_sites=2,
+        reply_timeout=20.0,
+    )  # fmt: skip
     return {name: federation.supervise(settings, lose=name == "spoilt") for name, settings in made.items()}
 
 
@@ -116,12 +125,11 @@ def test_replies_that_cannot_be_read(side_by_side):
     assert run.log.count("site-2 is left out of the next 2 rounds: 3 bad replies in a row") == 2, "of either kind"
 
 
-def test_a_worker_that_is_killed_again_and_again(federation):
-    """Two of three suffice: the job goes on, and the site is called back less and less often."""
-    settings = settings_for(
-        "fallen", programs.HELD, 700, arguments={"algorithm": "fedavg", "pace": 0.1}, min_sites=2, reply_timeout=20.0
-    )
-    run = federation.supervise(settings)
+def test_a_worker_that_is_killed_again_and_again(federation, side_by_side):
+    """Two of three suffice: the job goes on, and the site is called back less and less often.  It is one job, however long it
+    had to wait for its turn."""
+    run = side_by_side["fallen"]
+    (federation.folder / "hold-fallen").unlink()
     for times in (1, 2):
         run.until(lambda times=times: submissions(run) == times)
         run.until(lambda: federation.workers("site-3") and "site-3" in run.status.get("sites", ()))
@@ -131,7 +139,7 @@ def test_a_worker_that_is_killed_again_and_again(federation):
         run.until(lambda stood=stood: run.status.get("round", 0) > stood + 2)
     run.until(lambda: "site-3 has left the run 2 times; it is called again in 5 s" in run.said)
     assert "the job ended before the run did" not in run.said
-    assert federation.order(run=settings.run, stop=settings.run).outcome() == "done"
+    assert federation.order(run="fallen", stop="fallen").outcome() == "done"
     assert run.outcome().startswith("Stopped")
 
 

@@ -58,7 +58,7 @@ def in_progress(federation):
     before = policy.read_text()
     offered = f'[data]\ntable = "{federation.folder / "rows.csv"}"\ncolumns = {json.dumps(COLUMNS)}\n'
     federation.offer("site-3", offered + '[approve]\nauto = true\nschemas = ["any"]\n')
-    arguments = {"algorithm": "fedbio", "rounds": ROUNDS, "pace": 0.2, "options": {"batch_size": 4, "local_steps": 2}}
+    arguments = {"algorithm": "fedbio", "rounds": ROUNDS, "pace": 0.3, "options": {"batch_size": 4, "local_steps": 2}}
     run = federation.supervise(JobSettings("victim", programs.HELD, SITES[:2], arguments, seed=1, double=True))
     run.reach(3)
     yield run
