@@ -208,6 +208,66 @@ def table(record: dict[str, Any]) -> str:
     )
 
 
+def large_table(record: dict[str, Any]) -> str:
+    """Of benchmarks/large.py: many sites, large models, many rounds."""
+    rows = []
+    for one in record["measured"]:
+        first, last = one["seen"][0], one["seen"][-1]
+        rounds = last["round"] - first["round"]
+        spent = [f"{1000 * (last[who] - first[who]) / rounds:.0f}" for who in ("coordinator_seconds", "site_seconds")]
+        memory = [
+            " ".join(f"{one['seen'][place][who]:.0f}" for place in (0, len(one["seen"]) // 2, -1))
+            for who in ("coordinator", "site")
+        ]
+        rows.append(
+            [f"{one['sites']}", f"{one['numbers']:,}", "yes" if one["secure"] else "no", f"{one['done']:,}",
+             f"{one['median_seconds']:.2f} s", f"{one['median_late']:.2f} s", *spent, *memory,
+             f"{last['logs'] / 1e3:.1f} MB", f"{one['load'][0]:.0f}"]
+        )  # fmt: skip
+    head = ["sites", "numbers", "secure sums", "rounds", "a round", "of the last tenth", "coordinator, ms", "a site, ms",
+            "coordinator, MB", "a site, MB", "all logs", "load"]  # fmt: skip
+    it = record["machine"]
+    return (
+        "## Many sites, large models, many rounds\n\n`python benchmarks/large.py --sites 10 --numbers 20 --rounds 2000`, and "
+        "so on. A server and the sites on one machine over mutual TLS; the work of a site is one step towards the mean of "
+        "eight numbers, so what is measured is everything around it. Seconds are medians; milliseconds are of processor time, "
+        "a round. Memory is resident, of the worker of the job: at the beginning, halfway and at the end. Load is the "
+        "machine's when the run ended: others were at work on its "
+        f"{it['cores']} cores.\n\n{harness.markdown(head, rows)}\n\n*Measured {it['date']} on {it['cpu']}.*"
+    )
+
+
+def stress_table(record: dict[str, Any]) -> str:
+    """Of benchmarks/stress.py: how often each test passed beside busy loops."""
+    runs = record["measured"]
+    names = sorted({name for run in runs for name in run["tests"]})
+    rows = []
+    for name in names:
+        outcomes = [run["tests"][name] for run in runs if name in run["tests"]]
+        rows.append([f"`{name}`", str(len(outcomes)), str(outcomes.count("passed"))])
+    whole = [run["seconds"] for run in runs if not run["further"]]
+    seconds = f" The whole suite took {min(whole):.0f} to {max(whole):.0f} s, {len(whole)} times." if whole else ""
+    hung = sum(run["outcome"] == "hung" for run in runs)
+    loops = " or ".join(str(each) for each in sorted({run["loops"] for run in runs}))
+    it = record["machine"]
+    return (
+        f"## Beside busy loops\n\n`python benchmarks/stress.py`: the tests with real processes, beside {loops} loops that "
+        f"never rest, on {it['cores']} cores. They assert that runs are complete, every exchange done once, the numbers those "
+        f"of a run without faults. Runs that hung: {hung}.{seconds}\n\n"
+        f"{harness.markdown(['test', 'runs', 'passed'], rows)}\n\n"
+        f"*Measured {it['date']} on {it['cpu']}; version {runs[-1]['version']} of code and tests.*"
+    )
+
+
+def write_page() -> None:
+    """What has been measured, of this and of large.py and stress.py."""
+    parts = ["# A federated round, measured", "`python benchmarks/federation.py`", table(harness.load("federation"))]
+    for name, render in (("large", large_table), ("stress", stress_table)):
+        if (harness.RESULTS / f"{name}.json").exists():
+            parts.append(render(harness.load(name)))
+    PAGE.write_text("\n\n".join(parts) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=2)
@@ -219,10 +279,8 @@ def main() -> int:
         path = harness.RESULTS / "federation.json"
         text = path.read_text().replace('"jax":', f'"nvflare": "{importlib.metadata.version("nvflare")}",\n  "jax":', 1)
         path.write_text(text)
-    record = harness.load("federation")
-    page = f"# A federated round, measured\n\n`python benchmarks/federation.py`\n\n{table(record)}\n"
-    PAGE.write_text(page)
-    print(page)
+    write_page()
+    print(PAGE.read_text())
     return 0
 
 

@@ -5,6 +5,7 @@
 A server and the sites run on this machine over mutual TLS.  The work of a site is a step of FedAvg towards the mean of eight
 numbers, so what is measured is everything around it.  Memory (resident, in MB) of the coordinator's worker and of a site's, and
 the bytes of all logs, are read as the rounds go by.  After ``--limit`` seconds the run is stopped, and what it did is told.
+Each combination of sites, numbers and ``--secure`` has a line in results/large.json and in docs/federation-measured.md.
 """
 
 import argparse
@@ -37,11 +38,17 @@ def program(arguments: dict[str, Any]) -> ArrayProgram:
     return ArrayProgram(made, arguments["rounds"], (example, None))
 
 
-def resident(kit: Path) -> float:
-    """MB of the worker of a kit's job."""
+def watched(kits: Any, done: int) -> dict[str, float]:
+    """After ``done`` rounds: of the workers of the coordinator and of one site, MB in memory and processor seconds; kB of all
+    logs."""
     from fedbilevel.federation.operator.processes import is_parent, running
 
-    return sum(process.memory_info().rss for process in running(kit) if not is_parent(process)) / 1e6
+    told: dict[str, float] = {"round": done, "logs": federation.grown(kits) / 1e3}
+    for who, kit in (("coordinator", kits.server), ("site", next(iter(kits.sites.values())))):
+        workers = [process for process in running(kit) if not is_parent(process)]
+        told[who] = sum(process.memory_info().rss for process in workers) / 1e6
+        told[f"{who}_seconds"] = sum(sum(process.cpu_times()[:2]) for process in workers)
+    return told
 
 
 def main() -> None:
@@ -70,38 +77,36 @@ def main() -> None:
             (kits.server / "local" / FILE).write_text(f"[policy]\n{allowed}")
             arguments = {"numbers": options.numbers, "rounds": options.rounds}
             settings = JobSettings(
-                "large",
-                FUNCTION,
-                tuple(sites),
-                arguments,
-                secure=options.secure,
-                reply_timeout=600.0,
-                start_timeout=600.0,
-            )
+                "large", FUNCTION, tuple(sites), arguments, secure=options.secure, reply_timeout=600.0, start_timeout=600.0,
+            )  # fmt: skip
             opened.submit_job(str(write_job(folder / "jobs", settings)))
             where, began = run_folder(kits, settings.run), time.monotonic()
             while (status := read_status(where) or {}).get("status") not in federation.ENDS:
                 if time.monotonic() - began > options.limit:
                     break
                 done = status.get("round", 0)
-                if done and (not seen or done >= 1.3 * seen[-1]["round"]):
-                    seen.append(
-                        {"round": done, "coordinator": resident(kits.server), "site": resident(kits.sites[sites[0]]),
-                         "logs": federation.grown(kits) / 1e3}
-                    )  # fmt: skip
+                if done and (not seen or done - seen[-1]["round"] >= options.rounds / 40):
+                    seen.append(watched(kits, done))
                     print(seen[-1], flush=True)
-                time.sleep(0.5)
+                time.sleep(0.2)
             times = federation.round_times(where, 0)
+            late = times[-max(1, len(times) // 10) :]
             told = {
                 **vars(options), **fixed, "status": status.get("status"), "done": len(times) + 1, "load": os.getloadavg(),
-                "median_seconds": statistics.median(times), "seconds": sum(times), "seen": seen,
+                "median_seconds": statistics.median(times), "median_late": statistics.median(late),
+                "seconds": sum(times), "seen": seen,
                 "bytes": [status.get("bytes_down"), status.get("bytes_up")],
                 "run_folder": sum(file.stat().st_size for file in where.rglob("*") if file.is_file()) / 1e3,
             }  # fmt: skip
             if told["status"] == "running":
                 end_jobs(opened, settings.run)
-    harness.save(f"large-{options.sites}", 1, told)
-    print(json.dumps(told, indent=1))
+    file = harness.RESULTS / "large.json"
+    which = ("sites", "numbers", "secure")
+    others = harness.load("large")["measured"] if file.exists() else []
+    kept = [one for one in others if any(one[name] != told[name] for name in which)]
+    harness.save("large", 1, sorted([*kept, told], key=lambda one: [one[name] for name in which]))
+    federation.write_page()
+    print(json.dumps({name: value for name, value in told.items() if name != "seen"}, indent=1))
 
 
 if __name__ == "__main__":

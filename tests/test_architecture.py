@@ -118,10 +118,22 @@ def test_only_the_command_line_prints(file):
             )
 
 
+HEAVY = {"jax", "pandas", "sklearn", "scipy"}
+
+
 def test_the_package_and_its_command_line_start_without_jax():
-    script = "import sys, fedbilevel, fedbilevel.cli; print(sorted({'jax', 'pandas', 'sklearn', 'scipy'} & set(sys.modules)))"
+    script = f"import sys, fedbilevel, fedbilevel.cli; print(sorted({HEAVY} & set(sys.modules)))"
     spoken = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert spoken.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", ["nvflare.validator", "nvflare.steward", "operator.processes", "operator.sessions"])
+def test_the_processes_of_an_operator_start_without_jax(module):
+    """A site's and a server's own process, and the commands that look at them: only the workers of jobs compute."""
+    pytest.importorskip("nvflare", reason="needs the federation extra: pip install 'fedbilevel[federation]'")
+    script = f"import sys, fedbilevel.federation.{module}; print(sorted({HEAVY} & set(sys.modules)))"
+    spoken = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert spoken.stdout.strip().splitlines()[-1] == "[]"
 
 
 def test_every_public_name_resolves():

@@ -17,6 +17,9 @@ import numpy as np
 
 from fedbilevel.calculus import Loss, Tree
 from fedbilevel.hints import hint
+from fedbilevel.hints import not_negative as not_negative
+from fedbilevel.hints import positive as positive
+from fedbilevel.hints import whole_number as whole_number
 from fedbilevel.linear import LinearInner
 
 
@@ -358,37 +361,6 @@ def shapes_of(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
         if isinstance(error, KeyError) and error.args[0] not in keys:
             reason = f"the batch has no {error.args[0]!r}; {hint(error.args[0], sorted(keys, key=str))}"
         raise ValueError(f"{name} cannot be evaluated on arguments of shapes {given}: {reason}") from error
-
-
-def positive(name: str, value: Any) -> Any:
-    """Refuse a step that is not a positive number; traced values pass, they were checked before tracing."""
-    return _number(name, value, lambda number: number > 0, "a positive number")
-
-
-def not_negative(name: str, value: Any) -> Any:
-    """Like `positive`, with 0 allowed."""
-    return _number(name, value, lambda number: number >= 0, "a number of at least 0")
-
-
-def _number(name: str, value: Any, fits: Callable[[Any], bool], wanted: str) -> Any:
-    if isinstance(value, jax.core.Tracer):
-        return value
-    number = isinstance(value, int | float | np.number) or (hasattr(value, "dtype") and value.dtype.kind in "fiu")
-    if isinstance(value, bool) or not number or np.ndim(value) != 0:
-        raise TypeError(f"{name} must be a number, not {value!r}.")
-    if not (np.isfinite(value) and fits(value)):
-        raise ValueError(f"{name} must be {wanted}, not {value}.")
-    return value
-
-
-def whole_number(name: str, value: Any, least: int = 1, optional: bool = False) -> Any:
-    if value is None and optional:
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be a whole number, not {value!r}.")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}.")
-    return value
 
 
 def shapes_in(tree: Tree) -> str:

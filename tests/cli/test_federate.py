@@ -1,12 +1,16 @@
 """`fedbilevel federate` without a network: kits, certificates, checks at a site, and what is refused."""
 
+import base64
 import json
 import logging
 import re
 import shutil
 import stat
 import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,9 +18,12 @@ pytest.importorskip("nvflare", reason="needs the federation extra: pip install '
 
 import yaml
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from nvflare.private.fed.server.client_manager import ClientManager
 
 from fedbilevel.engines.stages import Refused
+from fedbilevel.federation.operator import kits, processes
 from fedbilevel.federation.operator.demo import policy_text
 from fedbilevel.federation.operator.kits import (
     BEFORE,
@@ -157,6 +164,33 @@ def test_kits_are_restricted(home, name):
     assert rights["member"] == {"view": "any"}
 
 
+@pytest.mark.parametrize("name", ["fl.example.org", "north"])
+def test_logs_of_a_kit_are_bounded(home, name):
+    """Four files of 10 MB each; what NVFlare says in every round is not written."""
+    config = json.loads((home / "kits" / name / "local/log_config.json").read_text())
+    files = {key: handler for key, handler in config["handlers"].items() if "filename" in handler}
+    assert len(files) >= 4
+    for handler in files.values():
+        assert handler["class"] == "logging.handlers.RotatingFileHandler"
+        assert (handler["maxBytes"], handler["backupCount"]) == (10_000_000, 3)
+    for logger in ("client.client_runner", "server.server_runner", "client.communicator"):
+        assert config["loggers"][f"nvflare.private.fed.{logger}"]["level"] == "WARNING"
+
+
+@pytest.mark.parametrize(("days", "code"), [(40, 0), (29, 0), (-1, 2)])
+def test_the_end_of_a_certificate_is_told_before_it_comes(run, federation, monkeypatch, days, code):
+    opened, started = open_kit(federation / "kits/north"), []
+    until = datetime.now(UTC) + timedelta(days=days, hours=1)
+    monkeypatch.setattr(kits, "open_kit", lambda *_: replace(opened, until=until))
+    process = SimpleNamespace(poll=lambda: None)
+    monkeypatch.setattr(processes, "start", lambda *_, **__: started.append("it was") or process)
+    monkeypatch.setattr(processes, "is_up", lambda *_: True)
+    ended, _, told = run("start", federation / "kits/north", "--background")
+    assert (ended, len(started)) == (code, int(code == 0))
+    sentence = f"ended on {until:%Y-%m-%d}" if days < 0 else f"ends on {until:%Y-%m-%d}"
+    assert (f"The certificate of north {sentence}: ask the coordinator for a new one" in told) == (days < 30)
+
+
 def test_a_moved_server_keeps_its_storage_inside(home, tmp_path):
     moved = shutil.copytree(home / "kits/fl.example.org", tmp_path / "elsewhere")
     settle(moved)
@@ -260,6 +294,9 @@ def test_a_site_that_is_taken_out_does_not_come_back(done, run, refused, monkeyp
     assert "It will refuse south when it starts" in done("revoke", "south", "--kits", federation)
     disabled = json.loads((federation / "kits/fl.example.org/disabled_clients.json").read_text())
     assert disabled == {"disabled_clients": ["south"]}
+    server = ClientManager()
+    server.set_disabled_clients_file(str(federation / "kits/fl.example.org/disabled_clients.json"))
+    assert server.disabled_clients == {"south"}, "as a server reads it when it starts"
     assert read_roster(federation).sites == ("north",)
     assert not (federation / "kits/south").exists()
     refused(run("init", "--site", "south", "--out", federation), "south was taken out of this federation")
@@ -277,6 +314,38 @@ def unreachable(*_):
 )
 def test_only_a_request_is_signed(run, refused, federation, name, sentence):
     refused(run("init", "--request", federation / name, "--out", federation), sentence)
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        (lambda: rsa.generate_private_key(65537, 1024), "a key other than RSA of 2048 bits or more"),
+        (lambda: ec.generate_private_key(ec.SECP256R1()), "a key other than RSA of 2048 bits or more"),
+        (None, "is no request of one site, signed by its own key"),
+    ],
+    ids=["short", "elliptic", "signed by another"],
+)
+def test_weak_and_foreign_keys_are_not_signed(run, refused, federation, tmp_path, key, sentence):
+    """The last one asks for the key of somebody else: its signature is of other bytes."""
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "east")])
+    made = rsa.generate_private_key(65537, 2048) if key is None else key()
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(made, hashes.SHA256())
+    der = bytearray(request.public_bytes(serialization.Encoding.DER))
+    if key is None:
+        der[-1] ^= 1
+    text = base64.encodebytes(bytes(der)).decode()
+    (tmp_path / "east.csr").write_text(
+        f"-----BEGIN CERTIFICATE REQUEST-----\n{text}-----END CERTIFICATE REQUEST-----\n"
+    )
+    refused(run("init", "--request", tmp_path / "east.csr", "--out", federation), sentence)
+
+
+def test_how_long_certificates_last(home):
+    """Participants 360 days, the authority ten years."""
+    for kit in (home / "kits").iterdir():
+        days = [(one.not_valid_after_utc - datetime.now(UTC)).days for one in (certificate(kit), root(kit))]
+        assert days[0] in (359, 360)
+        assert 3649 <= days[1] <= 3650
 
 
 def test_a_key_is_not_overwritten_and_a_name_is_checked(run, refused, asked, tmp_path):
@@ -404,6 +473,16 @@ def test_an_implant_is_noticed_by_check_and_keeps_the_site_from_starting(
     assert any("not as it was when the kit was made" in warning for warning in warnings) is not forged
     refused(run("start", north), sentence)
     assert not (north / "console.log").exists()
+
+
+def test_a_site_that_made_the_changes_itself_starts_its_kit_as_it_is(done, north, monkeypatch):
+    started = []
+    process = SimpleNamespace(poll=lambda: None)
+    monkeypatch.setattr(processes.subprocess, "Popen", lambda command, **_: started.append(command) or process)
+    monkeypatch.setattr(processes, "is_up", lambda *_: True)
+    custom_code(north / "local")
+    done("start", north, "--background", "--as-it-is")
+    assert len(started) == 1
 
 
 def test_a_person_approves_what_waits(run, refused, done, north, schema, tmp_path):

@@ -38,7 +38,8 @@ def federation(tmp_path_factory):
     try:
         allow_everything(made.kits.server / "local")
         with pytest.MonkeyPatch.context() as patched:
-            patched.setenv("FEDBILEVEL_TEST_PASSWORD", "of whoever starts the processes")
+            for name in ("FEDBILEVEL_TEST_PASSWORD", "NVIDIA_API_KEY", "AWS_SECRET_ACCESS_KEY"):
+                patched.setenv(name, "of whoever starts the processes")
             made.start("server", *SITES)
         made.ready(*SITES)
         yield made

@@ -21,8 +21,8 @@ from tests.federation import programs
 
 ROOT = Path(fedbilevel.__file__).parents[2]
 SITES = ("site-1", "site-2", "site-3")
-MEMBER = "member@example.org"
-FUNCTIONS = [programs.FUNCTION, programs.SEVERAL, programs.SPOILT, programs.BROKEN, programs.HELD]
+MEMBER, LEAD = "member@example.org", "lead@example.org"
+FUNCTIONS = [programs.FUNCTION, programs.SEVERAL, programs.SPOILT, programs.HELD]
 LARGEST_MEGABYTES = 4
 """Of a message that the coordinator takes."""
 LONG = 240
@@ -33,7 +33,7 @@ class Federation:
     def __init__(self, folder):
         self.folder = folder
         self.port, self.admin_port = free_ports(2)
-        roster = Roster(SITES, port=self.port, admin_port=self.admin_port, people=((MEMBER, "member"),))
+        roster = Roster(SITES, port=self.port, admin_port=self.admin_port, people=((MEMBER, "member"), (LEAD, "lead")))
         self.kits = establish(folder / "kits", roster).kits
         for client, site in enumerate(SITES):
             programs.save_site(folder / f"{site}.npz", client)

@@ -8,8 +8,6 @@ import jax
 import numpy as np
 
 import fedbilevel as fb
-from fedbilevel.fairness.fcfl import fcfl
-from fedbilevel.fairness.models import LinearScores
 from fedbilevel.federation.protocol.program import ArrayProgram, Stage
 from fedbilevel.tasks import quadratic
 
@@ -17,7 +15,6 @@ CLIENTS, SAMPLES, OUTER, INNER = 3, 12, 4, 5
 FUNCTION = "tests.federation.programs:program"
 SEVERAL = "tests.federation.programs:Several"
 SPOILT = "tests.federation.programs:Spoilt"
-BROKEN = "tests.federation.programs:Broken"
 HELD = "tests.federation.programs:held"
 
 
@@ -81,11 +78,13 @@ def program(arguments):
 
 def held(arguments):
     """`program`, whose coordinator stands still between two rounds while the file ``hold`` exists: what a test does
-    meanwhile takes no rounds, however slow the machine is."""
+    meanwhile takes no rounds, however slow the machine is.  ``pace``: seconds it takes its time in every round, where a run
+    is only to be there."""
     made = program(arguments)
-    stage, file = made.stage(0, {}, []), Path(arguments["hold"])
+    stage, file, pace = made.stage(0, {}, []), Path(arguments.get("hold", "/nonexistent")), arguments.get("pace", 0.0)
 
     def wait(leaf):
+        time.sleep(pace)
         while file.exists():
             time.sleep(0.02)
         return leaf
@@ -113,6 +112,9 @@ def fair_rows(client, kind):
 
 
 def fair_algorithm(kind):
+    from fedbilevel.fairness.fcfl import fcfl  # with pandas, which no other program here needs
+    from fedbilevel.fairness.models import LinearScores
+
     return fcfl(LinearScores(), np.zeros(4, kind), 0.3, groups=2, stage_one=3)
 
 
@@ -142,11 +144,12 @@ class Several(ArrayProgram):
 
 
 class Spoilt(Several):
-    """Two stages of FedAvg: in the first site-2 replies with NaN, in the second site-3 with a wrong shape."""
+    """Four stages of FedAvg: site-2 replies with NaN, site-3 with a wrong shape, site-2 with something that cannot be decoded,
+    and with 40 MB."""
 
     def __init__(self, arguments):
         super().__init__({**arguments, "algorithms": ["fedavg"], "double": True})
-        self.names = ["fedavg", "fedavg"]
+        self.names = ["fedavg"] * 4
         self.here = None
 
     def stage(self, number, agreed, answers):
@@ -157,6 +160,10 @@ class Spoilt(Several):
 
     def rows(self, number, source, agreed, answers):
         self.here = source.arrays_file.stem
+        if self.here == "site-2" and number >= 2:
+            from nvflare.fuel.f3.cellnet import cell
+
+            cell.encode_payload = partial(spoilt_encoding, cell.encode_payload, number)
         return super().rows(number, source, agreed, answers)
 
     def spoilt(self, algorithm, number):
@@ -176,25 +183,10 @@ class Spoilt(Several):
         return build(algorithm.settings)
 
 
-class Broken(Several):
-    """Two stages of FedAvg: in the first site-2 sends something that cannot be decoded, in the second 40 MB."""
-
-    def __init__(self, arguments):
-        super().__init__({**arguments, "algorithms": ["fedavg"], "double": True})
-        self.names = ["fedavg", "fedavg"]
-
-    def rows(self, number, source, agreed, answers):
-        if source.arrays_file.stem == "site-2":
-            from nvflare.fuel.f3.cellnet import cell
-
-            cell.encode_payload = partial(spoilt_encoding, cell.encode_payload, number)
-        return super().rows(number, source, agreed, answers)
-
-
 def spoilt_encoding(encode, number, message, *args, **kwargs):
     """NVFlare's, but for replies to a phase."""
     reply = isinstance(message.payload, dict) and "arrays" in message.payload
     size = encode(message, *args, **kwargs)
     if reply:
-        message.payload = [b"\xc1 is nothing"] if number == 0 else [bytes(1_000_000)] * 40
+        message.payload = [b"\xc1 is nothing"] if number == 2 else [bytes(1_000_000)] * 40
     return size

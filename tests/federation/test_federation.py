@@ -37,6 +37,10 @@ def settings_for(run, program, rounds, double=True, **more):
     return JobSettings(run, program, SITES, arguments, seed=9, double=double, **{"secure": secure, **more})
 
 
+def submissions(run):
+    return len([line for line in run.said if line.startswith("submitted")])
+
+
 def expected(name, rounds, double, secure=True):
     kind = np.float64 if double else np.float32
     if name == "fcfl":
@@ -49,7 +53,10 @@ def expected(name, rounds, double, secure=True):
 
 @pytest.fixture(scope="module")
 def side_by_side(federation):
-    """Four runs at once on the same sites: they must not disturb one another, and starting them together is quicker."""
+    """Five runs at once on the same sites: they must not disturb one another, and starting them together is quicker.
+
+    The server takes four at once: the last one waits for its turn, and once it has it for `test_a_worker_that_is_killed...`.
+    """
     made = {
         kind: settings_for(
             f"same-{kind}", programs.SEVERAL, 5, bool(kind), arguments={"algorithms": names}, record_every=5,
@@ -57,7 +64,13 @@ def side_by_side(federation):
         )
         for kind, names in NAMES.items()
     }  # fmt: skip
-    made["spoilt"] = settings_for("spoilt", programs.SPOILT, SPOILT_ROUNDS, min_sites=2)
+    made["spoilt"] = settings_for("spoilt", programs.SPOILT, SPOILT_ROUNDS, min_sites=2, reply_timeout=20.0)
+    hold = federation.folder / "hold-fallen"
+    hold.touch()
+    made["fallen"] = settings_for(
+        "fallen", programs.HELD, 700, arguments={"algorithm": "fedavg", "pace": 0.3, "hold": str(hold)}, min_sites=2,
+        reply_timeout=20.0,
+    )  # fmt: skip
     return {name: federation.supervise(settings, lose=name == "spoilt") for name, settings in made.items()}
 
 
@@ -79,45 +92,46 @@ def test_the_numbers_of_the_simulation(side_by_side, kind, tolerance):
     assert np.isfinite(pd.read_csv(run.folder / "history.csv")["objective"]).all()
 
 
+def without(client):
+    """A stage of the spoilt run: the rounds of FedAvg without that client."""
+    made, data = programs.algorithm("fedavg", **OPTIONS), programs.client_data()
+    return written_out(made, data, SPOILT_ROUNDS, 9, {(r, client) for r in range(SPOILT_ROUNDS)})
+
+
 def test_spoilt_replies(side_by_side):
     """NaN at site-2, then a wrong shape from site-3: refused, named, and the run is that of the others; and it is one job,
     although the server's answer to its submission was lost."""
     run = side_by_side["spoilt"]
     assert run.finish()["status"] == "complete"
     assert "the server does not answer; waiting for it" in run.said
-    assert len([line for line in run.said if line.startswith("submitted")]) == 1
+    assert submissions(run) == 1
     _, about = read_arrays(run.folder / "state.npz")
     assert about["progress"]["attempt"] == 1
-    made, data = programs.algorithm("fedavg", **OPTIONS), programs.client_data()
-    for (found,), client in zip(read_answers(run.folder), (1, 2), strict=True):
-        wanted = written_out(made, data, SPOILT_ROUNDS, 9, {(r, client) for r in range(SPOILT_ROUNDS)})
-        np.testing.assert_allclose(found, wanted, rtol=1e-10)
+    for (found,), client in zip(read_answers(run.folder)[:2], (1, 2), strict=True):
+        np.testing.assert_allclose(found, without(client), rtol=1e-10)
     assert "the reply of site-2 was refused: The reply is not finite." in run.log, "by the site itself"
     assert "the reply of site-3 was refused: array 0 of its reply is float64[4] instead of float64[5]" in run.log
 
 
-def test_replies_that_cannot_be_read(federation):
+def test_replies_that_cannot_be_read(side_by_side):
     """Neither ends the job; both are named, and the run is that of the others."""
-    run = federation.supervise(settings_for("broken", programs.BROKEN, SPOILT_ROUNDS, min_sites=2, reply_timeout=20.0))
+    run = side_by_side["spoilt"]
     assert run.finish()["status"] == "complete"
-    made, data = programs.algorithm("fedavg", **OPTIONS), programs.client_data()
-    wanted = written_out(made, data, SPOILT_ROUNDS, 9, {(r, 1) for r in range(SPOILT_ROUNDS)})
-    for (found,) in read_answers(run.folder):
-        np.testing.assert_allclose(found, wanted, rtol=1e-10)
+    for (found,) in read_answers(run.folder)[2:]:
+        np.testing.assert_allclose(found, without(1), rtol=1e-10)
     for what in ("it cannot be decoded", "it is larger than the coordinator takes (its largest_megabytes)"):
         assert f"the reply of site-2 was refused: its reply was not read: {what}" in run.log
     assert run.said.count("submitted with site-1, site-2, site-3") == 1
-    assert "site-2 is left out of the next 2 rounds: 3 bad replies in a row" in run.log
+    assert run.log.count("site-2 is left out of the next 2 rounds: 3 bad replies in a row") == 2, "of either kind"
 
 
-def test_a_worker_that_is_killed_again_and_again(federation):
-    """Two of three suffice: the job goes on, and the site is called back less and less often."""
-    settings = settings_for(
-        "fallen", programs.FUNCTION, 700, arguments={"algorithm": "fedavg"}, min_sites=2, reply_timeout=20.0
-    )
-    run = federation.supervise(settings)
+def test_a_worker_that_is_killed_again_and_again(federation, side_by_side):
+    """Two of three suffice: the job goes on, and the site is called back less and less often.  It is one job, however long it
+    had to wait for its turn."""
+    run = side_by_side["fallen"]
+    (federation.folder / "hold-fallen").unlink()
     for times in (1, 2):
-        run.until(lambda times=times: len([line for line in run.said if line.startswith("submitted")]) == times)
+        run.until(lambda times=times: submissions(run) == times)
         run.until(lambda: federation.workers("site-3") and "site-3" in run.status.get("sites", ()))
         for worker in federation.workers("site-3"):
             worker.kill()
@@ -125,39 +139,20 @@ def test_a_worker_that_is_killed_again_and_again(federation):
         run.until(lambda stood=stood: run.status.get("round", 0) > stood + 2)
     run.until(lambda: "site-3 has left the run 2 times; it is called again in 5 s" in run.said)
     assert "the job ended before the run did" not in run.said
-    assert federation.order(run=settings.run, stop=settings.run).outcome() == "done"
+    assert federation.order(run="fallen", stop="fallen").outcome() == "done"
     assert run.outcome().startswith("Stopped")
 
 
-def test_a_site_that_waits_costs_little(federation):
-    """All sites are needed and one is cut off: the others wait, and ask now and then.  That it does not say what it is
-    working on does not make it one that has left."""
-    settings = settings_for("waiting", programs.FUNCTION, 10**5, arguments={"algorithm": "fedavg"}, reply_timeout=120.0)
-    run = federation.supervise(settings)
-    run.reach(3)
-    cut = federation.family("site-3")
-    for process in cut:
-        process.suspend()
-    time.sleep(13)  # from then on they ask as seldom as they ever do
-    (worker,) = federation.workers("site-1")
-    began, spent = time.monotonic(), sum(worker.cpu_times()[:2])
-    time.sleep(10)
-    share = (sum(worker.cpu_times()[:2]) - spent) / (time.monotonic() - began)
-    threads = worker.num_threads()
-    for process in cut:
-        process.resume()
-    run.reach(run.status["round"] + 2)
-    assert len([line for line in run.said if line.startswith("submitted")]) == 1
-    federation.order(run=settings.run, stop=settings.run).outcome()
-    print(f"a site that waits: {100 * share:.1f} % of a core, {threads} threads")
-    assert share < 0.02
-    assert threads < 60
+def test_kills_and_cuts_change_nothing_and_a_site_that_waits_costs_little(federation):
+    """kill -9 of a site, of a site's worker, of the coordinator's worker, of the server; a site cut off for some seconds.
 
-
-def test_kills_and_cuts_change_nothing(federation):
-    """kill -9 of a site, of a site's worker, of the coordinator's worker, of the server; a site cut off for some seconds."""
+    All sites are needed: while one is cut off the others wait, and ask now and then.  That it does not say what it is working
+    on does not make it one that has left.
+    """
     rounds = 70
-    settings = settings_for("kills", programs.FUNCTION, rounds, arguments={"algorithm": "fedbioacc"})
+    settings = settings_for(
+        "kills", programs.FUNCTION, rounds, arguments={"algorithm": "fedbioacc"}, reply_timeout=120.0
+    )
     run = federation.supervise(settings)
 
     run.reach(4)
@@ -181,11 +176,21 @@ def test_kills_and_cuts_change_nothing(federation):
     cut = federation.family("site-3")
     for process in cut:
         process.suspend()
-    stood = run.status["round"]
-    time.sleep(3)
+    stood, jobs = run.status["round"], submissions(run)
+    time.sleep(13)  # from then on they ask as seldom as they ever do
+    (worker,) = federation.workers("site-1")
+    began, spent = time.monotonic(), sum(worker.cpu_times()[:2])
+    time.sleep(10)
+    share = (sum(worker.cpu_times()[:2]) - spent) / (time.monotonic() - began)
+    threads = worker.num_threads()
     assert run.status["round"] <= stood + 1, "without the site that was cut off the run is to wait"
     for process in cut:
         process.resume()
+    run.reach(stood + 3)
+    assert submissions(run) == jobs
+    print(f"a site that waits: {100 * share:.1f} % of a core, {threads} threads")
+    assert share < 0.02
+    assert threads < 60
 
     assert run.finish()["status"] == "complete"
     ((found,),) = read_answers(run.folder)
@@ -193,7 +198,7 @@ def test_kills_and_cuts_change_nothing(federation):
     exchanges = pd.read_csv(run.folder / "exchanges.csv")
     assert len(exchanges) == len(exchanges.drop_duplicates(["round", "site"])) == 3 * rounds
     assert (exchanges["outcome"] == "answered").all(), "every site lost a state or a round"
-    assert len([line for line in run.said if line.startswith("submitted")]) >= 5
+    assert submissions(run) >= 5
 
 
 def test_late_slow_and_lost_sites(federation):

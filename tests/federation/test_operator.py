@@ -177,11 +177,14 @@ def test_a_site_with_its_own_key_joins_and_is_taken_out(federation):
     shutil.copytree(folder / "kits/newcomer", kit)
     type_("site", "install", kit, "--key", home / "newcomer.key").done()
     try:
-        assert "newcomer is registered" in type_("start", kit, "--background").done()
+        start = type_("start", kit)  # as a service manager runs it
+        start.until(lambda: "newcomer is registered" in start.printed)
         assert connected(federation, folder)["newcomer"]
         assert "The server refuses it from now on." in type_("revoke", "newcomer", "--kits", folder).done()
         assert "newcomer" not in connected(federation, folder)
-        type_("stop", kit).done()
+        start.process.terminate()
+        start.done()
+        assert running(kit) == []
         again = type_("start", kit)  # its certificate is as good as ever
         assert again.process.wait(LONG) != 0
         assert "newcomer ended at once" in again.printed

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import random
+import secrets
 import sys
 
 import numpy as np
@@ -63,6 +65,20 @@ def test_noise_has_the_stated_size_and_type():
     assert noisy.std() == pytest.approx(1.0, rel=0.01)
     assert abs(noisy.mean()) < 0.02
     assert norm.cdf(-2) == pytest.approx((noisy < -2).mean(), rel=0.1), "the tails are those of the normal law"
+
+
+def test_noise_is_the_operating_systems_and_nothing_seeds_it(monkeypatch):
+    """Whoever could guess the state of a generator could take the noise away."""
+    zeros = [np.zeros(64)]
+    drawn = []
+    for _ in range(2):
+        np.random.seed(0)  # noqa: NPY002
+        random.seed(0)
+        drawn.append(clip_and_blur(zeros, zeros, Privacy(clip=1.0, noise=1.0))[0])
+    assert not np.array_equal(*drawn)
+    monkeypatch.setattr(secrets, "token_bytes", lambda count: b"\x5a" * count)
+    (noisy,) = clip_and_blur(zeros, zeros, Privacy(clip=1.0, noise=1.0))
+    assert len(set(noisy)) == 1, "all of it comes from there"
 
 
 def protected(folder, privacy, reply, sent, label=LABEL, run="run"):

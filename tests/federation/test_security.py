@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 
 pytest.importorskip("nvflare", reason="needs the federation extra: pip install 'fedbilevel[federation]'")
@@ -23,7 +24,7 @@ from fedbilevel.federation.protocol.record import read_status
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.federation.protocol.vault import read_arrays
 from tests.federation import programs
-from tests.federation.federation import LONG, MEMBER, ROOT, SITES, wait_for
+from tests.federation.federation import LEAD, LONG, MEMBER, ROOT, SITES, wait_for
 from tests.federation.hostile import (
     context_of,
     disguised,
@@ -57,8 +58,8 @@ def in_progress(federation):
     before = policy.read_text()
     offered = f'[data]\ntable = "{federation.folder / "rows.csv"}"\ncolumns = {json.dumps(COLUMNS)}\n'
     federation.offer("site-3", offered + '[approve]\nauto = true\nschemas = ["any"]\n')
-    arguments = {"algorithm": "fedbio", "rounds": ROUNDS, "options": {"batch_size": 4, "local_steps": 2}}
-    run = federation.supervise(JobSettings("victim", programs.FUNCTION, SITES[:2], arguments, seed=1, double=True))
+    arguments = {"algorithm": "fedbio", "rounds": ROUNDS, "pace": 0.3, "options": {"batch_size": 4, "local_steps": 2}}
+    run = federation.supervise(JobSettings("victim", programs.HELD, SITES[:2], arguments, seed=1, double=True))
     run.reach(3)
     yield run
     federation.offer("site-3", before)
@@ -109,10 +110,14 @@ def attempts(federation, in_progress, listener):
         "member": {
             "user": MEMBER, "kit": str(kits.admin.parent / MEMBER), "jobs": honest, "abort": in_progress.status["job"],
         },
+        "lead": {
+            "user": LEAD, "kit": str(kits.admin.parent / LEAD), "read": ["site-2", READ],
+            "jobs": {"patients": str(job_for_few_patients(home))},
+        },
         "coordinator": {
             "user": kits.user, "kit": str(kits.admin), "read": ["site-2", READ], "wait": REFUSED,
             "jobs": {
-                "column": str(job_for_column(home)), "patients": str(job_for_few_patients(home)),
+                "column": str(job_for_column(home)),
                 "code": str(job_with_code(home)), "class": str(job_with_class(home)),
                 "expands": str(job_that_expands(home)), "file": str(job_that_includes(home, f'file("{home / SECRET}")')),
                 "url": str(job_that_includes(home, f'url("http://127.0.0.1:{listener.port}/stolen")')),
@@ -136,6 +141,19 @@ def test_without_a_certificate_nobody_gets_in(federation, in_progress, which):
     assert let_in(port, context_of(federation.kits.sites["site-1"])), "not even a site is let in"
     assert not let_in(port, context_of(None))
     assert not let_in(port, None)
+
+
+def test_processes_listen_on_loopback_only(federation, in_progress):
+    """The server's name is a loopback name; workers speak to the process that started them."""
+    for name in ("server", *SITES):
+        listening = [
+            connection.laddr.ip
+            for process in federation.family(name)
+            for connection in process.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        assert set(listening) <= {"127.0.0.1", "::1"}, name
+        assert listening or name in SITES, name
 
 
 @pytest.mark.parametrize("which", ["port", "admin_port"])
@@ -190,16 +208,17 @@ def test_workers_see_little_of_the_environment(federation, in_progress):
     """Whoever started the site's process may have had passwords in the environment."""
     for process in federation.family("site-1"):
         names = process.environ().keys()
-        assert "FEDBILEVEL_TEST_PASSWORD" not in names
+        assert not {"FEDBILEVEL_TEST_PASSWORD", "NVIDIA_API_KEY", "AWS_SECRET_ACCESS_KEY"} & set(names)
         assert {"PATH", "PYTHONSAFEPATH"} <= names
 
 
 @pytest.mark.parametrize(
-    ("what", "run", "reason"), [("column", "curious", "columns"), ("patients", "patients", "rows")]
+    ("who", "what", "run", "reason"),
+    [("coordinator", "column", "curious", "columns"), ("lead", "patients", "patients", "rows")],
 )
-def test_a_schema_beyond_the_policy_is_refused_in_the_sites_words(federation, attempts, what, run, reason):
+def test_a_schema_beyond_the_policy_is_refused_in_the_sites_words(federation, attempts, who, what, run, reason):
     """One column more than is offered; rows picked out by calling the others missing, fewer than the site tells of."""
-    assert attempts["coordinator"][what] == "accepted"
+    assert attempts[who][what] == "accepted"
     folder = federation.kits.server / "fedbilevel-runs" / run
     wait_for(lambda: (read_status(folder) or {}).get("status") == "failed")
     status = read_status(folder)
@@ -208,8 +227,9 @@ def test_a_schema_beyond_the_policy_is_refused_in_the_sites_words(federation, at
     assert not list(folder.glob("answer*"))
 
 
-def test_files_of_a_site_cannot_be_read_from_afar(attempts):
-    told = attempts["coordinator"]["read"]
+@pytest.mark.parametrize("who", ["coordinator", "lead"])
+def test_files_of_a_site_cannot_be_read_from_afar(attempts, who):
+    told = attempts[who]["read"]
     assert "allow_list" not in told
     assert "invalid_request" in told, f"the site does not know the command, whatever the server allows: {told}"
 

@@ -69,9 +69,20 @@ def test_messages_that_were_received_do_not_cost_a_thread_each():
     assert not [key for key in RxTask.rx_task_map if key[0] == "site-1"], "they are forgotten all the same"
 
 
-@pytest.mark.parametrize(("waited", "seconds"), [(0.0, 0.01), (0.3, 0.01), (2.0, 0.04), (12.5, 0.25), (1e6, 0.25)])
-def test_who_waits_long_asks_seldom(waited, seconds):
-    assert controller.patience_of_sites(waited, 0.01) == pytest.approx(seconds)
+@pytest.mark.parametrize(
+    ("waited", "sites", "seconds"),
+    [
+        (0.0, 3, 0.01),
+        (0.3, 3, 0.01),
+        (2.0, 3, 0.04),
+        (12.5, 3, 0.25),
+        (1e6, 3, 0.25),
+        (0.0, 30, 0.06),
+        (12.5, 30, 0.25),
+    ],
+)
+def test_who_waits_long_asks_seldom_and_so_do_many(waited, sites, seconds):
+    assert controller.patience_of_sites(waited, sites) == pytest.approx(seconds)
 
 
 @pytest.fixture

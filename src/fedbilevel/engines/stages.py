@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from fedbilevel.calculus import Tree
-from fedbilevel.plan import Algorithm
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # an operator's process reads the reasons and needs no more
     import pandas as pd
+
+    from fedbilevel.calculus import Tree
+    from fedbilevel.plan import Algorithm
 
 Numbers = dict[str, np.ndarray]
 

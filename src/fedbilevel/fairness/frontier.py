@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from fedbilevel.fairness.disclosure import Visible
 from fedbilevel.fairness.fedpath import Path
@@ -187,6 +186,8 @@ def told_apart(features: NDArray[Any], groups: NDArray[Any], ends: tuple[int, in
     truth = groups[rows] == ends[0]
     matrix = np.asarray(features[rows], np.float64)
     line = np.linalg.lstsq(matrix.T @ matrix + 1e-6 * np.eye(matrix.shape[1]), matrix.T @ truth, rcond=None)[0]
+    from scipy.stats import rankdata  # takes as long to import as all else that a site needs
+
     ranks, first = rankdata(matrix @ line), int(truth.sum())
     return float((ranks[truth].sum() - first * (first + 1) / 2) / max(1, first * (len(truth) - first)))
 

@@ -50,7 +50,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from fedbilevel.calculus import Tree
 from fedbilevel.problem import BilevelProblem, ClientData, whole_number
@@ -189,6 +188,8 @@ def auc(scores: NDArray[Any], positive: NDArray[np.bool_]) -> float:
     """The chance that a positive row has a larger score than a negative one, ties counting half; NaN without both."""
     if positive.all() or not positive.any():
         return float("nan")
+    from scipy.stats import rankdata  # takes longer to import than JAX
+
     ranks = rankdata(scores)
     hits = int(positive.sum())
     return float((ranks[positive].sum() - hits * (hits + 1) / 2) / (hits * (positive.size - hits)))

@@ -30,11 +30,13 @@ LOOK_UP = 0.2
 """Seconds between two looks at the abort signal while waiting for replies (a reply wakes the run at once)."""
 IDLE_SHARE, IDLE_INTERVAL = 0.02, 0.25
 """A site that waits asks again after this share of the time it has waited, and after so many seconds at the latest."""
+REQUESTS = 500
+"""In a second, of all sites together: more keep the coordinator from its work, which is to answer them."""
 
 
-def patience_of_sites(waited: float, quickest: float) -> float:
-    """Seconds until a site that has no work asks again, ``waited`` seconds after the others were sent theirs."""
-    return max(quickest, min(IDLE_SHARE * waited, IDLE_INTERVAL))
+def patience_of_sites(waited: float, sites: int) -> float:
+    """Seconds until a site that has no work asks again, ``waited`` seconds after the ``sites`` were sent theirs."""
+    return max(REQUEST_INTERVAL, sites / REQUESTS, min(IDLE_SHARE * waited, IDLE_INTERVAL))
 
 
 class PlanController(Controller):  # type: ignore[misc]
@@ -133,7 +135,8 @@ class TaskChannel:
                 exchange.cancel(sent)
 
     def _pace(self, waited: float) -> None:
-        self.runner.config.task_request_interval = patience_of_sites(waited, REQUEST_INTERVAL)
+        sites = 0 if self.exchange is None else len(self.exchange.tasks)
+        self.runner.config.task_request_interval = patience_of_sites(waited, sites)
 
     def lost(self, site: str) -> None:
         """The site's worker has ended: nobody waits for it any longer."""

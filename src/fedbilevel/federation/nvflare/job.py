@@ -16,8 +16,7 @@ from typing import Any
 from fedbilevel import storage
 from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.protocol.policy import Policy, read_policy
-from fedbilevel.federation.protocol.settings import JobSettings
-from fedbilevel.federation.protocol.site import TASKS
+from fedbilevel.federation.protocol.settings import TASKS, JobSettings
 
 CONTROLLER = "fedbilevel.federation.nvflare.controller.PlanController"
 EXECUTOR = "fedbilevel.federation.nvflare.executor.SiteExecutor"

@@ -37,7 +37,7 @@ CONNECTED = {"server": "Server started", "site": "Successfully registered client
 
 KEPT = re.compile(
     r"PATH|HOME|USER|LOGNAME|LANG|LC_.*|TZ|TMPDIR|TEMP|TMP|SYSTEMROOT|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHON.*|XDG_CACHE_HOME|JAX_.*"
-    r"|XLA_.*|CUDA_.*|NVIDIA_.*|OMP_.*"
+    r"|XLA_.*|CUDA_.*|NVIDIA_VISIBLE_DEVICES|NVIDIA_DRIVER_CAPABILITIES|OMP_.*"
 )
 """What a kit's process, and so the workers of its jobs, get to see of the environment: no passwords or tokens of others."""
 SAFE = {"PYTHONSAFEPATH": "1", "NVFLARE_SECURE_LOGGING": "1"}

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
-from fedbilevel.calculus import Tree
 from fedbilevel.engines.stages import Expected
+
+if TYPE_CHECKING:
+    from fedbilevel.calculus import Tree
 
 Arrays = list[np.ndarray]
 ARRAY = "\0array"
@@ -29,6 +30,8 @@ class BadReply(ValueError):
 
 
 def to_arrays(tree: Tree) -> Arrays:
+    import jax  # an operator's process reads records, and has no trees
+
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 
@@ -61,6 +64,8 @@ def unpacked(value: Any) -> Any:
 
 def to_tree(arrays: Any, like: Tree, what: str, finite: bool = True) -> Tree:
     """The tree that ``arrays`` hold; `BadReply` unless they are exactly the leaves of ``like``, and ``finite``."""
+    import jax
+
     leaves, structure = jax.tree.flatten(like)
     if not isinstance(arrays, list | tuple) or not all(isinstance(array, np.ndarray) for array in arrays):
         raise BadReply(f"{what} holds something other than arrays")
@@ -119,6 +124,8 @@ def size_of(arrays: Sequence[np.ndarray]) -> int:
 
 def stacked(trees: Sequence[Tree | None], like: Tree) -> Tree:
     """One tree with leaves ``[sites, ...]``; zeros for a site without one."""
+    import jax
+
     leaves, structure = jax.tree.flatten(like)
     columns = [None if tree is None else jax.tree.leaves(tree) for tree in trees]
     out = [np.zeros((len(trees), *leaf.shape), leaf.dtype) for leaf in leaves]

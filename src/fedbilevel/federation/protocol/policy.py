@@ -15,7 +15,7 @@ import numpy as np
 
 from fedbilevel import storage
 from fedbilevel.engines.stages import TELL, Refused
-from fedbilevel.problem import positive, whole_number
+from fedbilevel.hints import positive, whole_number
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from fedbilevel.problem import whole_number
+from fedbilevel.hints import whole_number
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+TASKS = ("survey", "prepare", "work", "measure", "finish", "hello", "meet", "unmask")
+"""What a coordinator can ask a site."""
 OPERATIONAL = ("min_sites", "reply_timeout", "start_timeout", "record_every")
 """What may differ when a run is submitted again: it decides how to wait, not what is computed."""
 LEAST = 3

@@ -27,13 +27,12 @@ from fedbilevel.federation.protocol.payload import Arrays, named_arrays, to_arra
 from fedbilevel.federation.protocol.policy import Policy
 from fedbilevel.federation.protocol.program import Numbers, Program, Stage, answer_trees, make_program
 from fedbilevel.federation.protocol.secure import Identity
-from fedbilevel.federation.protocol.settings import JobSettings
+from fedbilevel.federation.protocol.settings import TASKS, JobSettings
 from fedbilevel.federation.protocol.sums import Masking, in_sums
 from fedbilevel.federation.protocol.vault import NOTES, Label, Vault, read_arrays, write_arrays
 from fedbilevel.plan import Phase, phases_of
 from fedbilevel.problem import ClientData
 
-TASKS = ("survey", "prepare", "work", "measure", "finish", "hello", "meet", "unmask")
 MASKED = ("hello", "meet", "unmask")
 Say = Callable[[str], None]
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedbilevel import storage
 from fedbilevel._version import __version__
-from fedbilevel.calculus import Tree
 from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.protocol.payload import BadReply, to_arrays, to_tree
+
+if TYPE_CHECKING:
+    from fedbilevel.calculus import Tree
 
 FORMAT = 1
 
