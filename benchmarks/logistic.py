@@ -1,7 +1,7 @@
 """What plain logistic regression reaches on the paper's tables: writes benchmarks/results/logistic.csv, a line a split.
 
-``python benchmarks/logistic.py``.  scikit-learn's `LogisticRegression` with its default ridge on all training rows in one place,
-7:3 splits with seeds 0 to 9 (Adult) and 0 to 19 (Credit).
+``python benchmarks/logistic.py``.  scikit-learn's `LogisticRegression` with its default ridge on all training rows
+in one place, 7:3 splits with seeds 0 to 9 (Adult) and 0 to 19 (Credit).
 """
 
 from pathlib import Path
@@ -65,7 +65,9 @@ if __name__ == "__main__":
     rows = []
     for title, name, sensitive, encoding in CASES:
         data = LOAD[name](sensitive=sensitive, encoding=encoding)
-        for seed in range(10 if name == "adult" else 20):
-            rows.append({"data": title, "encoding": encoding, "split": seed, **split(data, encoding, seed)})
+        rows += [
+            {"data": title, "encoding": encoding, "split": seed, **split(data, encoding, seed)}
+            for seed in range(10 if name == "adult" else 20)
+        ]
         print(title, encoding, flush=True)
     pd.DataFrame(rows).to_csv(FILE, index=False)

@@ -169,7 +169,9 @@ def spread(values: list[float]) -> str:
 
 def shared() -> str:
     """The sites' shared noise beside noise that each adds by itself."""
-    alone = {(row["sites"], row["epsilon"]): row for row in harness.load("privacy")["measured"] if row["method"] == "fedavg"}
+    alone = {
+        (row["sites"], row["epsilon"]): row for row in harness.load("privacy")["measured"] if row["method"] == "fedavg"
+    }
     lines = [
         "| sites | epsilon | accuracy, shared noise | accuracy, own noise | equal-opportunity gap, shared | own |",
         "|---:|---:|---:|---:|---:|---:|",

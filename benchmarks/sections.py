@@ -14,7 +14,20 @@ from typing import Any, NamedTuple
 import peers
 import population
 import tables
-from harness import Job, Measured, cores, describe, environment, interleaved, load, markdown, measure, median, spread, verdict
+from harness import (
+    Job,
+    Measured,
+    cores,
+    describe,
+    environment,
+    interleaved,
+    load,
+    markdown,
+    measure,
+    median,
+    spread,
+    verdict,
+)
 
 FULL_STEPS = 2_000
 EAGER, PROCESSES, PORTABLE, NATIVE = "torch eager", "torch processes", "C portable", "C native"

@@ -1,7 +1,7 @@
 """Do cell weights that were learned with a linear model make trees fair?  The protocol is in docs/trees.md.
 
-``python benchmarks/trees.py ROWS.csv [SECONDS [TABLE...]]`` measures what is not in the file yet, split by split.  The census is
-fetched first: ``fedbilevel data get census``.  ``python -m docsbuild.results`` makes the tables of the page from
+``python benchmarks/trees.py ROWS.csv [SECONDS [TABLE...]]`` measures what is not in the file yet, split by split.  The
+census is fetched first: ``fedbilevel data get census``.  ``python -m docsbuild.results`` makes the tables of the page from
 docs/figures/trees-rows.csv.
 """
 
@@ -153,7 +153,8 @@ def measured(name: str) -> str:
 def verdicts() -> str:
     """The three conditions of the protocol, for trees on every table."""
     lines = [
-        "| table | model | gap falls | half of what the logistic model gains | accuracy falls by less than a point | carries over |",
+        "| table | model | gap falls | half of what the logistic model gains | accuracy falls by less than a point "
+        "| carries over |",
         "|---|---|---|---|---|---|",
     ]
     for name, title in TITLES.items():

@@ -142,8 +142,8 @@ def against(table, other):
 def measured(file="benchmarks/results/tune.csv"):
     """The table of the page."""
     lines = [
-        "| table | our loss | against the search | | against the exact search | against no tuning | against the mean of fold models "
-        "| our bytes, of one FedAvg run | search's bytes, of ours |",
+        "| table | our loss | against the search | | against the exact search | against no tuning "
+        "| against the mean of fold models | our bytes, of one FedAvg run | search's bytes, of ours |",
         "|---|---:|---|---|---|---|---|---:|---:|",
     ]
     for name, table in pd.read_csv(ROOT / file).groupby("table", sort=False):

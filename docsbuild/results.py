@@ -1,16 +1,16 @@
-"""The numbers of the pages, from the files that runs leave: ``python -m docsbuild.results`` writes them, a test holds them.
+"""The numbers of the pages, from the files that runs leave: ``python -m docsbuild.results`` writes them.
 
 A page says between two comments where a table comes from, and what stands between them is made::
 
-    <!-- made: table docs/figures/rates.csv "range == 'all'" "method = {algorithm}" "slope = {slope:+.3f} [{low:+.3f}, {high:+.3f}]" -->
+    <!-- made: table docs/figures/rates.csv "range == 'all'" "method = {algorithm}" "slope = {slope:+.3f}" -->
     <!-- end -->
 
 ``table FILE CONDITION "HEAD = TEMPLATE" ...`` makes one line of every row of a CSV file (or of the list ``measured`` of a JSON
 file) that meets the condition, a pandas query; "" takes all rows.  Any other maker is named ``module:function`` and gets the
 words behind it; modules of benchmarks/ are found.  In the middle of a sentence the comments hold a single value.
 
-``python -m docsbuild.results keep runs/mine docs/figures/mine rows groups`` first copies these tables of a run folder, and what was
-run.
+``python -m docsbuild.results keep runs/mine docs/figures/mine rows groups`` first copies these tables of a run folder,
+and what was run.  ``--check`` writes nothing and fails where a page differs: a test calls it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import shlex
 import shutil
 import sys
 import tomllib
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from statistics import median
@@ -55,7 +56,7 @@ def written(page: str) -> str:
     return MARK.sub(anew, page)
 
 
-def maker(name: str):  # type: ignore[no-untyped-def]
+def maker(name: str) -> Callable[..., str]:
     module, _, function = name.rpartition(":")
     if not module:
         return globals()[function]
@@ -83,7 +84,9 @@ def table(file: str, condition: str, *columns: str) -> str:
     assert len(rows), f"{file}: no row meets {condition}"
     pairs = [[part.strip() for part in column.split(" = ", 1)] for column in columns]
     lines = [[cell(template, row) for _, template in pairs] for row in rows.to_dict("records")]
-    return markdown([head for head, _ in pairs], lines, [bool(re.fullmatch(r"\{[^}]+:[^}]+\}", one)) for _, one in pairs])
+    return markdown(
+        [head for head, _ in pairs], lines, [bool(re.fullmatch(r"\{[^}]+:[^}]+\}", one)) for _, one in pairs]
+    )
 
 
 def cell(template: str, row: dict[str, object]) -> str:
@@ -109,13 +112,14 @@ def table1(folder: str) -> str:
 def rates_chosen(folder: str) -> str:
     """The learning rates that `fedbilevel table1 --grid` chose, by method."""
     rows = pd.read_csv(ROOT / folder / "rows.csv")
-    cases = rows[["dataset", "split"]].drop_duplicates().itertuples(index=False)
-    found = {f"{case.dataset.title()}, {case.split}": rows[(rows["dataset"] == case.dataset) & (rows["split"] == case.split)] for case in cases}
-    lines = [
-        [method, *(" ".join(f"{Number(rate):g}" for rate in sorted(part[part["method"] == method]["rate"].unique())) for part in found.values())]
-        for method in rows["method"].unique()
-    ]
-    return markdown(["method", *found], lines, [False] + [True] * len(found))
+    wide = rows.pivot_table(
+        index="method", columns=["dataset", "split"], values="rate", sort=False,
+        aggfunc=lambda rates: " ".join(f"{rate:g}" for rate in sorted(set(rates))),
+    )  # fmt: skip
+    heads = ["method", *(f"{dataset.title()}, {split}" for dataset, split in wide.columns)]
+    return markdown(
+        heads, [[str(cell) for cell in line] for line in wide.itertuples()], [False] + [True] * len(wide.columns)
+    )
 
 
 READINGS = {
@@ -138,21 +142,39 @@ def readings(folder: str) -> str:
     from fedbilevel.report.reading import published
 
     rows = pd.read_csv(ROOT / folder / "groups.csv").query("part == 'test'")
+    rows["negatives"] = rows["count"] - rows["positives"]
     printed, lines = published(), []
-    cases = [("adult", "iid"), ("adult", "noniid"), ("credit", "iid"), ("credit", "noniid")]
-    for label, column in (("favourable", "true_positive_rate"), ("other", "false_positive_rate")):
+    for label, rate, count in (
+        ("favourable", "true_positive_rate", "positives"), ("other", "false_positive_rate", "negatives"),
+    ):  # fmt: skip
+        known = rows[rows[count] > 0]
         for name, gap in READINGS.items():
-            far = {case: [] for case in cases}
-            for (dataset, split, method), part in rows.groupby(["dataset", "split", "method"]):
-                ours = []
-                for _, run in part.groupby("seed"):
-                    counts = (run["positives"] if label == "favourable" else run["count"] - run["positives"]).to_numpy(float)
-                    ours.append(gap(run[column].to_numpy()[counts > 0], counts[counts > 0]))
-                far[dataset, split].append(abs(np.mean(ours) - printed[dataset, split, method, "test_gap"][0]))
-            means = [Number(np.mean(far[case])) for case in cases]
-            lines.append([label, name, *(f"{one:.3f}" for one in (*means, Number(np.mean(means))))])
-    heads = ["positive label", "groups compared by", "Adult, I.I.D.", "Adult, non-I.I.D.", "Credit, I.I.D.", "Credit, non-I.I.D.", "all"]
-    return markdown(heads, lines, [False, False, *[True] * 5])
+            runs = known.groupby(["dataset", "split", "method", "seed"])[[rate, count]].apply(
+                lambda run, gap=gap: float(gap(*run.to_numpy(float).T))
+            )
+            means = runs.groupby(level=["dataset", "split", "method"]).mean()
+            far = pd.Series({key: abs(mean - printed[*key, "test_gap"][0]) for key, mean in means.items()})
+            cases = far.groupby(level=[0, 1]).mean()
+            lines.append([label, name, *(f"{Number(one):.3f}" for one in (*cases, cases.mean()))])
+    heads = ["Adult, I.I.D.", "Adult, non-I.I.D.", "Credit, I.I.D.", "Credit, non-I.I.D.", "all"]
+    return markdown(["positive label", "groups compared by", *heads], lines, [False, False, *[True] * 5])
+
+
+def slopes(file: str) -> str:
+    """The fitted slopes with their intervals: a line a variant, a column for each average and range of horizons."""
+    rows = read(file)
+    rows["cell"] = [cell("{slope:.3f} [{low:.3f}, {high:.3f}]", row) for row in rows.to_dict("records")]
+    names = {"fedbio": "FedBiO", "fedbioacc": "FedBiOAcc"}
+    rows["who"] = rows["algorithm"].map(names) + ", " + rows["variant"]
+    wide = rows.pivot_table(
+        index=["who", "theory"], columns=["average", "range"], values="cell", aggfunc="first", sort=False
+    )
+    heads = ["", "theory", *(f"{average}, {'every T' if span == 'all' else span}" for average, span in wide.columns)]
+    lines = [
+        [who, {-0.5: "−1/2"}.get(theory, "−2/3"), *line]
+        for (who, theory), line in zip(wide.index, wide.values.tolist(), strict=True)
+    ]
+    return markdown(heads, lines, [False] * len(heads))
 
 
 def headlines() -> str:
@@ -170,18 +192,22 @@ def headlines() -> str:
     gaps = ours.loc["test_gap"]
     removed = sorted(-gaps["difference"] / (gaps["mean"] - gaps["difference"]))
     rounds = [second for run in measured["federation"]["rounds"]["ours"] for second in run["bilevel"]]
-    return "\n".join([
-        f"- Two plain losses run {step['torch eager'] / step['ours autodiff']:.0f} times as fast as in eager PyTorch, linear models "
-        f"with the fused kernel {step['torch eager'] / step['ours fused']:.0f} times.",
+    faster = {name: step["torch eager"] / step[name] for name in step}
+    cost = -100 * ours.loc["test_accuracy"]["difference"].min()
+    seconds = measured["table1"]["table1, first"][0]["run"]
+    return (
+        f"- Two plain losses run {faster['ours autodiff']:.0f} times as fast as in eager PyTorch, linear models with the fused "
+        f"kernel {faster['ours fused']:.0f} times.\n"
         f"- On Adult by sex, learned weights remove {100 * removed[0]:.0f} to {100 * removed[-1]:.0f} % of FedAvg's gap in "
-        f"true-positive rates, for {-100 * ours.loc['test_accuracy']['difference'].min():.2f} points of accuracy or less.",
-        f"- The paper's 240 runs take {measured['table1']['table1, first'][0]['run']:.0f} s on two cores, compiling included.",
-        f"- A round over three real sites with mutual TLS takes {median(rounds):.2f} s.",
-    ])
+        f"true-positive rates, for {cost:.2f} points of accuracy or less.\n"
+        f"- The paper's 240 runs take {seconds:.0f} s on two cores, compiling included.\n"
+        f"- A round over three real sites with mutual TLS takes {median(rounds):.2f} s."
+    )
 
 
 def pages() -> list[Path]:
-    return [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if "<!-- made: " in page.read_text("utf-8")]
+    every = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    return [page for page in every if "<!-- made: " in page.read_text(encoding="utf-8")]
 
 
 def keep(folder: str, target: str, *tables: str) -> None:
@@ -198,9 +224,11 @@ def keep(folder: str, target: str, *tables: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["keep"]:
         keep(*sys.argv[2:])
-    for page in pages():
-        before = page.read_text(encoding="utf-8")
-        after = written(before)
-        if after != before:
-            page.write_text(after, encoding="utf-8")
-            print(f"{page.relative_to(ROOT)}: written")
+    stale = {
+        page: after for page in pages() if (after := written(before := page.read_text(encoding="utf-8"))) != before
+    }
+    for page, text in stale.items():
+        print(f"{page.relative_to(ROOT)}: {'stale' if '--check' in sys.argv else 'written'}")
+        if "--check" not in sys.argv:
+            page.write_text(text, encoding="utf-8")
+    sys.exit(1 if stale and "--check" in sys.argv else 0)

@@ -1,4 +1,4 @@
-"""Every public name has a docstring in one style, which names every parameter it takes, a place in the reference and an example."""
+"""Every public name has a docstring in one style that names all its parameters, a place in the reference, and an example."""
 
 from __future__ import annotations
 

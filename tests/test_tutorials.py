@@ -56,4 +56,6 @@ def test_four_processes(tmp_path):
 
 def test_every_tutorial_with_commands_is_here():
     followed = set(re.findall(r'follow\("(.+?)"', Path(__file__).read_text(encoding="utf-8")))
-    assert followed == {page.name for page in PAGES.glob("*.md") if re.search("^```sh", page.read_text(encoding="utf-8"), re.M)}
+    assert followed == {
+        page.name for page in PAGES.glob("*.md") if re.search("^```sh", page.read_text(encoding="utf-8"), re.M)
+    }
