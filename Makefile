@@ -4,7 +4,7 @@ BIN := .venv/bin
 WORKERS ?= auto
 FEDERATION ?= tests/federation
 
-.PHONY: run test test-optimised test-federation lint docs clean
+.PHONY: run test test-optimised test-federation test-wheels lint docs clean
 .DELETE_ON_ERROR:
 
 run: .venv/ready
@@ -19,6 +19,9 @@ test-optimised: .venv/ready
 
 test-federation: .venv/ready
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m federation $(FEDERATION)
+
+test-wheels: .venv/ready
+	$(BIN)/python -m pytest -q -m packaging tests/test_packaging.py
 
 lint: .venv/ready
 	$(BIN)/ruff check .

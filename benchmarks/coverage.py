@@ -1,24 +1,27 @@
-"""How often the 95 % intervals of gaps hold the truth: the table in docs/metrics.md.
+"""How often the 95 % intervals of gaps hold the truth: the tables of docs/results/intervals.md.
 
-    python -m benchmarks.coverage
+    python -m benchmarks.coverage             # writes benchmarks/results/coverage.csv
 
 Two groups: exact, by summing binomial probabilities over all outcomes, at 47 x 47
 pairs of true rates that include 0 and 1.  Three and five groups, and two models on the same rows: 4,000 draws at every truth of
 `truths` and `pairs`, among them all rates equal (a gap of 0).  What is reported is the smallest coverage of all truths, the
 mean, and the mean width; beside it the percentile bootstrap within cells, which was used before.  The method was chosen among
-several candidates (docs/metrics.md) on the same truths.
+several candidates (docs/results/intervals.md) on the same truths.
 """
 
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from scipy.stats import binom
 
 from fedbilevel.fairness.intervals import gap_difference_ends, gap_ends
 from fedbilevel.fairness.metrics import Counts
 
+FILE = Path(__file__).parent / "results" / "coverage.csv"
 SIZES = ((2, 2), (2, 10), (2, 100), (2, 1000), (3, 3), (5, 5), (10, 10), (10, 100), (30, 30), (100, 100), (100, 1000))
 SEVERAL = (
     (2, 2, 2),
@@ -117,18 +120,18 @@ def _summary(told):
 
 
 def main():
-    print("| positives | smallest coverage | mean | mean width | bootstrap: smallest | mean width |")
-    print("|---|---:|---:|---:|---:|---:|")
+    lines = []
     for sizes in (*SIZES, *SEVERAL):
-        low, mean, width = two_groups(sizes) if len(sizes) == 2 else several_groups(sizes)
+        one = two_groups(sizes) if len(sizes) == 2 else several_groups(sizes)
         before, _, before_width = redrawn(sizes)
-        print(
-            f"| {', '.join(map(str, sizes))} | {low:.3f} | {mean:.3f} | {width:.3f} | {before:.3f} | {before_width:.3f} |"
-        )
-    print("\n| two models, positives | smallest coverage | mean | mean width |\n|---|---:|---:|---:|")
-    for sizes in (*SIZES, *SEVERAL):
-        low, mean, width = two_models(sizes)
-        print(f"| {', '.join(map(str, sizes))} | {low:.3f} | {mean:.3f} | {width:.3f} |", flush=True)
+        names = ("smallest", "mean", "width")
+        line = {"positives": ", ".join(map(str, sizes))}
+        line |= dict(zip((f"gap_{name}" for name in names), one, strict=True))
+        line |= {"bootstrap_smallest": before, "bootstrap_width": before_width}
+        line |= dict(zip((f"difference_{name}" for name in names), two_models(sizes), strict=True))
+        lines.append(line)
+        print(line, flush=True)
+    pd.DataFrame(lines).to_csv(FILE, index=False)
 
 
 if __name__ == "__main__":

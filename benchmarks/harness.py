@@ -14,7 +14,6 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-PAGE = HERE.parent / "docs" / "performance.md"
 PACKAGES = ("fedbilevel", "jax", "jaxlib", "numpy", "torch")
 
 Job = dict[str, Any]
@@ -133,12 +132,6 @@ def describe(record: dict[str, Any]) -> str:
     )
 
 
-def insert(section: str, text: str) -> None:
-    """Put a table between the section's two markers in docs/performance.md."""
-    page = PAGE.read_text()
-    begin, end = f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
-    if page.count(begin) != 1 or page.count(end) != 1:
-        raise ValueError(f"{PAGE.name}: needs the markers '{begin}' and '{end}' exactly once")
-    before, rest = page.split(begin)
-    after = rest.split(end)[1]
-    PAGE.write_text(f"{before}{begin}\n{text.rstrip()}\n{end}{after}")
+def write_pages() -> None:
+    """Make the tables of the pages again from the stored results."""
+    subprocess.run([sys.executable, "-m", "docsbuild.results"], cwd=HERE.parent, check=True, timeout=600)

@@ -193,10 +193,11 @@ def agree(python):
             raise SystemExit(f"{method}: the two implementations differ by {gap}; nothing is timed.")
 
 
-def page(record):
+def shown():
     """The table, and what was asked."""
-    from harness import describe
+    from harness import describe, load
 
+    record = load("networks")
     found = record["measured"]
     lines = ["| one step of two clients | " + " | ".join(f"{size:,}: ms | MB" for size in WIDTHS) + " |"]
     lines.append("| --- |" + " ---: | ---: |" * len(WIDTHS))
@@ -223,7 +224,7 @@ def main():
     sys.path.insert(0, str(Path(__file__).parent))
     import statistics
 
-    from harness import insert, load, save
+    from harness import save, write_pages
 
     asked = argparse.ArgumentParser()
     asked.add_argument("--job")
@@ -256,7 +257,7 @@ def main():
         for name, results in runs.items()
     }
     save("networks", given.repeats, found)
-    insert("networks", page(load("networks")))
+    write_pages()
 
 
 if __name__ == "__main__":

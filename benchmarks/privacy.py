@@ -2,7 +2,6 @@
 
     python benchmarks/privacy.py             # measure; write results/privacy.json
     python benchmarks/privacy.py --shared    # FedAvg, 10 and 100 sites, each site adding its share of the noise (secure sums)
-    python benchmarks/privacy.py --render    # the table of docs/privacy.md from the stored results, to standard output
 
 Protocol, fixed before the run.  A fifth of the 32,561 training rows is set aside for validation; the others are dealt to the
 sites at random, in equal parts.  The 16,281 rows of adult.test are looked at once, at the end.  Every reply of a site passes
@@ -164,13 +163,33 @@ def measure(seconds: float, shared: bool = False) -> list[dict[str, Any]]:
     return rows
 
 
-def render(rows: list[dict[str, Any]]) -> str:
+def spread(values: list[float]) -> str:
+    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
+
+
+def shared() -> str:
+    """The sites' shared noise beside noise that each adds by itself."""
+    alone = {
+        (row["sites"], row["epsilon"]): row for row in harness.load("privacy")["measured"] if row["method"] == "fedavg"
+    }
+    lines = [
+        "| sites | epsilon | accuracy, shared noise | accuracy, own noise | equal-opportunity gap, shared | own |",
+        "|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in harness.load("privacy-shared")["measured"]:
+        own = alone[row["sites"], row["epsilon"]]
+        cells = [spread(one[name]) for name in ("accuracy", "gap") for one in (row, own)]
+        lines.append(f"| {row['sites']} | {row['epsilon']:g} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def rendered(name: str = "privacy") -> str:
     lines = [
         "| method | sites | epsilon | replies | clip | noise | accuracy | equal-opportunity gap |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for row in rows:
-        accuracy, gap = (f"{np.mean(row[name]):.3f} ± {np.std(row[name], ddof=1):.3f}" for name in ("accuracy", "gap"))
+    for row in harness.load(name)["measured"]:
+        accuracy, gap = spread(row["accuracy"]), spread(row["gap"])
         named = [
             "none" if row[name] is None else f"{row[name]:.3g}" for name in ("epsilon", "replies", "clip", "noise")
         ]
@@ -180,11 +199,9 @@ def render(rows: list[dict[str, Any]]) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--render", action="store_true")
     parser.add_argument("--shared", action="store_true")
     parser.add_argument("--seconds", type=float, default=800.0)
     options = parser.parse_args()
     name = "privacy-shared" if options.shared else "privacy"
-    if not options.render:
-        harness.save(name, TESTING, measure(options.seconds, options.shared))
-    print(render(harness.load(name)["measured"]))
+    harness.save(name, TESTING, measure(options.seconds, options.shared))
+    print(rendered(name))

@@ -3,7 +3,7 @@
     python benchmarks/run.py all                 # check, measure, write benchmarks/results and docs/performance.md
     python benchmarks/run.py speed --repeats 3
     python benchmarks/run.py speed --quick       # a short look: prints the table, writes nothing
-    python benchmarks/run.py all --render        # tables from the stored results, nothing is measured
+    python -m docsbuild.results                  # tables from the stored results, nothing is measured
 
 Before anything is timed, check.py makes sure that all implementations compute the same thing. Needs a C compiler; the
 sections that compare with PyTorch (speed, inner) need the `bench` extra as well. Keep the machine quiet meanwhile.
@@ -16,7 +16,7 @@ import time
 from importlib.util import find_spec
 
 import harness
-from sections import SECTIONS
+from sections import SECTIONS, shown
 
 
 def arguments() -> argparse.Namespace:
@@ -26,15 +26,12 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--repeats", type=int, default=5, help="fresh processes per measurement (default: 5)")
     parser.add_argument("--quick", action="store_true", help="one short repetition; prints and writes nothing")
-    parser.add_argument("--render", action="store_true", help="write the tables again from the stored results")
     parser.add_argument(
         "--no-check", action="store_true", help="with --quick: do not compare the implementations first"
     )
     options = parser.parse_args()
     if options.repeats < 1:
         parser.error(f"--repeats must be at least 1, not {options.repeats}")
-    if options.quick and options.render:
-        parser.error("--quick measures and --render does not: choose one")
     if options.no_check and not options.quick:
         parser.error("--no-check goes with --quick only: numbers that are kept come after the comparison")
     return options
@@ -47,7 +44,7 @@ def say(text: str) -> None:
 def main() -> int:
     options = arguments()
     names = list(SECTIONS) if "all" in options.sections else list(dict.fromkeys(options.sections))
-    if any(SECTIONS[name].needs_check for name in names) and not (options.render or options.no_check):
+    if any(SECTIONS[name].needs_check for name in names) and not options.no_check:
         say("checking that all implementations agree")
         if subprocess.run([sys.executable, str(harness.HERE / "check.py")], timeout=3600, check=False).returncode:
             say("they do not: nothing was timed")
@@ -55,7 +52,7 @@ def main() -> int:
     code = 0
     for name in names:
         section = SECTIONS[name]
-        if section.needs_torch and not options.render and find_spec("torch") is None:
+        if section.needs_torch and find_spec("torch") is None:
             say(f"{name}: compares with PyTorch, which is not installed; install the `bench` extra to measure it")
             code = 1
             continue
@@ -63,16 +60,10 @@ def main() -> int:
             print("\n" + section.table(section.collect(1, True, say)) + "\n", flush=True)
             say("a quick look: one short repetition, in which fixed costs weigh too much to judge a target by it")
             continue
-        if not options.render:
-            harness.save(name, options.repeats, section.collect(options.repeats, False, say))
-        try:
-            record = harness.load(name)
-        except FileNotFoundError:
-            say(f"{name}: no stored results; run without --render first")
-            return 1
-        table = section.table(record["measured"])
-        harness.insert(name, f"{table}\n\n{harness.describe(record)}")
-        print(f"\n{table}\n", flush=True)
+        harness.save(name, options.repeats, section.collect(options.repeats, False, say))
+        print(f"\n{shown(name)}\n", flush=True)
+    if not options.quick:
+        harness.write_pages()
     return code
 
 

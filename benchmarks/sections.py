@@ -14,7 +14,20 @@ from typing import Any, NamedTuple
 import peers
 import population
 import tables
-from harness import Job, Measured, cores, environment, interleaved, markdown, measure, median, spread, verdict
+from harness import (
+    Job,
+    Measured,
+    cores,
+    describe,
+    environment,
+    interleaved,
+    load,
+    markdown,
+    measure,
+    median,
+    spread,
+    verdict,
+)
 
 FULL_STEPS = 2_000
 EAGER, PROCESSES, PORTABLE, NATIVE = "torch eager", "torch processes", "C portable", "C native"
@@ -278,3 +291,12 @@ SECTIONS = {
     "startup": Section(collect_startup, table_startup),
     **{name: Section(tables.collector(name), tables.table) for name in tables.SECTIONS},
 }
+
+
+def shown(name: str) -> str:
+    """A section as it stands on the page."""
+    try:
+        record = load(name)
+    except FileNotFoundError:
+        return f"Not measured yet: `python benchmarks/run.py {name}`."
+    return f"{SECTIONS[name].table(record['measured'])}\n\n{describe(record)}"

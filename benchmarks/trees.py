@@ -1,7 +1,8 @@
 """Do cell weights that were learned with a linear model make trees fair?  The protocol is in docs/trees.md.
 
-``python benchmarks/trees.py run ROWS.csv [SECONDS [TABLE...]]`` measures what is not in the file yet, split by split; ``show
-ROWS.csv`` prints the tables of the page.  The census is fetched first: ``fedbilevel data get census``.
+``python benchmarks/trees.py ROWS.csv [SECONDS [TABLE...]]`` measures what is not in the file yet, split by split.  The
+census is fetched first: ``fedbilevel data get census``.  ``python -m docsbuild.results`` makes the tables of the page from
+docs/figures/trees-rows.csv.
 """
 
 import sys
@@ -18,12 +19,14 @@ from fedbilevel.datasets import load, partition
 from fedbilevel.fairness import FairFederatedClassifier
 from fedbilevel.fairness.intervals import across_splits
 
+ROOT = Path(__file__).parents[1]
 SPLITS, TEST_SHARE, CLIENTS = 20, 0.3, 3
 TABLES = {  # data set, groups, rows drawn for each split, by natural sites
     "adult": ("sex", 16_000, False),
     "employment": ("disability", 16_000, True),
     "census": ("sex", 20_000, False),
 }
+TITLES = {"adult": "Adult by sex", "employment": "Employment by disability", "census": "Census by sex"}
 ARMS = {
     "logistic": "logistic, no weights",
     "logistic weighted": "logistic, weights",
@@ -110,26 +113,63 @@ def run(target: Path, seconds: float = float("inf"), *names: str) -> None:
                 print(name, split, f"{time.process_time():.0f} s", flush=True)
 
 
-def interval(values: pd.Series, how: str = "student") -> str:
+def short(value: float, form: str = ".4f") -> str:
+    return format(value, form).replace("0.", ".", 1).replace("-", "−")
+
+
+def interval(values: pd.Series, how: str = "student", form: str = ".4f") -> str:
     found = across_splits(values.to_numpy(), method=how, test_share=TEST_SHARE)
-    return f"{found.estimate:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+    return f"{short(found.estimate, form)} [{short(found.low, form)}, {short(found.high, form)}]"
 
 
-def show(rows: pd.DataFrame) -> None:
-    """The tables of docs/trees.md."""
-    for name, part in rows.groupby("table", sort=False):
-        wide = part.pivot(index="split", columns="arm", values=["accuracy", "gap"])
-        print(f"\n{name}: {len(wide)} splits\n")
-        for arm, label in ARMS.items():
-            print(f"| {label} | {interval(wide['accuracy', arm])} | {interval(wide['gap', arm])} |")
-        for before, after in PAIRS:
-            gap, accuracy = wide["gap", after] - wide["gap", before], wide["accuracy", after] - wide["accuracy", before]
-            removed = -gap.mean() / wide["gap", before].mean()
-            print(
-                f"| {ARMS[after]} | {interval(gap, 'corrected')} | {removed:.0%} | {interval(accuracy, 'corrected')} |"
+def arms(name: str, file: str = "docs/figures/trees-rows.csv") -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Accuracy and gap of one table: a line a split, a column a model."""
+    rows = pd.read_csv(ROOT / file)
+    part = rows[rows["table"] == name]
+    return part.pivot(index="split", columns="arm", values="accuracy"), part.pivot(
+        index="split", columns="arm", values="gap"
+    )
+
+
+def measured(name: str) -> str:
+    """The models of one table: every mean, and for weights the paired difference to the same model without."""
+    accuracy, gap = arms(name)
+    without = {after: before for before, after in PAIRS}
+    lines = [
+        f"| {len(gap)} splits | accuracy | gap | gap's difference | share removed | accuracy's difference |",
+        "|---|---|---|---|---:|---|",
+    ]
+    for arm, label in ARMS.items():
+        cells = [label, interval(accuracy[arm]), interval(gap[arm]), "", "", ""]
+        if arm in without:
+            before = without[arm]
+            cells[3] = interval(gap[arm] - gap[before], "corrected", "+.4f")
+            cells[4] = f"{1 - gap[arm].mean() / gap[before].mean():.0%}"
+            cells[5] = interval(accuracy[arm] - accuracy[before], "corrected", "+.4f")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def verdicts() -> str:
+    """The three conditions of the protocol, for trees on every table."""
+    lines = [
+        "| table | model | gap falls | half of what the logistic model gains | accuracy falls by less than a point "
+        "| carries over |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, title in TITLES.items():
+        accuracy, gap = arms(name)
+        removed = {after: 1 - gap[after].mean() / gap[before].mean() for before, after in PAIRS}
+        for before, after in PAIRS[1:]:
+            fall, cost = (
+                across_splits((one[after] - one[before]).to_numpy(), method="corrected", test_share=TEST_SHARE)
+                for one in (gap, accuracy)
             )
+            held = [fall.high < 0, removed[after] >= removed["logistic weighted"] / 2, cost.low > -0.01]
+            words = ["yes" if one else "no" for one in (*held, all(held))]
+            lines.append(f"| {title} | {ARMS[before].removesuffix(', no weights')} | {' | '.join(words)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    command, path = sys.argv[1], Path(sys.argv[2])
-    run(path, *map(float, sys.argv[3:4]), *sys.argv[4:]) if command == "run" else show(pd.read_csv(path))
+    run(Path(sys.argv[1]), *map(float, sys.argv[2:3]), *sys.argv[3:])

@@ -1,4 +1,4 @@
-"""`fedbilevel tune` against a search of 20 candidates, by the protocol in docs/tune.md.
+"""`fedbilevel tune` against a search of 20 candidates, by the protocol in docs/results/tuning.md.
 
     python benchmarks/tune.py --out runs/tune-study [--tables heart,credit] [--splits 20]
 
@@ -25,6 +25,7 @@ from fedbilevel.tuning.simulation import Tuner
 
 TABLES = ("adult", "employment", "compas", "law-school", "hsb82", "chem97", "heart", "credit")
 LOOKED_AT = ("heart", "credit")
+ROOT = Path(__file__).parents[1]
 MOST_ROWS = 3000
 CLIENTS = 5
 WHAT = ("penalties",)
@@ -125,27 +126,40 @@ def split(name, table, labels, sites, seed, tuner, searches):
     return line | costs | {"ridge": others.ridge}
 
 
-def summary(results):
-    lines = []
-    for name, table in results.groupby("table", sort=False):
-        line = {
-            "table": name,
-            "splits": len(table),
-            "rows": int(table["rows"].iloc[0]),
-            "sites": int(table["sites"].iloc[0]),
-        }
-        for other in ("search", "exact", "default", "folds"):
-            differences = table[f"{other}_loss"] - table["tuned_loss"]
-            margin = stats.t.ppf(0.975, len(differences) - 1) * differences.std(ddof=1) / len(differences) ** 0.5
-            low, high = differences.mean() - margin, differences.mean() + margin
-            verdict = "win" if low > 0 else "loss" if high < 0 else "tie"
-            line[f"vs {other}"] = f"{differences.mean():+.5f} [{low:+.5f}, {high:+.5f}] {verdict}"
-        line |= {name: table[f"{name}_loss"].mean() for name in ("tuned", "search")}
-        line["right"] = (table["tuned_right"] - table["search_right"]).mean()
-        line["bytes of search / ours"] = (table["search_bytes"] / table["tuned_bytes"]).mean()
-        line["ours / one run"] = (table["tuned_bytes"] / table["run_bytes"]).mean()
-        lines.append(line)
-    return pd.DataFrame(lines)
+def short(value, form=".5f"):
+    return format(value, form).replace("0.", ".", 1).replace("-", "−")
+
+
+def against(table, other):
+    """The paired difference of ``other``'s loss to ours, with Student's interval, and its verdict."""
+    differences = table[f"{other}_loss"] - table["tuned_loss"]
+    margin = stats.t.ppf(0.975, len(differences) - 1) * differences.std(ddof=1) / len(differences) ** 0.5
+    low, high = differences.mean() - margin, differences.mean() + margin
+    told = f"{short(differences.mean(), '+.5f')} [{short(low, '+.5f')}, {short(high, '+.5f')}]"
+    return told, "win" if low > 0 else "loss" if high < 0 else "tie"
+
+
+def measured(file="benchmarks/results/tune.csv"):
+    """The table of the page."""
+    lines = [
+        "| table | our loss | against the search | | against the exact search | against no tuning "
+        "| against the mean of fold models | our bytes, of one FedAvg run | search's bytes, of ours |",
+        "|---|---:|---|---|---|---|---|---:|---:|",
+    ]
+    for name, table in pd.read_csv(ROOT / file).groupby("table", sort=False):
+        searched, verdict = against(table, "search")
+        bytes_ = table[["tuned_bytes", "run_bytes", "search_bytes"]].mean()
+        cells = [
+            f"{'*looked at before:* ' if name in LOOKED_AT else ''}`{name}`",
+            short(table["tuned_loss"].mean(), ".4f"),
+            searched,
+            verdict,
+            *(against(table, other)[0] for other in ("exact", "default", "folds")),
+            short(bytes_["tuned_bytes"] / bytes_["run_bytes"], ".2f"),
+            f"{bytes_['search_bytes'] / bytes_['tuned_bytes']:.1f} ×",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main():
@@ -172,7 +186,7 @@ def main():
                     writer.writeheader()
                 writer.writerow(line)
             print(name, seed, f"{line['search_loss'] - line['tuned_loss']:+.5f}", file=sys.stderr, flush=True)
-    print(summary(pd.read_csv(file)).T.to_string())
+    print(measured(file))
 
 
 if __name__ == "__main__":

@@ -1,22 +1,28 @@
-"""Every public name has a docstring in one style, which names every parameter it takes."""
+"""Every public name has a docstring in one style that names all its parameters, a place in the reference, and an example."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
 import fedbilevel
-from fedbilevel import datasets, fairness, tasks, tracking
+from fedbilevel import datasets, fairness, plugins, tasks, theory, tracking, tuning
 
 HOMES = {
     "fb": (fedbilevel, fedbilevel.__all__),
     "fairness": (fairness, fairness.__all__),
     "datasets": (datasets, datasets.__all__),
     "tasks": (tasks, tasks.__all__),
+    "theory": (theory, theory.__all__),
+    "tuning": (tuning, tuning.__all__),
     "tracking": (tracking, ["mlflow_callback"]),
+    "plugins": (plugins, ["plugins", "suited"]),
 }
+PAGES = sorted((Path(__file__).parents[1] / "docs" / "reference").glob("*.md"))
 NAMES = [
     (home, name)
     for home, (module, names) in HOMES.items()
@@ -37,7 +43,34 @@ def test_docstring_names_every_parameter(home, name):
     value = getattr(HOMES[home][0], name)
     text = inspect.getdoc(value) or ""
     assert text, f"{home}.{name} has no docstring"
-    if inspect.isclass(value) and issubclass(value, BaseException):
+    if inspect.isclass(value) and (issubclass(value, BaseException) or getattr(value, "_is_protocol", False)):
         return
     parameters = {one for one in inspect.signature(value).parameters if one not in ("self", "args", "kwargs", "values")}
     assert parameters <= sections(text), f"{home}.{name} does not explain {sorted(parameters - sections(text))}"
+
+
+def test_the_reference_shows_every_public_name():
+    shown = []
+    for page in PAGES:
+        for path in re.findall(r"^::: ([\w.]+)", page.read_text(encoding="utf-8"), flags=re.M):
+            module, _, name = path.rpartition(".")
+            shown.append(getattr(importlib.import_module(module), name))
+    missing = [
+        f"{home}.{name}"
+        for home, (module, names) in HOMES.items()
+        for name in names
+        if not any(getattr(module, name) is one for one in shown) and name not in ("__version__", "TUNED")
+    ]
+    assert missing == []
+
+
+def test_every_public_name_has_an_example():
+    """Where its docstring has none, a block of code on a page of the reference does; test_docs.py runs both."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.S))
+    lacking = [
+        f"{home}.{name}"
+        for home, name in NAMES
+        if ">>>" not in (inspect.getdoc(getattr(HOMES[home][0], name)) or "") and not re.search(rf"\b{name}\b", code)
+    ]
+    assert lacking == []

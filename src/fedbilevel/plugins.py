@@ -26,8 +26,18 @@ Factory = Callable[..., Algorithm]
 
 @cache
 def plugins(lower_level: str | None = None) -> dict[str, Factory]:
-    """Methods of installed packages by name; those of one lower level, or all.  One that cannot be used is left out, with a
-    warning."""
+    """Methods of installed packages by name.  One that cannot be used is left out, with a warning.
+
+    Args:
+        lower_level: "local" or "global": only methods for that lower level; None: all.
+
+    Returns:
+        The functions that make an `Algorithm`, by the name of their entry point.
+
+    Examples:
+        >>> isinstance(plugins("local"), dict)
+        True
+    """
     found: dict[str, Factory] = {}
     for entry in sorted(entry_points(group=GROUP)):
         try:
@@ -44,6 +54,19 @@ def plugins(lower_level: str | None = None) -> dict[str, Factory]:
 
 
 def suited(factory: Factory, values: dict[str, Any]) -> dict[str, Any]:
-    """Those of the values that the method has an argument for."""
+    """Those of the values that the method has an argument for.
+
+    Args:
+        factory: The function that makes the method.
+        values: Arguments by name.
+
+    Returns:
+        A part of ``values``.
+
+    Examples:
+        >>> import fedbilevel as fb
+        >>> suited(fb.fedbio, {"inner_step": 0.1, "penalty": 5.0})
+        {'inner_step': 0.1}
+    """
     names = inspect.signature(factory).parameters
     return {name: value for name, value in values.items() if name in names}

@@ -86,6 +86,13 @@ def bome(
     Raises:
         ValueError: A number is out of its range.
         TypeError: An argument is of the wrong kind, or its name is not known.
+
+    Examples:
+        >>> import fedbilevel as fb
+        >>> from fedbilevel.tasks import random_quadratic
+        >>> problem = random_quadratic(0, clients=3).problem()
+        >>> fb.bome(problem, inner_steps=3).name
+        'BOME'
     """
 
     def slower(weight: Any, time: Any) -> tuple[Any, Any]:

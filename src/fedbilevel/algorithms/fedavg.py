@@ -55,6 +55,11 @@ def fedavg(
     Raises:
         ValueError: A number is out of its range.
         TypeError: An argument is of the wrong kind, or its name is not known.
+
+    Examples:
+        >>> import fedbilevel as fb, jax.numpy as jnp
+        >>> fb.fedavg(lambda x, batch: jnp.mean((batch["a"] @ x) ** 2), lambda key: jnp.ones(3), step=0.1).name
+        'FedAvg'
     """
 
     def descend(model: Tree, batches: Batches) -> tuple[Tree, LocalStep]:

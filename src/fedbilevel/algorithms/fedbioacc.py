@@ -165,6 +165,13 @@ def fedbioacc(
     Raises:
         ValueError: A number is out of its range, or the problem has the other lower level.
         TypeError: An argument is of the wrong kind, or its name is not known.
+
+    Examples:
+        >>> import fedbilevel as fb
+        >>> from fedbilevel.tasks import random_quadratic
+        >>> problem = random_quadratic(0, clients=3).problem()
+        >>> fb.fedbioacc(problem, previous="local").name
+        'FedBiOAcc'
     """
     sampler = Sampler(batch_size, outer_batch_size, hypergradient.train_batches, hypergradient.val_batches)
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)

@@ -111,6 +111,13 @@ def fedbioacc_global(
     Raises:
         ValueError: A number is out of its range, or the problem has the other lower level.
         TypeError: An argument is of the wrong kind, or its name is not known.
+
+    Examples:
+        >>> import fedbilevel as fb
+        >>> from fedbilevel.tasks import random_quadratic
+        >>> problem = random_quadratic(0, clients=3).problem("global")
+        >>> fb.fedbioacc_global(problem, 0.3, 0.1, 0.3).name
+        'FedBiOAcc, global'
     """
     sampler, averaged = coupled.sampler(batch_size, outer_batch_size), average_momenta
 

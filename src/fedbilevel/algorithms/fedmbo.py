@@ -103,6 +103,13 @@ def fedmbo(
     Raises:
         ValueError: A number is out of its range, or the problem has the other lower level.
         TypeError: An argument is of the wrong kind, or its name is not known.
+
+    Examples:
+        >>> import fedbilevel as fb
+        >>> from fedbilevel.tasks import random_quadratic
+        >>> problem = random_quadratic(0, clients=3).problem("global")
+        >>> fb.fedmbo(problem, terms=5).name
+        'FedMBO'
     """
     nested = Nested(problem, batch_size, outer_batch_size, inner_step, local_steps)
 

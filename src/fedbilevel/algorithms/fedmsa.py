@@ -122,6 +122,13 @@ def fedmsa(
     Raises:
         ValueError: A number is out of its range, or the problem has the other lower level.
         TypeError: An argument is of the wrong kind, or its name is not known.
+
+    Examples:
+        >>> import fedbilevel as fb
+        >>> from fedbilevel.tasks import random_quadratic
+        >>> problem = random_quadratic(0, clients=3).problem("global")
+        >>> fb.fedmsa(problem).name
+        'FedMSA'
     """
     sampler = coupled.sampler(batch_size, outer_batch_size)
     above, measures = steps.Outer(problem, outer_step, local_steps), inner_step is None or adjoint_step is None

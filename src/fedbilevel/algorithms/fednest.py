@@ -91,6 +91,13 @@ def fednest(
     Raises:
         ValueError: A number is out of its range, or the problem has the other lower level.
         TypeError: An argument is of the wrong kind, or its name is not known.
+
+    Examples:
+        >>> import fedbilevel as fb
+        >>> from fedbilevel.tasks import random_quadratic
+        >>> problem = random_quadratic(0, clients=3).problem("global")
+        >>> fb.fednest(problem, series="sum").name
+        'FedNest'
     """
     nested, summed = Nested(problem, batch_size, outer_batch_size, inner_step, local_steps), series == "sum"
 

@@ -74,6 +74,13 @@ def lfednest(
     Raises:
         ValueError: A number is out of its range, or the problem has the other lower level.
         TypeError: An argument is of the wrong kind, or its name is not known.
+
+    Examples:
+        >>> import fedbilevel as fb
+        >>> from fedbilevel.tasks import random_quadratic
+        >>> problem = random_quadratic(0, clients=3).problem("global")
+        >>> fb.lfednest(problem).name
+        'LFedNest'
     """
     sampler = Sampler(batch_size, outer_batch_size, hypergradient.train_batches, hypergradient.val_batches)
 

@@ -84,6 +84,13 @@ def pbgd(
     Raises:
         ValueError: A number is out of its range.
         TypeError: An argument is of the wrong kind, or its name is not known.
+
+    Examples:
+        >>> import fedbilevel as fb
+        >>> from fedbilevel.tasks import random_quadratic
+        >>> problem = random_quadratic(0, clients=3).problem()
+        >>> fb.pbgd(problem).name
+        'PBGD'
     """
 
     def weight(time: Any) -> Any:

@@ -72,6 +72,11 @@ def qfedavg(
     Raises:
         ValueError: A number is out of its range.
         TypeError: An argument is of the wrong kind, or its name is not known.
+
+    Examples:
+        >>> import fedbilevel as fb, jax.numpy as jnp
+        >>> fb.qfedavg(lambda x, batch: jnp.mean((batch["a"] @ x) ** 2), lambda key: jnp.ones(3), q=1.0).name
+        'q-FedAvg'
     """
     base = fedavg(loss, init, step, local_steps, batch_size)
     (local_phase,) = base.plan

@@ -133,6 +133,13 @@ def shrofbo(
     Raises:
         ValueError: A number is out of its range, or the problem has the other lower level.
         TypeError: An argument is of the wrong kind, or its name is not known.
+
+    Examples:
+        >>> import fedbilevel as fb
+        >>> from fedbilevel.tasks import random_quadratic
+        >>> problem = random_quadratic(0, clients=3).problem("global")
+        >>> fb.shrofbo(problem, local_steps=[1, 2, 4]).name
+        'ShroFBO'
     """
     own = (outer_step, inner_step, adjoint_step)
     servers = (server_outer_step, server_inner_step, server_adjoint_step)

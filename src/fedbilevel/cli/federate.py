@@ -244,7 +244,7 @@ def install(
 
 
 def revoke(
-    site: Annotated[str, typer.Argument(help="The site that is to take part no more.")],
+    site: Annotated[str, typer.Argument(help="The site to exclude.")],
     folder: options.KitsFolder = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
@@ -410,7 +410,7 @@ def start(
     background: Annotated[bool, typer.Option("--background", help="Return as soon as it is up.")] = False,
     as_it_is: Annotated[
         bool,
-        typer.Option("--as-it-is", help="Although the kit of a site holds or allows more than kits are made with."),
+        typer.Option("--as-it-is", help="Start a site's kit even if it holds or allows more than kits are made with."),
     ] = False,
     quiet: options.Quiet = False,
 ) -> None:

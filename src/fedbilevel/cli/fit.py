@@ -65,7 +65,7 @@ def fit(
     secure: options.Secure = False,
     test_share: options.TestShare = 0.3,
     compare_with: Annotated[
-        str, typer.Option(help="Train this method too, to compare with; none for none.")
+        str, typer.Option(help="Also train this method, to compare with; none: no comparison.")
     ] = "fedavg",
     seed: options.Seed = 0,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/fit-TARGET if not given.")] = None,
@@ -74,10 +74,10 @@ def fit(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """A model that is fair to groups, from your own tables: it predicts classes, or a number.
+    """Train a model that is fair to groups, from your own tables; it predicts classes or a number.
 
-    One file a site; or one file with --site; or one file dealt to --clients.  Writes the run folder with model, tables and
-    page; the same command goes on where it was stopped.
+    One file for each site, or one file with --site, or one file dealt to --clients.  Writes the run folder with model, tables
+    and page; the same command goes on where it was stopped.
     """
     roles = {"target": target, "sensitive": sensitive and tuple(sensitive), "site": site, "task": task}
     given = None if schema is None else kept_schema(schema, roles, positive, keep_sensitive)

@@ -33,11 +33,11 @@ def columns(ctx: typer.Context, incomplete: str) -> list[str]:
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Seed = Annotated[int, typer.Option(help="Where all randomness starts.", min=0)]
+Seed = Annotated[int, typer.Option(help="Seed of all random numbers.", min=0)]
 
 # Tables of one's own.
 Files = Annotated[
-    list[Path], typer.Argument(metavar="FILES", help="Tables, CSV or Parquet: one a site, or one for all.")
+    list[Path], typer.Argument(metavar="FILES", help="Tables, CSV or Parquet: one for each site, or one for all.")
 ]
 Target = Annotated[str | None, typer.Option(help="The column to predict.", autocompletion=columns)]
 Sensitive = Annotated[
@@ -60,13 +60,15 @@ SiteColumn = Annotated[
 Positive = Annotated[str | None, typer.Option(help="The class that counts as 1; all others count as 0.")]
 Task = Annotated[
     str | None,
-    typer.Option(help="classification, or regression: a number is predicted; by the target's values if not given."),
+    typer.Option(
+        help="classification, or regression: a number is predicted; if not given, the target's values decide."
+    ),
 ]
 KeepSensitive = Annotated[bool, typer.Option(help="Use the sensitive columns as features too.")]
 Delimiter = Annotated[
-    str | None, typer.Option(help="Character between the fields of CSV files; recognised if not given.")
+    str | None, typer.Option(help="Character between the fields of CSV files; detected if not given.")
 ]
-Encoding = Annotated[str | None, typer.Option(help="utf-8, latin-1 or windows-1252; recognised if not given.")]
+Encoding = Annotated[str | None, typer.Option(help="utf-8, latin-1 or windows-1252; detected if not given.")]
 SchemaFile = Annotated[Path | None, typer.Option("--schema", help="What the columns mean, from the command schema.")]
 MappingFile = Annotated[
     Path | None,
@@ -74,9 +76,9 @@ MappingFile = Annotated[
 ]
 
 # A fit, simulated or over sites.
-Clients = Annotated[int | None, typer.Option(help="Deal the rows of one file to so many clients.", min=1)]
+Clients = Annotated[int | None, typer.Option(help="Deal the rows of one file to this many clients.", min=1)]
 Secure = Annotated[
-    bool, typer.Option("--secure", help="Round averages as secure sums over real sites do, to see what that does.")
+    bool, typer.Option("--secure", help="Round averages as secure sums over real sites do, to see the effect.")
 ]
 TestShare = Annotated[float, typer.Option(help="Share of every site's rows kept for testing.")]
 Method = Annotated[
@@ -97,7 +99,7 @@ ClassMetric = Annotated[
 Metric = Annotated[
     str | None,
     typer.Option(
-        help="equal_opportunity (if not given), equalized_odds or demographic_parity; of a number mean_error (if not given) or "
+        help="equal_opportunity (default), equalized_odds or demographic_parity; for numbers mean_error (default) or "
         "mean_prediction.",
         autocompletion=one_of((*METRICS, "mean_error", "mean_prediction")),
     ),
@@ -105,7 +107,8 @@ Metric = Annotated[
 Loss = Annotated[
     str,
     typer.Option(
-        help="Of a number: squared, or huber, which minds outliers less.", autocompletion=one_of(("squared", "huber"))
+        help="For numbers: squared, or huber, which is less sensitive to outliers.",
+        autocompletion=one_of(("squared", "huber")),
     ),
 ]
 Gap = Annotated[float | None, typer.Option(help="Aim at this gap, such as 0.02 (fedpath).")]
@@ -116,13 +119,14 @@ Steps = Annotated[
 WeightSteps = Annotated[
     int | None, typer.Option(help="Steps of the bilevel stage; the method's own if not given.", min=1)
 ]
-BatchSize = Annotated[int, typer.Option(help="Rows of a step.", min=1)]
+BatchSize = Annotated[int, typer.Option(help="Rows in a minibatch.", min=1)]
 Model = Annotated[
-    str | None, typer.Option(help="logistic (linear, of a number) if not given, or mlp (one hidden layer).")
+    str | None, typer.Option(help="logistic (for numbers: linear) by default, or mlp (one hidden layer).")
 ]
 ClientWeights = Annotated[str, typer.Option(help="Sites count alike (uniform) or by their rows (samples).")]
 ClassWeight = Annotated[
-    str | None, typer.Option(help="balanced: classes count alike, however rare (fedpath, fedbioacc, fedbio, fedavg).")
+    str | None,
+    typer.Option(help="balanced: all classes count alike, however rare (fedpath, fedbioacc, fedbio, fedavg)."),
 ]
 Threshold = Annotated[
     str | None,

@@ -260,7 +260,7 @@ def schema(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """What the columns of tables are taken for, and whether the sites agree.
+    """How the columns of tables are read, and whether the sites agree.
 
     Types, categories, the positive class and the groups, inferred from the files; edit the TOML file to change them, and
     pass it to fit with --schema.  Labels, groups or values that contradict each other between sites are refused; --propose

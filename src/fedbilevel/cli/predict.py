@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 
 def predict(
-    folder: Annotated[Path, typer.Argument(help="Folder made by fit.", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="A folder made by fit.", metavar="DIR")],
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="Table, CSV or Parquet.")],
     keep: Annotated[list[str] | None, typer.Option(help="Copy this column into the answer; may be repeated.")] = None,
     model: Annotated[str | None, typer.Option(help="Which model of the folder; the fitted one if not given.")] = None,
     mapping: MappingFile = None,
     site: Annotated[
-        str | None, typer.Option(help="Whose rows these are, in the mapping; as the file, if not given.")
+        str | None,
+        typer.Option(help="The site whose rules of the mapping apply; the file's name decides if not given."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File for the answer; standard output if not given.")] = None,
     delimiter: Delimiter = None,

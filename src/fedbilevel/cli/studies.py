@@ -103,7 +103,7 @@ def _time(seconds: float) -> str:
 
 
 def rates(
-    out: Annotated[Path | None, typer.Option(help="Run folder, with figures; a stopped run in it goes on.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder, with figures; a stopped run in it continues.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few short runs: a look, not a measurement.")] = False,
     long: Annotated[
         bool,
@@ -161,28 +161,29 @@ def bench(
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="Of quadratic, precise, precise-20, ridge, logistic, cleaning, representation, imbalance; all but logistic."
+            help="Any of quadratic, precise, precise-20, ridge, logistic, cleaning, representation, imbalance. "
+            "[default: all but logistic]"
         ),
     ] = None,
     algorithms: Annotated[
         str | None,
         typer.Option(
-            help="Of fedbio, fedbio-auto, fedbioacc, fedbioacc-own, fedbioacc-auto, fedbio-global, fedbioacc-global, simfbo, "
-            "shrofbo, fedmsa, fedmsa-auto, fednest, fednest-sum, lfednest, aggitd, fedmbo, "
+            help="Any of fedbio, fedbio-auto, fedbioacc, fedbioacc-own, fedbioacc-auto, fedbio-global, fedbioacc-global, "
+            "simfbo, shrofbo, fedmsa, fedmsa-auto, fednest, fednest-sum, lfednest, aggitd, fedmbo, "
             "f2sa, f2sa-auto, f2sa-global, f2sa-global-auto, pbgd, pbgd-auto, pbgd-global, pbgd-global-auto, "
             "bome, bome-auto, bome-global, bome-global-auto, meha, meha-auto, meha-global, meha-global-auto; all."
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Draws of data and minibatches; 10.", min=1)] = None,
+    seeds: Annotated[int | None, typer.Option(help="Draws of data and minibatches. [default: 10]", min=1)] = None,
     budget: Annotated[
-        int | None, typer.Option(help="Step sizes tried by every algorithm on every task; 12.", min=1)
+        int | None, typer.Option(help="Step sizes that every algorithm tries on every task. [default: 12]", min=1)
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="Exchanges between server and clients in every run; 200.", min=1)
+        int | None, typer.Option(help="Exchanges between server and clients in every run. [default: 200]", min=1)
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder with MNIST files, in place of the small digits.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; a stopped run in it goes on.")] = None,
-    quick: Annotated[bool, typer.Option(help="One task, five algorithms, short runs: a look.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Run folder; a stopped run in it continues.")] = None,
+    quick: Annotated[bool, typer.Option(help="A quick look: one task, five algorithms, short runs.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -256,7 +257,10 @@ def fairness(
         ),
     ] = None,
     grids: Annotated[
-        bool, typer.Option("--grids/--no-grids", help="Also four settings a method, the best chosen on rows set aside.")
+        bool,
+        typer.Option(
+            "--grids/--no-grids", help="Also try four settings of each method, and choose the best on rows set aside."
+        ),
     ] = True,
     quick: Annotated[
         bool, typer.Option("--quick", help="Short training, no grids: a look, not a measurement.")

@@ -67,7 +67,8 @@ def submit(
     run: Annotated[str | None, typer.Option(help="Name of the run; made from the options if not given.")] = None,
     test: Annotated[Path | None, typer.Option(help="The coordinator's own rows to measure the model on.")] = None,
     mapping: Annotated[
-        Path | None, typer.Option(help="How those become common; sites keep their own mapping beside their tables.")
+        Path | None,
+        typer.Option(help="How the rows of --test are translated; sites keep their own mapping beside their tables."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/federate-TARGET if not given.")] = None,
     as_json: options.AsJson = False,
@@ -214,7 +215,9 @@ def demo(
     steps: Annotated[int, typer.Option(help="Training steps of the model.", min=1)] = 1000,
     weight_steps: Annotated[int, typer.Option(help="Steps of the bilevel stage.", min=1)] = 500,
     local_steps: options.LocalSteps = 5,
-    rows: Annotated[int | None, typer.Option(help="Take so many of Adult's rows; all if not given.", min=300)] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="Use only this many of Adult's rows; all if not given.", min=300)
+    ] = None,
     seed: options.Seed = 0,
     secure_aggregation: options.SecureAggregation = "on",
     keep: Annotated[

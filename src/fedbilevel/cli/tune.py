@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 What = Annotated[
     str,
     typer.Option(
-        help="penalties (one a column) or features (one a feature), classes (weights, label smoothing), sites (whose data "
+        help="penalties (one for each column) or features (one for each feature), classes (weights, label smoothing), sites "
+        "(whose data "
         "helps?), rows (whose labels are doubtful); several with commas."
     ),
 ]
@@ -61,7 +62,7 @@ def tune(
     minimum_cell: options.MinimumCell = 10,
     secure: options.Secure = False,
     test_share: options.TestShare = 0.3,
-    search: Annotated[bool, typer.Option(help="Compare with a search of 20 ridges by FedAvg.")] = True,
+    search: Annotated[bool, typer.Option(help="Compare with a search over 20 ridge penalties by FedAvg.")] = True,
     seed: options.Seed = 0,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/tune-TARGET if not given.")] = None,
     delimiter: options.Delimiter = None,
@@ -69,10 +70,10 @@ def tune(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Hyper-parameters across sites, in one run: penalties, class weights, whose data helps, and doubtful rows.
+    """Tune hyper-parameters across sites in one run: penalties, class weights, whose data helps, doubtful rows.
 
-    One file a site; or one file with --site; or one file dealt to --clients.  Writes the run folder with model, tables and
-    page; the same command goes on where it was stopped.
+    One file for each site, or one file with --site, or one file dealt to --clients.  Writes the run folder with model, tables
+    and page; the same command goes on where it was stopped.
     """
     given = None if schema is None else kept_schema(schema, {"target": target, "site": site, "task": task}, positive)
     meant = understood(

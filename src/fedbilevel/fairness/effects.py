@@ -7,7 +7,7 @@ The model minimises the weighted loss L(b) = mean_i v_i loss_i(b) + ridge/2 |b|^
 The interval is that of the minimum b* itself, to which a few Newton steps lead from the model: c'b* -+ z sqrt(c'Vc) for a
 contrast c, with the sandwich V = H^-1 (mean_i v_i^2 (p_i - y_i)^2 x_i x_i') H^-1 / n, H the Hessian of L.  Weights that were
 learned are no counts, so the inverse Hessian alone would not do.  The weights are taken as given and rows as independent, and
-the ridge shrinks what the interval surrounds; docs/your-own-data.md has the measured coverage.
+the ridge shrinks what the interval surrounds; docs/reference/tables.md has the measured coverage.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ class FairFederated(Federated):
 
         Args:
             X: a table (pandas, polars) with columns of numbers, text, truth values and dates, or a matrix, also a sparse one of
-                SciPy's.  Cells may be missing.  What becomes of them docs/your-own-data.md says: the encoding is that of
+                SciPy's.  Cells may be missing.  docs/reference/tables.md says what becomes of them: the encoding is that of
                 the command ``fit``.
             y: the class of every row, numbers or text; of a regressor, the number.
             sensitive_features: the group of every row: a column, or a table whose columns are joined.  None: everybody is

@@ -9,7 +9,7 @@ sums of squares of the number columns, added up over the sites) it fixes the enc
     encoder = Encoder.from_statistics(schema, combine([mine, theirs]))          # everywhere the same
     encoder.transform(frame), encoder.labels(frame), encoder.groups(frame)
 
-docs/your-own-data.md explains the file.
+docs/reference/tables.md explains the file.
 
 `infer` makes a schema from the tables themselves: types, categories, the positive class, the groups.  Its rules, in this order,
 over all tables together; missing cells count for nothing:

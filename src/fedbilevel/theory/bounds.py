@@ -20,7 +20,11 @@ Values = Any  # floats or arrays
 
 
 class Bound(NamedTuple):
-    """A theorem's right-hand side: the named terms that add up to it."""
+    """A theorem's right-hand side: the named terms that add up to it.
+
+    Attributes:
+        terms: The terms by name; ``total`` is their sum.
+    """
 
     terms: dict[str, float]
 
@@ -99,7 +103,17 @@ def descent(
 
 
 def fedbio_bound(constants: Constants, steps: FedBiOSteps, gap: float, first_inner_error: float) -> Bound:
-    """Theorem 1: bound on the mean of ‖grad h(xbar_t)‖^2 over t = 1..T, for ``gap`` = h(xbar_1) - h*."""
+    """Theorem 1: bound on the mean of ‖grad h(xbar_t)‖^2 over t = 1..T, for ``gap`` = h(xbar_1) - h*.
+
+    Args:
+        constants: The constants of the problem.
+        steps: The steps of the run, from `fedbio_steps`.
+        gap: h(xbar_1) - h*: how far the start is above the minimum.
+        first_inner_error: B_1: the mean of ‖y - y(x)‖^2 over the clients at the start.
+
+    Returns:
+        A `Bound`.
+    """
     total, square = steps.total, constants.L_h**2
     weight = square * (1 + 2 * constants.rho**2 + 2 * jump_weight(constants, steps))
     return Bound(
@@ -255,6 +269,15 @@ def fedbioacc_bound(constants: Constants, steps: FedBiOAccSteps, gap: float, fir
 
     All terms fall like T^(-2/3) (the noise with a logarithm) except the last: a biased hypergradient leaves a floor of
     about 6 G^2, which the printed theorem misses.
+
+    Args:
+        constants: The constants of the problem.
+        steps: The steps of the run, from `fedbioacc_steps`.
+        gap: h(xbar_1) - h*: how far the start is above the minimum.
+        first_inner_error: B_1: the mean of ‖y - y(x)‖^2 over the clients at the start.
+
+    Returns:
+        A `Bound`.
     """
     alphas = steps.alphas(steps.total)
     weights = potential_weights(constants, steps)

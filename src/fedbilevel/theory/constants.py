@@ -13,7 +13,14 @@ from typing import NamedTuple
 
 
 class InnerRates(NamedTuple):
-    """The contraction factors of the inner descent at one inner step gamma (Lemma "inner drift")."""
+    """The contraction factors of the inner descent at one inner step gamma (Lemma "inner drift").
+
+    Attributes:
+        q: ``1 - mu gamma / 2``: what a step leaves of the inner error.
+        q_bar: ``1 + 2 / (mu gamma)``: the price of a move of x.
+        q_1: ``1 + mu gamma / 4``: what an averaging makes of the inner error.
+        q_1_bar: ``1 + 4 / (mu gamma)``: the price of the jump of x at an averaging.
+    """
 
     q: float
     q_bar: float
@@ -51,9 +58,30 @@ class Constants:
     is also the gradient bound). ``estimated`` says that the numbers come from samples and may be too small, ``region``
     says in words where they hold.
 
-    >>> constants = Constants(L=2.0, mu=0.5, M=1.0, C_gxy=1.0)
-    >>> constants.rho, constants.Gamma, constants.L_bar
-    (2.0, 6.0, 18.0)
+    Attributes:
+        L: Lipschitz constant of the gradients of f and g.
+        mu: Strong convexity of g in y, positive.
+        M: Bound on the gradient of f.
+        C_gxy: Bound on the cross derivative of g.
+        L_gxy: Lipschitz constant of the cross derivative of g.
+        L_gyy: Lipschitz constant of the inner Hessian of g.
+        zeta_f: How far gradients of f differ between clients.
+        zeta_gxy: How far cross derivatives of g differ between clients.
+        zeta_gyy: How far inner Hessians of g differ between clients.
+        zeta_gstar: How far inner solutions differ between clients.
+        sigma: Bound on the deviation of the inner gradient and of the hypergradient estimator.
+        G: Bound on the bias of the hypergradient estimator.
+        clients: How many there are.
+        estimated: Whether the numbers come from samples and may be too small.
+        region: In words, where they hold.
+
+    Raises:
+        ValueError: A number contradicts an assumption, which the sentence names.
+
+    Examples:
+        >>> constants = Constants(L=2.0, mu=0.5, M=1.0, C_gxy=1.0)
+        >>> constants.rho, constants.Gamma, constants.L_bar
+        (2.0, 6.0, 18.0)
     """
 
     L: float

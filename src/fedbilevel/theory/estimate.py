@@ -26,7 +26,14 @@ from fedbilevel.theory.lemmas import Oracles, Path, everywhere, flat_problem, lo
 
 
 class Region(NamedTuple):
-    """Where constants are meant to hold: ‖x - outer‖ <= outer_radius and ‖y - inner‖ <= inner_radius."""
+    """Where constants are meant to hold: ‖x - outer‖ <= outer_radius and ‖y - inner‖ <= inner_radius.
+
+    Attributes:
+        outer: Centre of the ball of x, ``[size of x]``.
+        inner: Centre of the ball of y, ``[size of y]``.
+        outer_radius: Radius of the ball of x.
+        inner_radius: Radius of the ball of y.
+    """
 
     outer: Array
     inner: Array
@@ -46,7 +53,17 @@ class Region(NamedTuple):
 def covering_region(
     path: Path, oracles: Oracles, slack: float = 1.1, centre: tuple[Array, Array] | None = None
 ) -> Region:
-    """The smallest region around the start that holds a path, its proposals and their inner solutions, times ``slack``."""
+    """The smallest region around the start that holds a path, its proposals and their inner solutions, times ``slack``.
+
+    Args:
+        path: The points of one or more runs, from `path_of`.
+        oracles: Where inner solutions come from: `QuadraticClients` or `ProblemOracles`.
+        slack: Factor on both radii.
+        centre: Centres of the two balls; None: the start of the path.
+
+    Returns:
+        A `Region`.
+    """
     outer, inner = (path.outer[0, 0, 0], path.inner[0, 0, 0]) if centre is None else centre
     means = np.broadcast_to(path.proposed.mean(axis=2, keepdims=True), path.proposed.shape)
     outer_radius = max(float(np.linalg.norm(points - outer, axis=-1).max()) for points in (path.outer, path.proposed))
@@ -79,6 +96,14 @@ def quadratic_constants(clients: QuadraticClients, region: Region, batch_size: i
     With a ``batch_size`` the constants also hold for every minibatch, and sigma is the deviation of the inner gradient and
     of the hypergradient with minibatches of that size, drawn with replacement; the latter for clients whose samples share
     one Hessian. With Hessian noise use `Constants.with_neumann`.
+
+    Args:
+        clients: The quadratic clients.
+        region: Where the constants must hold.
+        batch_size: Rows of a minibatch; None: whole sets, without noise.
+
+    Returns:
+        `Constants`.
     """
     size = region.outer.size
     (train_hessian, train_cross, _), (weight, linear) = (
@@ -130,7 +155,13 @@ def _mean_square(features: Array, rows: int) -> float:
 
 
 class Reweighting(NamedTuple):
-    """How the outer variable weighs the inner loss: w <= bound, and the Lipschitz constants of w(x) and of its Jacobian."""
+    """How the outer variable weighs the inner loss: w <= bound, and the Lipschitz constants of w(x) and of its Jacobian.
+
+    Attributes:
+        bound: Largest weight of a row.
+        lipschitz: Lipschitz constant of the weights in x.
+        curvature: Lipschitz constant of their Jacobian.
+    """
 
     bound: float
     lipschitz: float
@@ -138,7 +169,18 @@ class Reweighting(NamedTuple):
 
 
 def softmax_weights(groups: int) -> Reweighting:
-    """w(x) = K softmax(x): the softmax has Jacobian diag(s) - ss', of norm at most 1/2, itself 5/2-Lipschitz."""
+    """w(x) = K softmax(x): the softmax has Jacobian diag(s) - ss', of norm at most 1/2, itself 5/2-Lipschitz.
+
+    Args:
+        groups: K, how many weights there are.
+
+    Returns:
+        A `Reweighting`.
+
+    Examples:
+        >>> softmax_weights(2)
+        Reweighting(bound=2, lipschitz=1.0, curvature=5.0)
+    """
     return Reweighting(groups, groups / 2, 5 * groups / 2)
 
 
@@ -156,6 +198,20 @@ def logistic_constants(
     One array of features [rows, size] per client (append a column of ones for an intercept). L covers grad f and grad_y g;
     the proofs never use the curvature of g in x alone, which is unbounded here. Nothing is sampled: the heterogeneity
     constants are worst cases over all x and y, hence large.
+
+    Args:
+        train_features: Training features of every client, ``[rows, size]`` each.
+        train_groups: The group of every training row, ``[rows]`` each, from 0.
+        val_features: Validation features of every client, ``[rows, size]`` each.
+        ridge: Strength of the ridge, positive: it is mu.
+        weights: How x weighs the rows, such as `softmax_weights`.
+        batch_size: Rows of a minibatch; None: whole sets, without noise.
+
+    Returns:
+        `Constants`.
+
+    Raises:
+        ValueError: The ridge is not positive, or the lists are not of the same clients.
     """
     if ridge <= 0:
         raise ValueError(
@@ -248,6 +304,21 @@ def sampled_constants(
     sigma is the deviation with minibatches of ``batch_size`` rows (0 for whole sets) of the gradients; the hypergradient's
     own deviation and bias follow from `Constants.with_neumann`. Raises if an inner loss is not strongly convex at a
     sampled point.
+
+    Args:
+        problem: A problem whose variables have at most a few hundred numbers.
+        data: The clients' rows.
+        radius: Radius of both balls.
+        points: How many points are drawn, at least 2.
+        batch_size: Rows of a minibatch; None: whole sets, without noise.
+        safety: Factor of at least 1 on what was found, since a maximum over samples is too small.
+        seed: Draws the points.
+
+    Returns:
+        `Constants` with ``estimated=True``.
+
+    Raises:
+        ValueError: An argument is out of its range, or an inner loss is not strongly convex at a sampled point.
     """
     if points < 2:
         raise ValueError(f"points must be at least 2, since Lipschitz constants compare two points; got {points}.")

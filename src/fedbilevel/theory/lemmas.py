@@ -34,7 +34,10 @@ Sides = tuple[Any, Any, Any]
 
 
 class Oracles(Protocol):
-    """The truth, vectorised over leading axes: x is [..., clients, dx], y is [..., clients, dy], a common x is [..., dx]."""
+    """The truth, vectorised over leading axes: x is [..., clients, dx], y is [..., clients, dy], a common x is [..., dx].
+
+    `QuadraticClients` and `ProblemOracles` have these methods.
+    """
 
     def inner_solution(self, outer: Array) -> Array: ...
     def inner_gradient(self, outer: Array, inner: Array) -> Array: ...
@@ -94,6 +97,10 @@ class ProblemOracles:
 
     Inner solutions come from a damped Newton method with dense Hessians, so the inner variable should have at most a few
     hundred entries. Points are flat vectors; trees are unflattened with the shapes of ``problem.init``.
+
+    Args:
+        problem: The problem.
+        data: The clients' rows.
     """
 
     def __init__(self, problem: BilevelProblem, data: ClientData) -> None:
@@ -127,7 +134,15 @@ class ProblemOracles:
 
 
 class Path(NamedTuple):
-    """Arrays [seeds, steps, clients, size]: x_t, y_t, nu_t before averaging, omega_t, and xhat_{t+1} before averaging."""
+    """Arrays [seeds, steps, clients, size]: x_t, y_t, nu_t before averaging, omega_t, and xhat_{t+1} before averaging.
+
+    Attributes:
+        outer: x_t of every client.
+        inner: y_t of every client.
+        outer_momentum: nu_t before averaging; for FedBiO the hypergradient.
+        inner_momentum: omega_t; for FedBiO the inner gradient.
+        proposed: The next x of every client, before averaging.
+    """
 
     outer: Array
     inner: Array
@@ -137,7 +152,17 @@ class Path(NamedTuple):
 
 
 def path_of(*traces: Any) -> Path:
-    """Stack the traces of one or more seeds; trees become vectors."""
+    """Stack the traces of one or more seeds; trees become vectors.
+
+    Args:
+        traces: What `fb.trace` returned, one for each seed.
+
+    Returns:
+        A `Path`.
+
+    Raises:
+        ValueError: There is no trace.
+    """
     if not traces:
         raise ValueError("path_of needs at least one trace.")
 
@@ -150,7 +175,14 @@ def path_of(*traces: Any) -> Path:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Both sides of one lemma, [seeds, points]; ``steps`` are the values of t (or of T for sums)."""
+    """Both sides of one lemma, [seeds, points]; ``steps`` are the values of t (or of T for sums).
+
+    Attributes:
+        name: The lemma.
+        steps: The values of t, or of T for sums, ``[points]``.
+        left: Its left-hand side, ``[seeds, points]``.
+        right: Its right-hand side, ``[seeds, points]``.
+    """
 
     name: str
     steps: NDArray[np.int64]
@@ -257,6 +289,16 @@ def fedbio_lemmas(
 
     With the ``minimum`` h* also Theorem 1 for every horizon that is a whole number of rounds (valid for each if the
     conditions of the theorem are: they do not involve T once eta is fixed).
+
+    Args:
+        constants: The constants of the problem.
+        steps: The steps of the run, from `fedbio_steps`.
+        path: The points of the runs, from `path_of`.
+        oracles: `QuadraticClients` or `ProblemOracles`.
+        minimum: h*, the smallest value of h; None leaves the theorem out.
+
+    Returns:
+        An `Evaluation` for every lemma, by name.
     """
     along = _Along(steps, path, oracles)
     consensus, inner_error, times = along.consensus, along.inner_error, along.times
@@ -286,6 +328,15 @@ def acc_state(steps: FedBiOAccSteps, path: Path, oracles: Oracles, mean_estimato
     """The seven errors along a FedBiOAcc path, [seeds, steps].
 
     ``mean_estimator(outer, inner)`` is the mean of the hypergradient estimator; left out, the estimator is unbiased.
+
+    Args:
+        steps: The steps of the run, from `fedbioacc_steps`.
+        path: The points of the runs, from `path_of`.
+        oracles: `QuadraticClients` or `ProblemOracles`.
+        mean_estimator: ``(outer, inner) -> mean of the hypergradient estimator``; None: it is unbiased.
+
+    Returns:
+        The errors, by name.
     """
     expected = (mean_estimator or oracles.hypergradient)(path.outer, path.inner)
     mean, momentum = path.outer.mean(axis=2), path.outer_momentum.mean(axis=2)
@@ -304,7 +355,18 @@ def acc_state(steps: FedBiOAccSteps, path: Path, oracles: Oracles, mean_estimato
 def potential_along(
     constants: Constants, steps: FedBiOAccSteps, path: Path, oracles: Oracles, mean_estimator: Any = None
 ) -> Array:
-    """The potential P_t at every step of every seed, [seeds, steps]."""
+    """The potential P_t at every step of every seed, [seeds, steps].
+
+    Args:
+        constants: The constants of the problem.
+        steps: The steps of the run, from `fedbioacc_steps`.
+        path: The points of the runs, from `path_of`.
+        oracles: `QuadraticClients` or `ProblemOracles`.
+        mean_estimator: ``(outer, inner) -> mean of the hypergradient estimator``; None: it is unbiased.
+
+    Returns:
+        An array ``[seeds, steps]``.
+    """
     state = acc_state(steps, path, oracles, mean_estimator)
     before = steps.alphas(path.outer.shape[1] - 1)
     return np.asarray(bounds.potential(constants, steps, before, oracles.objective(path.outer.mean(axis=2)), state))
@@ -321,6 +383,17 @@ def fedbioacc_lemmas(
     """Both momentum errors, inner drift, dispersion and its sum, descent and potential along FedBiOAcc paths.
 
     With the ``minimum`` h* also Theorem 2, for every horizon that is a whole number of rounds.
+
+    Args:
+        constants: The constants of the problem.
+        steps: The steps of the run, from `fedbioacc_steps`.
+        path: The points of the runs, from `path_of`.
+        oracles: `QuadraticClients` or `ProblemOracles`.
+        minimum: h*, the smallest value of h; None leaves the theorem out.
+        mean_estimator: ``(outer, inner) -> mean of the hypergradient estimator``; None: it is unbiased.
+
+    Returns:
+        An `Evaluation` for every lemma, by name.
     """
     along = _Along(steps, path, oracles)
     state = acc_state(steps, path, oracles, mean_estimator)

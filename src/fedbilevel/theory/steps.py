@@ -28,7 +28,14 @@ _RATIO = 1.01
 
 
 class Check(NamedTuple):
-    """One inequality left <= right."""
+    """One inequality left <= right.
+
+    Attributes:
+        name: The inequality in words.
+        left: Its left-hand side.
+        right: Its right-hand side.
+        holds: Whether it holds.
+    """
 
     name: str
     left: float
@@ -69,7 +76,16 @@ class TheoremSteps:
 
 @dataclass(frozen=True)
 class FedBiOSteps(TheoremSteps):
-    """Steps of Theorem 1: ``fb.fedbio(problem, **steps.arguments(), ...)``."""
+    """Steps of Theorem 1: ``fb.fedbio(problem, **steps.arguments(), ...)``.
+
+    Attributes:
+        inner_step: gamma.
+        outer_step: eta.
+        local_steps: I, steps between two averagings.
+        rounds: S, how many averagings.
+        delta: The constant of the schedule.
+        checks: Every inequality that the proof needs, as `Check`.
+    """
 
 
 def check_counts(local_steps: int, rounds: int) -> None:
@@ -102,9 +118,23 @@ def fedbio_steps(
 
     Given values are kept and checked; those left out are the largest that the theorem allows, times 0.99.
 
-    >>> steps = fedbio_steps(Constants(L=2.0, mu=0.5, M=1.0, C_gxy=1.0), local_steps=5, rounds=100)
-    >>> steps.holds, sorted(steps.arguments())
-    (True, ['inner_step', 'local_steps', 'outer_step'])
+    Args:
+        constants: The constants of the problem.
+        local_steps: I, steps between two averagings.
+        rounds: S, how many averagings.
+        inner_step: gamma, below 1/L; None: the largest that is allowed.
+        delta: None: the largest that is allowed.
+
+    Returns:
+        `FedBiOSteps`, whose ``checks`` say which inequality holds.
+
+    Raises:
+        ValueError: A number is out of its range.
+
+    Examples:
+        >>> steps = fedbio_steps(Constants(L=2.0, mu=0.5, M=1.0, C_gxy=1.0), local_steps=5, rounds=100)
+        >>> steps.holds, sorted(steps.arguments())
+        (True, ['inner_step', 'local_steps', 'outer_step'])
     """
     check_counts(local_steps, rounds)
     gamma = SAFETY / constants.L if inner_step is None else inner_step
@@ -126,7 +156,21 @@ def fedbio_steps(
 
 @dataclass(frozen=True)
 class FedBiOAccSteps(TheoremSteps):
-    """Steps of Theorem 2: ``fb.fedbioacc(problem, **steps.arguments(), ...)``."""
+    """Steps of Theorem 2: ``fb.fedbioacc(problem, **steps.arguments(), ...)``.
+
+    Attributes:
+        inner_step: gamma.
+        outer_step: eta.
+        local_steps: I, steps between two averagings.
+        rounds: S, how many averagings.
+        delta: The constant of the schedule.
+        checks: Every inequality that the proof needs, as `Check`.
+        u: Shift of the schedule ``alpha_t = delta / (u + sigma^2 t)^(1/3)``.
+        sigma: Its noise.
+        c_inner: c_omega, how fast the inner momentum forgets.
+        c_outer: c_nu, how fast the outer momentum forgets.
+        previous: "paper" or "local", the variant of the algorithm.
+    """
 
     u: float
     sigma: float
@@ -281,9 +325,29 @@ def fedbioacc_steps(
     "paper" replaces x_t by its average at a synchronisation, "local" keeps it. ``conditions="printed"`` respects the
     paper's conditions besides those of the corrected proof; "needed" only the latter, which allows larger steps.
 
-    >>> steps = fedbioacc_steps(Constants(L=2.0, mu=0.5, M=1.0, C_gxy=1.0, sigma=1.0), local_steps=5, rounds=100)
-    >>> steps.holds, steps.u == (16 * 5) ** 3
-    (True, True)
+    Args:
+        constants: The constants of the problem.
+        local_steps: I, steps between two averagings.
+        rounds: S, how many averagings.
+        previous: "paper" or "local", the variant of the algorithm.
+        conditions: "printed" or "needed", which inequalities must hold.
+        inner_step: gamma; None: it follows the theorem.
+        outer_step: eta; None: the largest that is allowed.
+        delta: The constant of the schedule; None: it follows the theorem.
+        u: Shift of the schedule; None: it follows the theorem.
+        c_inner: c_omega; None: it follows the theorem.
+        c_outer: c_nu; None: it follows the theorem.
+
+    Returns:
+        `FedBiOAccSteps`, whose ``checks`` say which inequality holds.
+
+    Raises:
+        ValueError: A number is out of its range, or sigma is 0.
+
+    Examples:
+        >>> steps = fedbioacc_steps(Constants(L=2.0, mu=0.5, M=1.0, C_gxy=1.0, sigma=1.0), local_steps=5, rounds=100)
+        >>> steps.holds, steps.u == (16 * 5) ** 3
+        (True, True)
     """
     check_counts(local_steps, rounds)
     if previous not in ("paper", "local"):

@@ -69,7 +69,7 @@ def policy_text(table: Path, schema: Schema, secure: bool = True) -> str:
     bounds = {"tell": TELL, "minimum_rows": MINIMUM_ROWS, "minimum_batch": MINIMUM_BATCH, "minimum_cell": 1}
     bounds["secure_sums"] = "from-three" if secure else "optional"
     policy = storage.toml_text({"data": data, "policy": bounds, "approve": {"auto": True, "schemas": [schema.digest]}})
-    return f"# What this site allows; see docs/federation.md.\n{policy}"
+    return f"# What this site allows; see docs/reference/site-policy.md.\n{policy}"
 
 
 def free_ports(count: int) -> list[int]:

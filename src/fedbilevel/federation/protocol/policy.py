@@ -1,7 +1,7 @@
 """What a site allows: its own file, ``local/fedbilevel.toml`` in its kit, which no job can change.
 
-docs/federation.md shows all of it, but for ``functions = ["mylab.federated:program"]`` in [policy]: the programs outside
-fedbilevel that jobs may name.  On the coordinator's own kit only ``functions`` and ``[state] folder`` are read.
+docs/reference/site-policy.md shows all of it, but for ``functions = ["mylab.federated:program"]`` in [policy]: the programs
+outside fedbilevel that jobs may name.  On the coordinator's own kit only ``functions`` and ``[state] folder`` are read.
 """
 
 from __future__ import annotations

@@ -1,0 +1,67 @@
+"""The sdist builds, the wheel builds from it, and both install into clean environments and work: `make test-wheels`.
+
+Interpreters: those of python3.11 to python3.14 that are on the PATH.  What the package needs is fetched by pip.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+pytestmark = pytest.mark.packaging
+
+
+def run(*command, **options):
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=1200, **options)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def interpreter(version):
+    if sys.version_info[:2] == tuple(map(int, version.split("."))):
+        return sys.executable
+    return shutil.which(f"python{version}") or pytest.skip(f"python{version} is not on the PATH")
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory):
+    """An environment with what builds and runs packages."""
+    home = tmp_path_factory.mktemp("tools")
+    run(sys.executable, "-m", "venv", home)
+    run(home / "bin" / "pip", "install", "-q", "build", "pipx", "uv")
+    return home / "bin"
+
+
+@pytest.fixture(scope="module")
+def built(tools, tmp_path_factory):
+    """The sdist, and the wheel that was built from it."""
+    home = tmp_path_factory.mktemp("dist")
+    run(tools / "python", "-m", "build", "--outdir", home, ROOT)
+    return {"sdist": next(home.glob("*.tar.gz")), "wheel": next(home.glob("*.whl"))}
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_it_installs_and_works(built, version, kind, tmp_path):
+    run(interpreter(version), "-m", "venv", tmp_path / "env")
+    run(tmp_path / "env" / "bin" / "pip", "install", "-q", built[kind])
+    told = run(tmp_path / "env" / "bin" / "fedbilevel", "--version", cwd=tmp_path)
+    (wanted,) = re.findall(r'"(.+)"', (ROOT / "src" / "fedbilevel" / "_version.py").read_text(encoding="utf-8"))
+    assert wanted in told
+    (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.S)
+    assert "objective" in run(tmp_path / "env" / "bin" / "python", "-c", lines, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("command", [("uvx", "--from"), ("pipx", "run", "--spec")], ids=["uvx", "pipx"])
+def test_it_runs_without_being_installed(tools, built, command, tmp_path):
+    name, *words = command
+    python = ["--python", sys.executable]
+    order = [tools / name, *python, *words] if name == "uvx" else [tools / name, "run", *python, *words[1:]]
+    assert "Usage" in run(*order, built["wheel"], "fedbilevel", "--help", cwd=tmp_path)
