@@ -264,7 +264,7 @@ class Penalty(NamedTuple):
 def completed(problem: BilevelProblem, above: steps.Outer) -> dict[str, Any]:
     """The parts of an `Algorithm` that say what is wrong with an optimizer or a run."""
     return {
-        "check": lambda data: steps.check_optimizers(problem, None, above.optimizer),
+        "check": above.check,
         "remark": lambda server: above.remark(server.kept),
     }
 
