@@ -175,7 +175,7 @@ def test_equal_to_the_naive_loop_with_a_global_lower_level(name):
     assert len(replied[0]), "the first round must be heard"
     found = fb.simulate(algorithm, data, ROUNDS, seed=SEED, record_every=None, **engine)
     rule = Distance(BOX[1](reference.start[0]), BOX[1], search=True)
-    steps_ = Together(rule, curved(), weights, 0.3, FIRST, BOX[1])
+    steps_ = Together(rule, Curved(reference, DIRECTION, 3, averages=True), weights, 0.3, FIRST, BOX[1])
     told = {**told, "rounds": ROUNDS, "weights": weights, "cohorts": [list(one) for one in replied], "project": BOX[1]}
     before = (by_phase(data, SEED, 3),)
     if name == "fedbioacc_global":

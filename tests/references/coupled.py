@@ -49,7 +49,8 @@ def fedbio_global(model, rows, *, rounds, local_steps, steps, radius, weights, c
         for m in cohorts[number]:
             own, total = z, 0.0
             if itself:
-                rates = (0.0, *[steps.look(m, *z[:2], rows(number, at, m, 1, train=1, val=1)[0]) / local_steps] * 2)
+                (read,) = rows(number, at, m, 1, train=1, val=1)
+                rates = (0.0, *[steps.look(m, *z[:2], read, steps.slower(local_steps))] * 2)
             for read in rows(number, at, m, local_steps, train=1, val=1):
                 along = directions(model, m, own, read)
                 own, total = stepped(own, rates, along, project, radius), total + along[0]
@@ -114,7 +115,8 @@ def simfbo(
         for m in cohorts[number]:
             own, total = z, [np.zeros_like(part) for part in z]
             if itself:
-                rates = (0.0, *[steps.look(m, *z[:2], rows(number, at, m, 1, train=1, val=1)[0]) / most] * 2)
+                (read,) = rows(number, at, m, 1, train=1, val=1)
+                rates = (0.0, *[steps.look(m, *z[:2], read, steps.slower(most))] * 2)
             for read in rows(number, at, m, most, train=1, val=1)[: local_steps[m]]:
                 along = directions(model, m, own, read)
                 own, total = stepped(own, rates, along, project), combined(1, total, 1, along)
@@ -124,7 +126,8 @@ def simfbo(
             scale = np.average([local_steps[m] for m in cohorts[number]], weights=shares) if normalised else 1
             along, old = [scale * part for part in mean(sums, shares)], z[0]
             if itself:
-                server_steps = (0.0, *[steps.told(cohorts[number]) / most] * 2)
+                slower = steps.slower(most)
+                server_steps = (0.0, *[steps.told(cohorts[number]) / slower] * 2)
             z = stepped(z, server_steps, along, project, radius)
             if itself:
                 z[0] = project(steps.rule.moved(old, along[0] / most))

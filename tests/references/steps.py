@@ -10,9 +10,9 @@ STRIDES = 5
 class Curved:
     """The next y: 1/L from Hessian products, one a step and twenty before the first, from ``direction`` at all clients."""
 
-    def __init__(self, model, direction, clients, share=1.0):
+    def __init__(self, model, direction, clients, share=1.0, averages=False):
         self.model, self.direction, self.largest = model, [direction] * clients, [0.0] * clients
-        self.looked, self.share = False, share
+        self.looked, self.share, self.averages = False, share, averages
 
     def __call__(self, client, x, y, gradient, rows):
         if not self.looked:
@@ -32,7 +32,8 @@ class Curved:
         for _ in range(20 if first else 1):
             image = hessian @ self.direction[client]
             size = np.linalg.norm(image)
-            self.largest[client] = size if first else max(size, 0.98 * self.largest[client])
+            known = 0.9 * self.largest[client] + 0.1 * size if self.averages else max(size, 0.98 * self.largest[client])
+            self.largest[client] = size if first else known
             self.direction[client] = image / size
 
 
@@ -96,20 +97,24 @@ class Together:
 
     def __init__(self, rule, curved, weights, share=1.0, first=None, project=lambda x: x):
         self.rule, self.curved, self.weights, self.largest = rule, curved, weights, 0.0
-        self.share, self.first, self.project = share, first, project
+        self.share, self.first, self.project, self.heard = share, first, project, 0
 
     def mean(self, active, values):
         return np.average(values, axis=0, weights=[self.weights[m] for m in active])
 
-    def look(self, client, x, y, read):
+    def look(self, client, x, y, read, slower=1.0):
         """The step of y and u: by the mean of the round before or, before there is one, by the client's own."""
         self.curved.look(client, x, y, read)
-        return 1 / (self.largest or self.curved.largest[client])
+        return 1 / (slower * self.largest or self.curved.largest[client])
 
     def told(self, active):
         """The step that the server derives from this round's looks."""
+        self.heard += 1
         self.largest = self.mean(active, [self.curved.largest[m] for m in active])
         return 1 / self.largest
+
+    def slower(self, most):
+        return min(1 + self.heard / 10, most)
 
     def searched(self, rows, number, active, x, y):
         """(x, y, how many exchanges that took)."""

@@ -54,11 +54,13 @@ def first_point(problem: BilevelProblem, key: jax.Array) -> Point:
 
 
 class Server(NamedTuple):
-    """x, y and u, and what their steps follow from where they set themselves: the clients' mean curvature, the way of x."""
+    """x, y and u, what their steps follow from where they set themselves (the clients' mean curvature, the way of x), and
+    rounds so far."""
 
     point: Point
     largest: Any
     kept: Any
+    round: jax.Array
 
 
 class Arrived(NamedTuple):
@@ -94,14 +96,14 @@ class Meeting(NamedTuple):
 
     def init(self, key: jax.Array) -> Server:
         point = first_point(self.problem, key)
-        return Server(point, self.below.none_yet(point.inner), self.above.start(point.outer))
+        return Server(point, self.below.none_yet(point.inner), self.above.start(point.outer), jnp.zeros((), jnp.int32))
 
     def enroll(self, key: jax.Array) -> Local:
         _, inner = self.problem.start(key)
         return Local(no_calls(), self.below.start(inner, key))
 
-    def told(self, server: Any) -> Told:
-        return Told(server.point, server.largest)
+    def told(self, server: Server) -> Told:
+        return Told(server.point, self.below.slowed(server.largest, server.round, self.above.local_steps))
 
     def outer(self, server: Any) -> Tree:
         return server.point.outer

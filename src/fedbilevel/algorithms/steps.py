@@ -9,7 +9,9 @@ L forgets slowly, so that it follows x and y to where the loss is flatter.  A se
 1/L.
 
 With a local lower level y makes four such steps before each hypergradient and one after it; on minibatches a step is 0.3/L.
-With a global one each client sends L, a number, and all move y (and u, the adjoint) by 1 over its mean.
+With a global one L is the mean of late, L <- L + (||w|| - L) / 10, since its noise averages out over clients; each sends it, a
+number, and all move y (and u, the adjoint) by 1 over the clients' mean.  Where nothing corrects the drift of clients (FedBiO,
+SimFBO, ShroFBO) that is multiplied by 1 + t/10 in round t, up to I.
 
 *Outer step "auto".*  First the clients search for the scale of x, in an exchange of its own (`fedbilevel.algorithms.search`).
 Then x stands still within a round.  Clients reply the sum of their hypergradients instead of x, which is as long, and the
@@ -68,6 +70,10 @@ from fedbilevel.sampling import Batches
 LOOKS = 20
 """Products of a client's first look at its curvature."""
 KEPT = 0.98
+NEW = 0.1
+"""The weight of the newest look in a mean."""
+LATER = 10
+"""After so many rounds steps of shared variables are half as long, and so on down to one local step's worth a round."""
 FIRST_DISTANCE = 0.1
 AHEAD = 4
 """Inner steps before each hypergradient, beside the one after it."""
@@ -99,21 +105,25 @@ def unknown(inner: Tree, key: jax.Array) -> Curvature:
     return Curvature(_unit(jax.tree.unflatten(structure, drawn)), jnp.zeros((), dtype_of(inner)))
 
 
-def looked(loss: Loss, point: tuple[Tree, Tree], batch: Tree, held: Curvature) -> tuple[Curvature, Calls]:
+def looked(
+    loss: Loss, point: tuple[Tree, Tree], batch: Tree, held: Curvature, averages: bool = False
+) -> tuple[Curvature, Calls]:
     """One product further; before the first, `LOOKS` of them, of which the last counts."""
-    held, count = traced(hessian_operator(loss, *point, batch), held)
+    held, count = traced(hessian_operator(loss, *point, batch), held, averages)
     return held, Calls(hessian_vector=count)
 
 
-def traced(product: Callable[[Tree], Tree], held: Curvature) -> tuple[Curvature, jax.Array]:
-    """The same with any way to multiply by the Hessian, and how many products it took."""
+def traced(product: Callable[[Tree], Tree], held: Curvature, averages: bool = False) -> tuple[Curvature, jax.Array]:
+    """The same with any way to multiply by the Hessian, and how many products it took; the mean of late in place of the
+    largest where it ``averages``."""
     first = held.largest == 0
     count = jnp.where(first, LOOKS, 1)
 
     def look(_: Any, held: Curvature) -> Curvature:
         image = product(held.direction)
         size = _norm(image)
-        found = Curvature(_unit(image), jnp.where(first, size, jnp.maximum(size, KEPT * held.largest)))
+        known = held.largest + NEW * (size - held.largest) if averages else jnp.maximum(size, KEPT * held.largest)
+        found = Curvature(_unit(image), jnp.where(first, size, known))
         # A product that is zero, or no number, shows no direction.
         return select(jnp.isfinite(size) & (size > 0), found, held)  # type: ignore[no-any-return]
 
@@ -159,7 +169,7 @@ class Shared(NamedTuple):
         """A client's state after its look of this round."""
         if not self.measures:
             return local
-        curvature, calls = looked(self.loss, point, batches.inner(), local.curvature)
+        curvature, calls = looked(self.loss, point, batches.inner(), local.curvature, averages=True)
         return counted(local._replace(curvature=curvature), calls)
 
     def sent(self, local: Any) -> Any:
@@ -169,9 +179,15 @@ class Shared(NamedTuple):
         """The mean curvature, or the client's own before there is one."""
         return jnp.where(told > 0, told, local.curvature.largest) if self.measures else None
 
-    def rates(self, largest: Any, share: float = 1.0) -> tuple[Any, ...]:
-        """The steps: numbers as they are, the others ``share`` over the curvature."""
-        return tuple(share / largest if step is None else step for step in self.steps)
+    def rates(self, largest: Any) -> tuple[Any, ...]:
+        """The steps: numbers as they are, the others 1 over the curvature."""
+        return tuple(1 / largest if step is None else step for step in self.steps)
+
+    def slowed(self, largest: Any, rounds: jax.Array, local_steps: int) -> Any:
+        """The curvature times 1 + t / `LATER`, up to I: clients drift, at first it does not matter."""
+        if not self.measures:
+            return None
+        return largest * jnp.minimum(1 + rounds.astype(largest.dtype) / LATER, local_steps)
 
 
 class Kept(NamedTuple):
