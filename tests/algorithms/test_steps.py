@@ -8,18 +8,21 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.algorithms import steps
-from tests.references import coupled, phi
-from tests.references.compare import close, cohorts, identical
+from tests.references import coupled, nested, phi
+from tests.references.compare import close, cohorts, identical, server_key
 from tests.references.fedbio import fedbio
 from tests.references.fedbioacc import fedbioacc
+from tests.references.phi import adaptive
 from tests.references.quadratic import inner_loss, outer_loss, quadratic
 from tests.references.rows import by_phase, drawn, whole
-from tests.references.steps import Adam, Curved, Distance, EachMoved, Sgd
+from tests.references.steps import Adam, Curved, Distance, EachMoved, Settling, Sgd, Together
 
 SEED, ROUNDS, STEPS = 4, 8, 3
 BOX = (lambda x: jnp.clip(x, -0.25, 0.25), lambda x: np.clip(x, -0.25, 0.25))
 reference = quadratic()
 AUTO = {"inner_step": "auto", "outer_step": "auto"}
+FIRST = np.asarray(steps.unknown(jnp.asarray(reference.start[1]), jax.random.key(0)).direction)
+"""Of the look at the curvature in a search."""
 DIRECTION = np.asarray(steps.unknown(jnp.asarray(reference.start[1]), jax.random.key(SEED)).direction)
 
 
@@ -33,9 +36,13 @@ def check(
     found = fb.simulate(algorithm, data, rounds, seed=SEED, record_every=None, **engine)
     loop, rules = fedbio, {"inner_step": inner, "outer_step": outer}
     if method == "fedbioacc":
-        loop, rules = fedbioacc, {"constants": {**fb.TUNED, **rules}, "previous": "paper"}
+        previous = "local" if options.get("send") else "paper"
+        loop, rules = fedbioacc, {"constants": {**fb.TUNED, **rules}, "previous": previous}
+        rules["alone"] = "send" in options
     kept, weights = project[1] or (lambda x: x), engine.get("weights", np.ones(3))
     shared = {"rounds": rounds, "local_steps": STEPS, "weights": weights, "cohorts": replied, "project": kept}
+    share, train = (1.0, 0) if rows is whole else (0.3, 21)
+    shared["search"] = lambda: Settling(reference, FIRST, 3, share, train)
     wanted = loop(reference, oracle or phi.exact(reference), reference.start, rows, **rules, **shared)
     close((found.outer, found.inner), wanted)
     return found
@@ -45,26 +52,45 @@ def curved():
     return Curved(reference, DIRECTION, 3)
 
 
+def settling(share=1.0, drawn=0):
+    return Settling(reference, DIRECTION, 3, share, drawn)
+
+
+def rules(start=reference.start[0]):
+    return settling(), Distance(start, search=True)
+
+
 @pytest.mark.parametrize("method", ["fedbio", "fedbioacc"])
 @pytest.mark.parametrize(
     "engine", [{}, {"weights": np.array([1.0, 3.0, 0.5])}, {"dropout": 0.3}, {"participation": 2, "dropout": 0.3}]
 )
 def test_equal_to_the_naive_loop(engine, method):
-    check(curved(), Distance(reference.start[0]), AUTO, rounds=14, method=method, **engine)
+    check(*rules(), AUTO, rounds=14, method=method, **engine)
 
 
 def test_equal_on_minibatches_in_a_box():
-    rows = drawn(reference.data(), SEED, ROUNDS, STEPS, 3, 21, 1)
+    rows = drawn(reference.data(), SEED, ROUNDS, STEPS, 3, 25, 1)
     options = {**AUTO, "hypergradient": "auto", "batch_size": 3}
     start = BOX[1](reference.start[0])
-    rule = curved()
-    found = check(rule, Distance(start, BOX[1]), options, rows, rule.phi, BOX)
+    rule = settling(0.3, 21)
+    found = check(rule, Distance(start, BOX[1], search=True), options, rows, rule.phi, BOX)
     assert np.isclose(np.abs(found.outer), 0.25).any(), "the box must bind"
 
 
+@pytest.mark.parametrize("engine", [{}, {"weights": np.array([1.0, 3.0, 0.5])}, {"participation": 2, "dropout": 0.3}])
+@pytest.mark.parametrize("outer", [0.3, "auto"])
+def test_momenta_that_stay_at_home(engine, outer):
+    """send="outer": by numbers, and by steps that set themselves, where it changes nothing but the bytes."""
+    rule = Distance(reference.start[0], search=True) if outer == "auto" else outer
+    options = {"inner_step": 0.5, "outer_step": outer, "send": "outer"} | {
+        name: fb.TUNED[name] for name in ("delta", "u", "sigma", "c_inner", "c_outer")
+    }
+    check(0.5, rule, options, rounds=10, method="fedbioacc", **engine)
+
+
 def test_one_of_the_two_steps():
-    check(0.3, Distance(reference.start[0]), {**AUTO, "inner_step": 0.3})
-    check(curved(), 0.2, {**AUTO, "outer_step": 0.2})
+    check(0.3, Distance(reference.start[0], search=True), {**AUTO, "inner_step": 0.3})
+    check(settling(), 0.2, {**AUTO, "outer_step": 0.2})
 
 
 def test_optimizers():
@@ -72,7 +98,7 @@ def test_optimizers():
     check(0.3, Adam(0.1, 0.05), {"inner_step": 0.3, "outer_optimizer": optax.adam(0.1), "outer_step": 0.05})
     inner = EachMoved(lambda: Adam(0.05), 3)
     check(inner, 0.2, {"outer_step": 0.2, "inner_optimizer": optax.adam(0.05)}, dropout=0.3)
-    check(curved(), Adam(0.1), {"outer_optimizer": optax.adam(0.1)}, project=BOX)
+    check(settling(), Adam(0.1), {"outer_optimizer": optax.adam(0.1)}, project=BOX)
     check(EachMoved(lambda: Sgd(0.2), 3), Adam(0.1), {"outer_optimizer": optax.adam(0.1), "inner_optimizer": optax.sgd(0.2)},
           method="fedbioacc", dropout=0.3)  # fmt: skip
     # a server's gradient step of I eta with x at rest within a round is FedBiO whose clients stand still
@@ -83,8 +109,13 @@ def test_optimizers():
     close(one, other)
 
 
-def test_the_way_back_from_a_first_distance_that_was_too_long():
-    """x on a scale of 1e-3: the first moves are hundreds of times too long, are taken back, and all is as in the naive loop."""
+def at_home(name, scale):
+    """An oracle of the reference, for x in other units."""
+    return lambda self, client, x, y, rows: getattr(reference, name)(client, x / scale, y, rows)
+
+
+def test_a_first_distance_that_was_too_long():
+    """x on a scale of 1e-3: the first step is hundreds of times too long, and the search comes back, as in the naive loop."""
     small = 1e-3
     problem = fb.BilevelProblem(
         lambda x, y, batch: inner_loss(x / small, y, batch),
@@ -92,10 +123,8 @@ def test_the_way_back_from_a_first_distance_that_was_too_long():
         lambda key: (jnp.asarray(small * reference.start[0]), jnp.asarray(reference.start[1])),
     )
     estimate = phi.exact(reference)
-    rule = Distance(small * reference.start[0])
-    scaled = type(
-        "Scaled", (), {"inner_gradient": lambda self, m, x, y, r: reference.inner_gradient(m, x / small, y, r)}
-    )
+    rule = Distance(small * reference.start[0], search=True)
+    scaled = type("Scaled", (), {name: at_home(name, small) for name in ("inner_gradient", "inner_hessian")})
     wanted, _ = fedbio(
         scaled(),
         lambda client, x, y, rows: estimate(client, x / small, y, rows) / small,
@@ -103,38 +132,74 @@ def test_the_way_back_from_a_first_distance_that_was_too_long():
         whole,
         rounds=20,
         local_steps=STEPS,
-        inner_step=curved(),
+        inner_step=Settling(scaled(), DIRECTION, 3),
         outer_step=rule,
         weights=np.ones(3),
+        search=lambda: Settling(scaled(), FIRST, 3),
     )
-    assert rule.cuts >= 1
     algorithm = fb.fedbio(problem, fb.exact(), local_steps=STEPS)
     found = fb.simulate(algorithm, reference.data(), 20, seed=SEED, record_every=None)
     close(np.asarray(found.outer) / small, wanted / small, 1e-8)  # the way back comes after values of 1e5
 
 
-@pytest.mark.parametrize("local_steps", [1, 3])
-def test_fedmsa(local_steps):
-    """Everybody, then cohorts with lost replies; on minibatches, in a box."""
-    data, weights = reference.data(), np.array([1.0, 3.0, 0.5])
-    problem = reference.problem(BOX[0], "global")
-    algorithm = fb.fedmsa(problem, local_steps=local_steps, batch_size=3)
-    for options in ({}, {"dropout": 0.3}):
-        replied = cohorts(algorithm, data, SEED, ROUNDS, weights=weights, **options)
-        found = fb.simulate(algorithm, data, ROUNDS, seed=SEED, record_every=None, weights=weights, **options)
-        rules = Distance(BOX[1](reference.start[0]), BOX[1]), curved()
-        wanted = coupled.fedmsa(
-            reference,
-            by_phase(data, SEED, 3),
-            rounds=ROUNDS,
-            local_steps=local_steps,
-            steps=rules,
-            rho=0.5,
-            weights=weights,
-            cohorts=[list(active) for active in replied],
-            project=BOX[1],
-        )
-        close((found.outer, found.inner[0]), wanted)
+GLOBAL = {
+    "fedbio_global": (coupled.fedbio_global, {"radius": None}),
+    "fedbioacc_global": (coupled.fedbioacc_global, {}),
+    "simfbo": (coupled.simfbo, {"radius": None, "server_steps": None}),
+    "shrofbo": (coupled.simfbo, {"radius": None, "server_steps": None, "normalised": True}),
+    "fedmsa": (coupled.fedmsa, {"rho": 0.5}),
+    "fednest": (nested.fednest, {"series": "random", "terms": 3}),
+    "lfednest": (nested.lfednest, {"inner_rounds": 1, "batches": (21, 1)}),
+    "aggitd": (nested.aggitd, {"terms": 3}),
+}
+"""Methods for global lower levels: the naive loop, and what it is told beside its steps."""
+
+
+def lengths(ordinal, rounds, searched=1):
+    """How many factors the server draws in each round, the first of which begins with a search."""
+    ordinals = [ordinal + searched] + [ordinal] * (rounds - 1)
+    return [
+        int(jax.random.randint(server_key(SEED, number, at), (), 0, 3, jnp.int32)) for number, at in enumerate(ordinals)
+    ]
+
+
+@pytest.mark.parametrize("name", GLOBAL)
+def test_equal_to_the_naive_loop_with_a_global_lower_level(name):
+    """On minibatches, in a box, with weights and lost replies."""
+    data, weights, (loop, told) = reference.data(), np.array([1.0, 3.0, 0.5]), GLOBAL[name]
+    count = [2, 3, 1] if name in ("simfbo", "shrofbo") else 1 if name == "aggitd" else STEPS
+    terms = {"terms": 3} if name in ("fednest", "aggitd") else {}
+    algorithm = getattr(fb, name)(reference.problem(BOX[0], "global"), local_steps=count, batch_size=3, **terms)
+    engine = {"weights": weights, "dropout": 0.3}
+    replied = cohorts(algorithm, data, SEED, ROUNDS, **engine)
+    assert len(replied[0]), "the first round must be heard"
+    found = fb.simulate(algorithm, data, ROUNDS, seed=SEED, record_every=None, **engine)
+    rule = Distance(BOX[1](reference.start[0]), BOX[1], search=True)
+    steps_ = Together(rule, Curved(reference, DIRECTION, 3, averages=True), weights, 0.3, FIRST, BOX[1])
+    told = {**told, "rounds": ROUNDS, "weights": weights, "cohorts": [list(one) for one in replied], "project": BOX[1]}
+    before = (by_phase(data, SEED, 3),)
+    if name == "fedbioacc_global":
+        settings = algorithm.settings
+        told["constants"] = {
+            key: getattr(settings, key) for key in ("delta", "u", "sigma", "c_outer", "c_inner", "c_adjoint")
+        }
+    if name in ("fednest", "aggitd", "lfednest"):
+        told |= {"outer_step": None, "series_step": None} if name != "lfednest" else {"outer_step": None}
+        if name == "fednest":
+            told["inner"] = {"inner_rounds": 1, "local_steps": count, "inner_step": steps_}
+            before = (*before, lengths(3, ROUNDS))
+        elif name == "aggitd":
+            told |= {"inner_step": steps_, "local_steps": count}
+            before = (*before, lengths(1, ROUNDS))
+        else:
+            told |= {"inner_step": steps_, "local_steps": count}
+            before = (
+                lambda m, x, y, read: adaptive(reference, step=1 / steps_.curved.largest[m])(m, x, y, read),
+                *before,
+            )
+    else:
+        told |= {"steps": steps_, "local_steps": count}
+    close((found.outer, found.inner[0]), loop(reference, *before, **told))
 
 
 def conditioned(condition, scale, seed=0, clients=4, size=6, ridge=0.1):

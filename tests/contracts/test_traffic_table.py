@@ -5,6 +5,7 @@ What every method sends in a round at its default settings, in vectors: weighed,
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -64,9 +65,11 @@ def mean_times(plan, lengths):
 
 
 class Drawn:
-    """A server state of which only the drawn length is looked at, or whether it has arrived: not yet."""
+    """A server state of which only the drawn length is looked at, whether it has arrived (not yet), and whether a search is due
+    (not any more)."""
 
     still = 0
+    kept = SimpleNamespace(rounds=1)
 
     def __init__(self, factors):
         self.factors = factors

@@ -1,11 +1,14 @@
 """FedBiO and FedBiOAcc with a global lower level, SimFBO, ShroFBO and FedMSA, naively: lists of clients, no JAX.
 
-z = [x, y, u]; ``rows(round, ordinal, client, steps=, train=, val=)`` tells the minibatches of every step.
+z = [x, y, u]; ``rows(round, ordinal, client, steps=, train=, val=)`` tells the minibatches of every step.  ``steps``: three
+numbers or a `Together`.
 """
 
 from types import SimpleNamespace
 
 import numpy as np
+
+from tests.references.steps import Together
 
 
 def directions(model, m, z, rows):
@@ -38,16 +41,25 @@ def first(model, project):
 
 
 def fedbio_global(model, rows, *, rounds, local_steps, steps, radius, weights, cohorts, project):
-    z = first(model, project)
+    z, itself, rates = first(model, project), isinstance(steps, Together), steps
     for number in range(rounds):
-        replies = []
+        replies, at = [], 0
+        if itself:
+            z[0], z[1], at = steps.searched(rows, number, cohorts[number], *z[:2])
         for m in cohorts[number]:
-            own = z
-            for read in rows(number, 0, m, local_steps, train=1, val=1):
-                own = stepped(own, steps, directions(model, m, own, read), project, radius)
-            replies.append(own)
+            own, total = z, 0.0
+            if itself:
+                (read,) = rows(number, at, m, 1, train=1, val=1)
+                rates = (0.0, *[steps.look(m, *z[:2], read, steps.slower(local_steps))] * 2)
+            for read in rows(number, at, m, local_steps, train=1, val=1):
+                along = directions(model, m, own, read)
+                own, total = stepped(own, rates, along, project, radius), total + along[0]
+            replies.append([total / local_steps, *own[1:]] if itself else own)
         if replies:
-            z = mean(replies, [weights[m] for m in cohorts[number]])
+            old, z = z[0], mean(replies, [weights[m] for m in cohorts[number]])
+            if itself:
+                steps.told(cohorts[number])
+                z[0] = steps.rule.moved(old, z[0])
             z[0] = project(z[0])
     return z[0], z[1]
 
@@ -56,26 +68,36 @@ def fedbioacc_global(model, rows, *, rounds, local_steps, steps, constants, weig
     k = SimpleNamespace(**constants)
     alpha = lambda t: k.delta / np.cbrt(k.u + k.sigma**2 * t)  # noqa: E731
     kept = lambda t: [min(1.0, max(0.0, 1 - c * alpha(t) ** 2)) for c in (k.c_outer, k.c_inner, k.c_adjoint)]  # noqa: E731
-    z, shared, done = first(model, project), None, 0
+    z, shared, done, itself = first(model, project), None, 0, isinstance(steps, Together)
     sites = [SimpleNamespace(before=z, last=0, momenta=None) for _ in weights]
     for number in range(rounds):
-        replies, momenta = [], []
+        replies, momenta, at = [], [], 0
+        if itself:
+            z = [*z]
+            z[0], z[1], at = steps.searched(rows, number, cohorts[number], *z[:2])
         for m in cohorts[number]:
+            if itself:
+                rate = steps.look(m, *z[:2], rows(number, at, m, 1, train=1, val=1)[0])
             site, own = sites[m], z
             before = site.before if site.last == done else z
             held = shared if averaged else site.momenta
-            for i, read in enumerate(rows(number, 0, m, local_steps, train=1, val=1)):
+            for i, read in enumerate(rows(number, at, m, local_steps, train=1, val=1)):
                 now, then = directions(model, m, own, read), directions(model, m, before, read)
                 if held is not None:
                     now = [n + s * (h - t) for n, s, h, t in zip(now, kept(done + i), held, then, strict=True)]
                 held, before = now, own
-                own = stepped(own, [alpha(done + i + 1) * step for step in steps], held, project)
+                rates = [0.0, rate, rate] if itself else [alpha(done + i + 1) * step for step in steps]
+                own = stepped(own, rates, held, project)
             site.before, site.last, site.momenta = before, done + local_steps, held
             replies.append(own)
             momenta.append(held)
         if replies:
             shares = [weights[m] for m in cohorts[number]]
-            z, shared, done = mean(replies, shares), mean(momenta, shares), done + local_steps
+            old, z, shared, done = z[0], mean(replies, shares), mean(momenta, shares), done + local_steps
+            if itself:
+                steps.told(cohorts[number])
+                cuts, z[0] = steps.rule.cuts, steps.rule.moved(old, shared[0])
+                shared, done = (shared, done) if steps.rule.cuts == cuts else (None, 0)
             z[0] = project(z[0])
     return z[0], z[1]
 
@@ -84,39 +106,50 @@ def simfbo(
     model, rows, *, rounds, local_steps, steps, server_steps, radius, weights, cohorts, project, normalised=False
 ):
     """``local_steps``: one number per client."""
-    z, most = first(model, project), max(local_steps)
+    z, most, itself, rates = first(model, project), max(local_steps), isinstance(steps, Together), steps
     for number in range(rounds):
-        sums = []
+        sums, at = [], 0
+        if itself:
+            z = [*z]
+            z[0], z[1], at = steps.searched(rows, number, cohorts[number], *z[:2])
         for m in cohorts[number]:
             own, total = z, [np.zeros_like(part) for part in z]
-            for read in rows(number, 0, m, most, train=1, val=1)[: local_steps[m]]:
+            if itself:
+                (read,) = rows(number, at, m, 1, train=1, val=1)
+                rates = (0.0, *[steps.look(m, *z[:2], read, steps.slower(most))] * 2)
+            for read in rows(number, at, m, most, train=1, val=1)[: local_steps[m]]:
                 along = directions(model, m, own, read)
-                own, total = stepped(own, steps, along, project), combined(1, total, 1, along)
+                own, total = stepped(own, rates, along, project), combined(1, total, 1, along)
             sums.append([part / local_steps[m] for part in total] if normalised else total)
         if sums:
             shares = [weights[m] for m in cohorts[number]]
             scale = np.average([local_steps[m] for m in cohorts[number]], weights=shares) if normalised else 1
-            z = stepped(z, server_steps, [scale * part for part in mean(sums, shares)], project, radius)
+            along, old = [scale * part for part in mean(sums, shares)], z[0]
+            if itself:
+                slower = steps.slower(most)
+                server_steps = (0.0, *[steps.told(cohorts[number]) / slower] * 2)
+            z = stepped(z, server_steps, along, project, radius)
+            if itself:
+                z[0] = project(steps.rule.moved(old, along[0] / most))
     return z[0], z[1]
 
 
 def fedmsa(model, rows, *, rounds, local_steps, steps, rho, weights, cohorts, project):
-    """``steps`` that are not three numbers: (a rule for x, a rule for y and u), see `tests.references.steps`."""
-    z, h, done = first(model, project), None, 0
-    automatic = len(steps) == 2
-    if automatic:
-        rule, curved = steps
+    z, h, done, itself, rates = first(model, project), None, 0, isinstance(steps, Together), steps
     seen = [(None, -1) for _ in weights]
     for number in range(rounds):
         shares = [weights[m] for m in cohorts[number]]
         if not shares:
             continue
-        estimates = []
+        estimates, at = [], 0
+        if itself:
+            z = [*z]
+            z[0], z[1], at = steps.searched(rows, number, cohorts[number], *z[:2])
         for m in cohorts[number]:
-            (read,) = rows(number, 0, m, 1, train=1, val=1)
+            (read,) = rows(number, at, m, 1, train=1, val=1)
             now = directions(model, m, z, read)
-            if automatic:
-                curved.look(m, *z[:2], read)
+            if itself:
+                steps.look(m, *z[:2], read)
             if h is not None:
                 before = seen[m][0] if seen[m][1] == done else z
                 gap = combined(1, h, -1, directions(model, m, before, read))
@@ -124,19 +157,18 @@ def fedmsa(model, rows, *, rounds, local_steps, steps, rho, weights, cohorts, pr
             estimates.append(now)
             seen[m] = (z, done + 1)
         h, done, ends = mean(estimates, shares), done + 1, []
-        if automatic:
-            largest = np.average([curved.largest[m] for m in cohorts[number]], weights=shares)
-            steps = (0.0, 1 / largest, 1 / largest)
+        if itself:
+            rates = (0.0, *[steps.told(cohorts[number])] * 2)
         for m in cohorts[number]:
-            before, own, along, total = z, stepped(z, steps, h, project), h, h[0]
-            for read in rows(number, 1, m, local_steps - 1, train=1, val=1):
+            before, own, along, total = z, stepped(z, rates, h, project), h, h[0]
+            for read in rows(number, at + 1, m, local_steps - 1, train=1, val=1):
                 gap = combined(1, along, -1, directions(model, m, before, read))
                 along = combined(1, directions(model, m, own, read), 1, gap)
-                before, own, total = own, stepped(own, steps, along, project), total + along[0]
-            ends.append([total, *own[1:]] if automatic else own)
+                before, own, total = own, stepped(own, rates, along, project), total + along[0]
+            ends.append([total, *own[1:]] if itself else own)
         old, z = z[0], mean(ends, shares)
-        if automatic:
-            cuts, z[0] = rule.cuts, rule.moved(old, z[0] / local_steps)
-            h, done = (h, done) if rule.cuts == cuts else (None, 0)
+        if itself:
+            cuts, z[0] = steps.rule.cuts, steps.rule.moved(old, z[0] / local_steps)
+            h, done = (h, done) if steps.rule.cuts == cuts else (None, 0)
         z[0] = project(z[0])
     return z[0], z[1]

@@ -2,27 +2,45 @@
 
 import numpy as np
 
+from tests.references.steps import STRIDES, sought
+
 
 def fedbio(
-    model, phi, start, rows, *, rounds, local_steps, inner_step, outer_step, weights, cohorts=None, project=lambda x: x
+    model,
+    phi,
+    start,
+    rows,
+    *,
+    rounds,
+    local_steps,
+    inner_step,
+    outer_step,
+    weights,
+    cohorts=None,
+    project=lambda x: x,
+    search=None,
 ):
     """(x, [y of each client]) after ``rounds`` rounds.
 
     ``model.inner_gradient(client, x, y, row numbers)`` and ``phi(client, x, y, Rows)`` are the derivative oracles,
     ``cohorts[r]`` the weights of those who reply in round r (default: everybody, with ``weights``).  Steps that are not
     numbers: ``inner_step(client, x, y, gradient, Rows)`` is the next y; ``outer_step.length`` is that of a local step and
-    ``outer_step.moved(x, mean hypergradient)`` the next x.
+    ``outer_step.moved(x, mean hypergradient)`` the next x.  Where ``outer_step.probe`` is not zero an exchange comes first, in
+    which clients search with a ``search()`` of their own.
     """
     x, y = project(start[0]), [start[1] for _ in weights]
     down = inner_step if callable(inner_step) else lambda client, x, y, omega, rows: y - inner_step * omega
     walks = not hasattr(outer_step, "moved")
     for number in range(rounds):
         active = dict(enumerate(weights)) if cohorts is None else cohorts[number]
+        x, at = searched(active, outer_step, search, phi, rows, number, x, y, project)
         replies, shares, eta = [], [], outer_step if walks else outer_step.length
         for client in active:
             own, total = x, 0.0
             for i in range(local_steps):
-                read = rows(number, client, i)
+                read = rows(number, client, i, at)
+                if hasattr(inner_step, "settled"):
+                    y[client] = inner_step.settled(client, own, y[client], read, 1)
                 omega = model.inner_gradient(client, own, y[client], read.inner)
                 nu = phi(client, own, y[client], read)
                 y[client] = down(client, own, y[client], omega, read)
@@ -33,3 +51,17 @@ def fedbio(
             mean = np.average(replies, axis=0, weights=shares)
             x = project(mean if walks else outer_step.moved(x, mean))
     return x, np.stack(y)
+
+
+def searched(active, rule, search, phi, rows, number, x, y, project):
+    """x after the search where one is due, with y in place, and how many exchanges that took."""
+    if not active or not getattr(rule, "probe", 0.0):
+        return x, 0
+    found = []
+    for client in active:
+        below, reads = search(), [rows(number, client, i, 0, STRIDES) for i in range(STRIDES)]
+        oracle = below.phi if hasattr(phi, "__self__") else phi  # a series follows the curvature of the search
+        away, square, y[client] = sought(below, oracle, client, x, y[client], reads, rule.probe, project)
+        found.append((away, square))
+    away, square = (np.average(part, axis=0, weights=list(active.values())) for part in zip(*found, strict=True))
+    return rule.found(x, away, square), 1

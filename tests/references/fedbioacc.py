@@ -4,11 +4,14 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from tests.references.fedbio import searched
+
 
 def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previous, weights,
-              cohorts=None, project=lambda x: x, three_vectors=False, average_momentum=True):  # fmt: skip
+              cohorts=None, project=lambda x: x, three_vectors=False, average_momentum=True, alone=False,
+              search=None):  # fmt: skip
     """(x, [y of each client]).  ``three_vectors`` averages x_{t+1} itself, as line 17 is printed, not through x_t and nu_t.
-    Steps that are not numbers: see `fedbio`."""
+    ``alone``: nobody sends nu.  Steps that are not numbers: see `fedbio`."""
     k = SimpleNamespace(**constants)
     alpha = lambda t: k.delta / np.cbrt(k.u + k.sigma**2 * t)  # noqa: E731
     walks = not hasattr(k.outer_step, "moved")
@@ -20,19 +23,27 @@ def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previo
     done = 0
     for number in range(rounds):
         active = dict(enumerate(weights)) if cohorts is None else cohorts[number]
-        sent = []
+        sent, ys = [], [site.y for site in sites]
+        x, at = searched(active, k.outer_step, search, phi, rows, number, x, ys, project)
+        for site, y in zip(sites, ys, strict=True):
+            site.y = y
         for m in active:
             site, own, momentum = sites[m], x, nu[m]
             missed = site.last != done
+            if alone and walks and not missed and done:
+                length = sum(eta(t) for t in range(done - local_steps + 1, done + 1))
+                momentum = site.nu + (site.arrived - x) / length
             own_before = before if previous == "paper" and walks else x if missed else site.x_before
             omega_before = site.x_before if missed else own_before  # omega is the client's own, nu the server's
             for i in range(local_steps):
-                t, read = done + i + 1, rows(number, m, i)
+                t, read = done + i + 1, rows(number, m, i, at)
+                if hasattr(k.inner_step, "settled"):
+                    site.y = k.inner_step.settled(m, own, site.y, read, 1)
                 omega, estimate = model.inner_gradient(m, own, site.y, read.inner), phi(m, own, site.y, read)
                 if site.omega is not None:
                     earlier = model.inner_gradient(m, omega_before, site.y_before, read.inner)
                     omega = omega + kept(k.c_inner, t - 1) * (site.omega - earlier)
-                if t > 1:
+                if t > 1 and not (alone and missed and i == 0):
                     earlier = phi(m, own_before, site.y_before, read)
                     estimate = estimate + kept(k.c_outer, t - 1) * (momentum - earlier)
                 momentum, site.omega, site.y_before = estimate, omega, site.y
@@ -43,6 +54,7 @@ def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previo
                     site.y = site.y - k.inner_step * alpha(t) * omega
                 own = project(own - eta(t) * momentum)
             site.x_before, site.last = own_before, done + local_steps
+            site.nu, site.arrived = momentum, own
             nu[m] = momentum
             sent.append((active[m], own_before, momentum, own))
         if not sent:

@@ -6,13 +6,19 @@
 
 import numpy as np
 
+from tests.references.steps import Together
+
 
 class Exchange:
-    """One round among ``active`` clients, who all hold x and y."""
+    """One round among ``active`` clients, who all hold x and y.  ``step``: that of y, a number or a `Together`."""
 
-    def __init__(self, model, rows, number, active, weights):
-        self.model, self.rows, self.number, self.active = model, rows, number, active
+    def __init__(self, model, rows, number, active, weights, step=None):
+        self.model, self.rows, self.number, self.active, self.step = model, rows, number, active, step
         self.shares = [weights[m] for m in active]
+
+    @property
+    def rate(self):
+        return 1 / self.step.largest if isinstance(self.step, Together) else self.step
 
     def mean(self, values):
         return np.average(values, axis=0, weights=self.shares)
@@ -20,6 +26,10 @@ class Exchange:
     def gradients(self, ordinal, x, y, half=None):
         """grad_y g of everybody."""
         reads = [self.rows(self.number, ordinal, m, half=half)[0] for m in self.active]
+        if isinstance(self.step, Together):
+            for m, read in zip(self.active, reads, strict=True):
+                self.step.look(m, x, y, read)
+            self.step.told(self.active)
         return [self.model.inner_gradient(m, x, y, r.inner) for m, r in zip(self.active, reads, strict=True)]
 
     def inner_steps(self, ordinal, x, y, q, step, count):
@@ -52,29 +62,37 @@ class Exchange:
         return found
 
 
-def improve(exchange, ordinal, x, y, *, inner_rounds, local_steps, inner_step):
+def begun(step, rows, number, active, x, y):
+    """(x, y, the ordinal of the broadcast) after a search, where one is due."""
+    return step.searched(rows, number, active, x, y) if isinstance(step, Together) else (x, y, 0)
+
+
+def improve(exchange, ordinal, x, y, *, inner_rounds, local_steps):
     """FedInn ``inner_rounds`` times: (the next ordinal, y)."""
     for _ in range(inner_rounds):
         q = exchange.mean(exchange.gradients(ordinal, x, y))
         ordinal += 1
         if local_steps == 1:
-            y = y - inner_step * q
+            y = y - exchange.rate * q
         else:
-            y = exchange.inner_steps(ordinal, x, y, q, inner_step, local_steps)
+            y = exchange.inner_steps(ordinal, x, y, q, exchange.rate, local_steps)
             ordinal += 1
     return ordinal, y
 
 
 def fednest(model, rows, lengths, *, rounds, inner, outer_step, series_step, terms, series, weights, cohorts, project):
     """``inner``: the settings of `improve`.  Ordinal 0 is the broadcast of x."""
-    (x, y), count = model.start, inner["local_steps"]
+    (x, y), inner, step = model.start, dict(inner), inner["inner_step"]
+    count, itself, _ = inner["local_steps"], isinstance(step, Together), inner.pop("inner_step")
     x = project(x)
     for number in range(rounds):
         if not cohorts[number]:
             continue
-        exchange = Exchange(model, rows, number, cohorts[number], weights)
-        at, y = improve(exchange, 1, x, y, **inner)
+        x, y, at = begun(step, rows, number, cohorts[number], x, y)
+        exchange = Exchange(model, rows, number, cohorts[number], weights, step)
+        at, y = improve(exchange, at + 1, x, y, **inner)
         at += series == "random"  # the draw
+        series_step = exchange.rate if itself else series_step
         p = total = series_step * (terms if series == "random" else 1) * exchange.mean(exchange.starts(at, x, y))
         for _ in range(lengths[number] if series == "random" else terms - 1):
             at += 1
@@ -82,8 +100,8 @@ def fednest(model, rows, lengths, *, rounds, inner, outer_step, series_step, ter
             total = total + p
         adjoint = p if series == "random" else total
         h = exchange.mean(exchange.hypergradients(at + 1, x, y, [adjoint] * len(cohorts[number])))
-        if count == 1:
-            x = project(x - outer_step * h)
+        if itself or count == 1:
+            x = project(step.rule.moved(x, h) if itself else x - outer_step * h)
             continue
         ends = []
         for m in cohorts[number]:
@@ -99,42 +117,52 @@ def fednest(model, rows, lengths, *, rounds, inner, outer_step, series_step, ter
 def lfednest(model, phi, rows, *, rounds, inner_rounds, local_steps, inner_step, outer_step, weights, cohorts, project,
              batches=(0, 0)):  # fmt: skip
     """``phi(client, x, y, Rows)`` is the local hypergradient; ``batches`` how many it draws."""
-    x, y = model.start
+    (x, y), itself, rate = model.start, isinstance(inner_step, Together), inner_step
     x = project(x)
     for number in range(rounds):
         shares = [weights[m] for m in cohorts[number]]
         if not shares:
             continue
+        x, y, at = begun(inner_step, rows, number, cohorts[number], x, y)
         for turn in range(inner_rounds):
             ends = []
             for m in cohorts[number]:
                 own = y
-                for r in rows(number, 1 + turn, m, local_steps):
-                    own = own - inner_step / local_steps * model.inner_gradient(m, x, own, r.inner)
+                if itself:
+                    rate = inner_step.look(m, x, y, rows(number, at + 1 + turn, m)[0])
+                for r in rows(number, at + 1 + turn, m, local_steps):
+                    own = own - rate / local_steps * model.inner_gradient(m, x, own, r.inner)
                 ends.append(own)
             y = np.average(ends, axis=0, weights=shares)
+            if itself:
+                inner_step.told(cohorts[number])
         ends = []
         for m in cohorts[number]:
-            own = x
-            for r in rows(number, 1 + inner_rounds, m, local_steps, train=batches[0], val=batches[1]):
-                own = project(own - outer_step / local_steps * phi(m, own, y, r))
-            ends.append(own)
-        x = project(np.average(ends, axis=0, weights=shares))
+            own, total = x, 0.0
+            for r in rows(number, at + 1 + inner_rounds, m, local_steps, train=batches[0], val=batches[1]):
+                nu = phi(m, own, y, r)
+                own, total = own if itself else project(own - outer_step / local_steps * nu), total + nu
+            ends.append(total / local_steps if itself else own)
+        mean = np.average(ends, axis=0, weights=shares)
+        x = project(inner_step.rule.moved(x, mean) if itself else mean)
     return x, y
 
 
 def aggitd(model, rows, lengths, *, rounds, terms, local_steps, inner_step, outer_step, series_step, weights, cohorts,
            project):  # fmt: skip
     """``lengths[round]`` is Q.  Ordinal 0 is the broadcast, 1 the draw."""
-    x, y = model.start
+    (x, y), itself = model.start, isinstance(inner_step, Together)
     x = project(x)
     for number in range(rounds):
         if not cohorts[number]:
             continue
-        exchange, at, z = Exchange(model, rows, number, cohorts[number], weights), 2, None
+        x, y, at = begun(inner_step, rows, number, cohorts[number], x, y)
+        exchange, at, z = Exchange(model, rows, number, cohorts[number], weights, inner_step), at + 2, None
         for t in range(terms):
             both = None if t < lengths[number] else (0, 1)
+            before = exchange.rate if itself and t > lengths[number] else None  # what went out with z
             gradients = exchange.gradients(at, x, y, half=both and both[0])
+            series_step = (before or exchange.rate) if itself else series_step
             if t == lengths[number]:
                 z = series_step * terms * exchange.mean(exchange.starts(at, x, y, half=1))
             elif z is not None:
@@ -142,26 +170,28 @@ def aggitd(model, rows, lengths, *, rounds, terms, local_steps, inner_step, oute
             at += 1
             q = exchange.mean(gradients)
             if local_steps == 1:
-                y = y - inner_step * q
+                y = y - exchange.rate * q
             else:
-                y = exchange.inner_steps(at, x, y, q, inner_step, local_steps)
+                y = exchange.inner_steps(at, x, y, q, exchange.rate, local_steps)
                 at += 1
         h = exchange.mean(exchange.hypergradients(at, x, y, [z] * len(cohorts[number])))
-        x = project(x - outer_step * h)
+        x = project(inner_step.rule.moved(x, h) if itself else x - outer_step * h)
     return x, y
 
 
 def fedmbo(model, rows, lengths, sources, *, rounds, inner, outer_step, series_step, terms, weights, cohorts, project):
     """``sources(round, ordinal, active)[i]`` is the place whose vector the i-th active client is handed."""
-    x, y = model.start
-    x = project(x)
+    (x, y), inner, step = model.start, dict(inner), inner["inner_step"]
+    x, itself, _ = project(x), isinstance(step, Together), inner.pop("inner_step")
     for number in range(rounds):
         active = cohorts[number]
         if not active:
             continue
-        exchange = Exchange(model, rows, number, active, weights)
-        at, y = improve(exchange, 1, x, y, **inner)
+        x, y, at = begun(step, rows, number, active, x, y)
+        exchange = Exchange(model, rows, number, active, weights, step)
+        at, y = improve(exchange, at + 1, x, y, **inner)
         at += 1  # the draw
+        series_step = exchange.rate if itself else series_step
         shares = len(active) * np.array(exchange.shares) / sum(exchange.shares)
         vectors = [
             terms * series_step * share * start for share, start in zip(shares, exchange.starts(at, x, y), strict=True)
@@ -175,5 +205,6 @@ def fedmbo(model, rows, lengths, sources, *, rounds, inner, outer_step, series_s
                 for p, share, hessian in zip(vectors, shares, hessians, strict=True)
             ]
             vectors = [vectors[i] for i in sources(number, at, active)]
-        x = project(x - outer_step * exchange.mean(exchange.hypergradients(at + 1, x, y, vectors)))
+        h = exchange.mean(exchange.hypergradients(at + 1, x, y, vectors))
+        x = project(step.rule.moved(x, h) if itself else x - outer_step * h)
     return x, y

@@ -31,7 +31,7 @@ def batches(train, val, draws=Draws()):  # noqa: B008
     return Batches(LocalData(*jax.tree.map(jnp.asarray, (train, val)), number, number + 1, number + 1), draws)
 
 
-def whole(round_number, client, step):
+def whole(round_number, client, step, at=0, steps=None):
     """Every step reads everything."""
     return Rows()
 
@@ -64,11 +64,11 @@ def by_phase(data, seed, batch_size, outer_batch_size=None):
 
 
 def drawn(data, seed, rounds, steps, batch_size, train_batches=0, val_batches=0, outer_batch_size=None, ordinal=0):
-    """For plans of one phase: a function (round, client, step) -> Rows."""
+    """For plans of one phase, or of one after a search: a function (round, client, step, ordinal, steps) -> Rows."""
     read = cache(by_phase(data, seed, batch_size, outer_batch_size))
 
-    def rows(number, client, step):
+    def rows(number, client, step, at=ordinal, count=steps):
         assert number < rounds
-        return read(number, ordinal, client, steps, True, train_batches, val_batches)[step]
+        return read(number, at, client, count, True, train_batches, val_batches)[step]
 
     return rows

@@ -4,23 +4,26 @@ import numpy as np
 
 from tests.references.phi import adaptive
 
+STRIDES = 5
+
 
 class Curved:
     """The next y: 1/L from Hessian products, one a step and twenty before the first, from ``direction`` at all clients."""
 
-    def __init__(self, model, direction, clients):
+    def __init__(self, model, direction, clients, share=1.0, averages=False):
         self.model, self.direction, self.largest = model, [direction] * clients, [0.0] * clients
-        self.looked = False
+        self.looked, self.share, self.averages = False, share, averages
 
     def __call__(self, client, x, y, gradient, rows):
         if not self.looked:
             self.look(client, x, y, rows)
         self.looked = False
-        return y - gradient / self.largest[client]
+        return y - self.share * gradient / self.largest[client]
 
     def phi(self, client, x, y, rows):
         """The series that sets itself, with steps of at most 1/L."""
-        self.look(client, x, y, rows)
+        if not self.looked:
+            self.look(client, x, y, rows)
         self.looked = True
         return adaptive(self.model, step=1 / self.largest[client])(client, x, y, rows)
 
@@ -29,21 +32,47 @@ class Curved:
         for _ in range(20 if first else 1):
             image = hessian @ self.direction[client]
             size = np.linalg.norm(image)
-            self.largest[client] = size if first else max(size, 0.98 * self.largest[client])
+            known = 0.9 * self.largest[client] + 0.1 * size if self.averages else max(size, 0.98 * self.largest[client])
+            self.largest[client] = size if first else known
             self.direction[client] = image / size
 
 
+class Settling(Curved):
+    """With four steps before each hypergradient, on minibatches behind the ``drawn`` ones of the hypergradient."""
+
+    def __init__(self, model, direction, clients, share=1.0, drawn=0):
+        super().__init__(model, direction, clients, share)
+        self.drawn = drawn
+
+    def settled(self, client, x, y, rows, times):
+        self.look(client, x, y, rows)
+        self.looked = True
+        for number in range(4 * times):
+            gradient = self.model.inner_gradient(client, x, y, rows.factor(self.drawn + number % 4))
+            y = y - self.share * gradient / self.largest[client]
+        return y
+
+
 class Distance:
-    """x by distance over gradients; it stands still within a round."""
+    """x by distance over gradients; it stands still within a round, but for a first one in which clients ``search``."""
 
     length = 0.0
 
-    def __init__(self, start, project=lambda x: x):
-        self.start, self.project, self.cuts = start, project, 0
+    def __init__(self, start, project=lambda x: x, search=False):
+        self.start, self.project, self.cuts, self.search = start, project, 0, search
         self.begin(0.1 * (np.sqrt(start.size) + np.linalg.norm(start)))
 
     def begin(self, reach):
-        self.reach, self.squares, self.boost, self.agreed = reach, [], 1.0, True
+        self.reach, self.squares, self.boost, self.agreed, self.last = reach, [], 1.0, True, None
+
+    @property
+    def probe(self):
+        return 0.2 * self.reach if self.search and not self.squares else 0.0
+
+    def found(self, x, away, square):
+        new = self.project(x - away)
+        self.reach, self.squares = max(np.linalg.norm(new - self.start), 0.2 * self.reach), [square]
+        return new
 
     def moved(self, x, gradient):
         size = np.linalg.norm(gradient)
@@ -52,7 +81,7 @@ class Distance:
                 self.begin(self.reach / 10)
                 self.cuts += 1
                 return self.start
-            cosine = gradient @ self.last / (size * np.linalg.norm(self.last))
+            cosine = 0.3 if self.last is None else gradient @ self.last / (size * np.linalg.norm(self.last))
             self.agreed = self.agreed and cosine >= 0.3
             self.boost = min(self.boost * np.exp(cosine - 0.3), 3.0) if self.agreed else 1.0
         self.squares.append(size**2)
@@ -60,6 +89,63 @@ class Distance:
         x = self.project(x - min(self.boost / np.sqrt(sum(self.squares)), 2 / size) * self.reach * gradient)
         self.reach = max(self.reach, np.linalg.norm(x - self.start))
         return x
+
+
+class Together:
+    """Steps that set themselves in a method with a global lower level: ``rule`` for x, a `Curved` for y and u, and the search
+    with the series that sets itself, which draws 21 minibatches."""
+
+    def __init__(self, rule, curved, weights, share=1.0, first=None, project=lambda x: x):
+        self.rule, self.curved, self.weights, self.largest = rule, curved, weights, 0.0
+        self.share, self.first, self.project, self.heard = share, first, project, 0
+
+    def mean(self, active, values):
+        return np.average(values, axis=0, weights=[self.weights[m] for m in active])
+
+    def look(self, client, x, y, read, slower=1.0):
+        """The step of y and u: by the mean of the round before or, before there is one, by the client's own."""
+        self.curved.look(client, x, y, read)
+        return 1 / (slower * self.largest or self.curved.largest[client])
+
+    def told(self, active):
+        """The step that the server derives from this round's looks."""
+        self.heard += 1
+        self.largest = self.mean(active, [self.curved.largest[m] for m in active])
+        return 1 / self.largest
+
+    def slower(self, most):
+        return min(1 + self.heard / 10, most)
+
+    def searched(self, rows, number, active, x, y):
+        """(x, y, how many exchanges that took)."""
+        if not (active and self.rule.probe):
+            return x, y, 0
+        found = []
+        for m in active:
+            below = Settling(self.curved.model, self.first, len(self.weights), self.share, 21)
+            reads = rows(number, 0, m, STRIDES, train=25, val=1)
+            found.append(sought(below, below.phi, m, x, y, reads, self.rule.probe, self.project))
+        away, square, y = (self.mean(active, part) for part in zip(*found, strict=True))
+        return self.rule.found(x, away, square), y, 1
+
+
+def sought(below, phi, client, x, y, reads, probe, project):
+    """A client's search: (how far it went, the mean square of its hypergradients, its y)."""
+    start, step, before, squares = x, None, None, []
+    for read in reads:
+        y = below.settled(client, x, y, read, 8)
+        nu = phi(client, x, y, read)
+        step = probe / np.linalg.norm(nu) if step is None else strode(step, nu, before)
+        x, before = project(x - step * nu), nu
+        squares.append(nu @ nu)
+    return start - x, np.mean(squares), y
+
+
+def strode(step, now, before):
+    """The next step of a search: as far as the gradient agrees, three times the last one at most."""
+    along = now @ before
+    scale = max(now @ now, before @ before) if along > 0 else before @ before
+    return step * min(1 / max(1 - along / scale, 1e-30), 3)
 
 
 class Sgd:

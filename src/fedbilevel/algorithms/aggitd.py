@@ -18,6 +18,9 @@ gradients.
 Differences from the paper: x takes one step of the server a round (the paper also allows corrected local steps for x); where
 tau = 1 the server makes the clients' equal inner step; the same clients take part in all exchanges of a round; x is projected
 onto X where the problem has a projection.
+Steps set themselves unless they are given (`fedbilevel.algorithms.steps`): lambda and the step of y are 1/L with L
+the clients' mean curvature, a number that each sends, and the server moves x
+by its own rule.
 
 Sources: notes on the paper and its abstract.  We had neither its text nor a program to compare with; that the estimator is the
 right one rests on the checks below.
@@ -30,12 +33,14 @@ shrinks like (1 - lambda mu)^N.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.arguments import Batch, Count, OuterBatch, Positive, bilevel
+from fedbilevel.algorithms import steps
+from fedbilevel.algorithms.arguments import Batch, Count, Optimizer, OuterBatch, Step, bilevel
+from fedbilevel.algorithms.local import Told
 from fedbilevel.algorithms.nested import BROADCAST, Held, Nested, draw_terms, enroll
 from fedbilevel.calculus import Tree, scale, zeros
 from fedbilevel.plan import Algorithm, Phase, Repeat
@@ -44,50 +49,55 @@ from fedbilevel.sampling import LocalData
 
 
 class Server(NamedTuple):
-    """x, y, the mean gradient q, z, and the Q drawn."""
+    """x, y, the mean gradient q, z, the Q drawn, and what steps follow from where they set themselves."""
 
     outer: Tree
     inner: Tree
     direction: Tree
     adjoint: Tree
     factors: jax.Array
+    largest: Any
+    kept: Any
 
 
 class Position(NamedTuple):
     inner: Tree
     adjoint: Tree
+    largest: Any
 
 
 class Reply(NamedTuple):
     """grad_y g, and what becomes z: grad_y f or (I - lambda H) z."""
 
-    gradient: Tree
+    gradient: Told
     adjoint: Tree
 
 
 @bilevel("global")
 def aggitd(
     problem: BilevelProblem,
-    inner_step: Positive = 0.1,
-    outer_step: Positive = 0.1,
-    series_step: Positive = 0.5,
+    inner_step: Step = "auto",
+    outer_step: Step = "auto",
+    series_step: Step = "auto",
     terms: Count = 5,
     local_steps: Count = 1,
     batch_size: Batch = None,
     outer_batch_size: OuterBatch = None,
+    outer_optimizer: Optimizer = None,
 ) -> Algorithm:
     """AggITD.  ``inner_step`` is the step of y, ``outer_step`` alpha, ``series_step`` lambda, ``terms`` N, ``local_steps``
     tau.
 
     Args:
         problem: A `BilevelProblem` with ``lower_level="global"``.
-        inner_step: Step of the inner variable, positive.
-        outer_step: Step of the outer variable, positive.
-        series_step: Step of the Neumann series, below 1/L of the mean inner loss.
+        inner_step: Step of the inner variable, positive.  "auto": it sets itself.
+        outer_step: Step of the outer variable, positive.  "auto": it sets itself.
+        series_step: Step of the Neumann series, below 1/L of the mean inner loss.  "auto": 1/L.
         terms: Terms of the series for the inverse Hessian.  Also the steps of the inner variable in a round.
         local_steps: Steps of a client between two exchanges.
         batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
         outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
+        outer_optimizer: An optax transformation for the outer variable at the server, instead of ``outer_step``.
 
     Returns:
         An `Algorithm`, for `simulate` and `sweep`.
@@ -103,7 +113,11 @@ def aggitd(
         >>> fb.aggitd(problem, terms=5, series_step=0.5).name
         'AggITD'
     """
-    nested = Nested(problem, batch_size, outer_batch_size, inner_step, local_steps)
+    above, below = (
+        steps.Outer(problem, outer_step, 1, outer_optimizer),
+        steps.Shared(problem.inner_loss, (inner_step, series_step)),
+    )
+    nested = Nested(problem, batch_size, outer_batch_size, local_steps, above, below)
 
     def begin(inner: Tree, local: Held, data: LocalData, key: jax.Array) -> tuple[Reply, Held]:
         first, second = jax.random.split(key)
@@ -114,37 +128,42 @@ def aggitd(
     def multiply(message: Position, local: Held, data: LocalData, key: jax.Array) -> tuple[Reply, Held]:
         first, second = jax.random.split(key)
         gradient, local = nested.gradient(message.inner, local, data, first)
-        image, local = nested.factor(series_step, message.adjoint, local, data, second)
+        image, local = nested.factor(below.rates(message.largest)[1], message.adjoint, local, data, second)
         return Reply(gradient, image), local
 
     def share(message: Position, local: Held, data: LocalData, key: jax.Array) -> tuple[Tree, Held]:
         return nested.hypergradient(message.adjoint, local._replace(inner=message.inner), data, key)
 
     def first_term(server: Server, mean: Reply) -> Server:
-        return next_term(server, mean._replace(adjoint=scale(series_step * terms, mean.adjoint)))
+        step = below.rates(mean.gradient.largest)[1]
+        return next_term(server, mean._replace(adjoint=scale(step * terms, mean.adjoint)))
 
     def next_term(server: Server, mean: Reply) -> Server:
         return nested.settle(server, mean.gradient)._replace(adjoint=mean.adjoint)  # type: ignore[no-any-return]
 
     def position(server: Server) -> Position:
-        return Position(server.inner, server.adjoint)
+        return Position(server.inner, server.adjoint, server.largest)
 
     def init(key: jax.Array) -> Server:
         outer, inner = problem.start(key)
-        return Server(outer, inner, nested.no_direction(inner), zeros(inner), jnp.zeros((), jnp.int32))
+        of_steps = below.none_yet(inner), above.start(outer)
+        return Server(outer, inner, nested.no_direction(inner), zeros(inner), jnp.zeros((), jnp.int32), *of_steps)
 
-    anchor, *steps = nested.inner_phases()
-    factors = (Phase("factor", position, multiply, next_term), *steps)
+    anchor, *local = nested.inner_phases()
+    factors = (Phase("factor", position, multiply, next_term), *local)
     return Algorithm(
         init,
-        partial(enroll, problem),
+        partial(enroll, problem, below),
         plan=(
+            *nested.search,
             BROADCAST,
             draw_terms(terms),
-            Repeat((anchor, *steps), terms - 1, lambda server: server.factors),
+            Repeat((anchor, *local), terms - 1, lambda server: server.factors),
             Phase("series", lambda server: server.inner, begin, first_term),
-            *steps,
+            *local,
             Repeat(factors, terms - 1, lambda server: terms - 1 - server.factors),
-            Phase("outer", position, share, partial(nested.descend, outer_step)),
+            Phase("outer", position, share, nested.descend),
         ),
+        check=above.check,
+        remark=lambda server: above.remark(server.kept),
     )

@@ -142,6 +142,13 @@ Start = Annotated[Callable[[jax.Array], Tree] | Tree, Kind(_start, traced=True)]
 """The first model, or a function of the key that makes it."""
 WHOLE = conjugate_gradient(tolerance=1e-4)
 """The hypergradient "auto" on whole sets."""
+
+
+def automatic(batch_size: int | None) -> Any:
+    """The hypergradient "auto"."""
+    return WHOLE if batch_size is None else neumann("auto", "auto")
+
+
 ANYTHING = Kind(lambda name, value: value)
 
 
@@ -219,8 +226,7 @@ def bilevel(
         if outer_batch in (None, "whole"):
             arguments["outer_batch_size"] = arguments["batch_size"] if outer_batch is None else None
         if arguments.get("hypergradient", ()) is None:
-            whole = arguments["batch_size"] is None
-            arguments["hypergradient"] = WHOLE if whole else neumann("auto", "auto")
+            arguments["hypergradient"] = automatic(arguments["batch_size"])
         if arguments.get("inner_optimizer") is not None and arguments["inner_step"] is not None:
             raise ValueError("Give inner_step or inner_optimizer, not both: an optimizer has a step of its own.")
         return constants(arguments)

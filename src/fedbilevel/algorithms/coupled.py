@@ -18,9 +18,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.local import inner_gradients
-from fedbilevel.calculus import Calls, Loss, Tree, scale, squared_norm, step_along, subtract, zeros
+from fedbilevel.algorithms import steps
+from fedbilevel.algorithms.arguments import automatic
+from fedbilevel.algorithms.local import Local, Told, inner_gradients
+from fedbilevel.algorithms.search import Search
+from fedbilevel.calculus import Calls, Loss, Tree, no_calls, scale, squared_norm, step_along, subtract, zeros
 from fedbilevel.hypergradients import outer_gradients
+from fedbilevel.plan import Item, View
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, Sampler
 
@@ -47,6 +51,71 @@ def first_point(problem: BilevelProblem, key: jax.Array) -> Point:
     """The problem's own start, and u = 0."""
     outer, inner = problem.start(key)
     return Point(outer, inner, zeros(inner))
+
+
+class Server(NamedTuple):
+    """x, y and u, what their steps follow from where they set themselves (the clients' mean curvature, the way of x), and
+    rounds so far."""
+
+    point: Point
+    largest: Any
+    kept: Any
+    round: jax.Array
+
+
+class Arrived(NamedTuple):
+    """Where a client arrived, and its curvature where steps follow from it."""
+
+    outer: Tree
+    inner: Tree
+    adjoint: Tree
+    largest: Any
+
+
+class Summed(NamedTuple):
+    """The reply where the server moves x: the sum of a client's directions for x, where its y and u arrived, its curvature."""
+
+    total: Tree
+    inner: Tree
+    adjoint: Tree
+    largest: Any
+
+
+class Meeting(NamedTuple):
+    """A server and clients that share x, y and u."""
+
+    problem: BilevelProblem
+    above: steps.Outer
+    below: steps.Shared
+    sizes: tuple[int | None, int | None]
+
+    @property
+    def search(self) -> tuple[Item, ...]:
+        """What plans begin with."""
+        return Search(self.problem, self.above, automatic(self.sizes[0]), self.sizes).plan()
+
+    def init(self, key: jax.Array) -> Server:
+        point = first_point(self.problem, key)
+        return Server(point, self.below.none_yet(point.inner), self.above.start(point.outer), jnp.zeros((), jnp.int32))
+
+    def enroll(self, key: jax.Array) -> Local:
+        _, inner = self.problem.start(key)
+        return Local(no_calls(), self.below.start(inner, key))
+
+    def told(self, server: Server) -> Told:
+        return Told(server.point, self.below.slowed(server.largest, server.round, self.above.local_steps))
+
+    def outer(self, server: Any) -> Tree:
+        return server.point.outer
+
+    def view(self, server: Any, local: Any) -> View:
+        return View(inner=server.point.inner, calls=local.calls)
+
+    def check(self, data: Any) -> None:
+        self.above.check(data)
+
+    def remark(self, server: Any) -> str | None:
+        return self.above.remark(server.kept)
 
 
 def into_set(problem: BilevelProblem, point: Point) -> Point:

@@ -12,7 +12,8 @@ then x is averaged over the clients; y never leaves its client.  Up per round an
 Differences from the paper: every round has exactly I local steps (the printed rule ``t + 1 mod I = 0`` makes the first one
 shorter); the outer variable is projected onto X after each update where the problem has a projection.  Steps set themselves
 unless they are given, or follow an optimizer (`fedbilevel.algorithms.steps`): clients then reply the sum of their nu_t, which
-is as long as x, and where eta is not given x stands still within a round.
+is as long as x, and where eta is not given x stands still within a round.  Before the first one clients search for the scale
+of x, an exchange of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import jax
 
 from fedbilevel.algorithms import steps
 from fedbilevel.algorithms.arguments import Batch, Count, Estimator, Optimizer, OuterBatch, Step, bilevel
-from fedbilevel.algorithms.local import Reply, inner_gradients, phase
+from fedbilevel.algorithms.local import Reply, Sum, inner_gradients, phase
+from fedbilevel.algorithms.search import Search
 from fedbilevel.calculus import Calls, Tree, add, no_calls, step_along, zeros
 from fedbilevel.plan import Algorithm, LocalStep
 from fedbilevel.problem import BilevelProblem
@@ -35,12 +37,6 @@ class Server(NamedTuple):
 
     outer: Tree
     kept: Any
-
-
-class Sum(NamedTuple):
-    """Of a client's hypergradients: the reply where the server moves x."""
-
-    total: Tree
 
 
 class Local(NamedTuple):
@@ -102,19 +98,21 @@ def fedbio(
         >>> bool(abs(result.outer - quadratic.minimiser()).max() < 0.01)
         True
     """
-    sampler = Sampler(batch_size, outer_batch_size, hypergradient.train_batches, hypergradient.val_batches)
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
-    below = steps.Inner(problem, hypergradient, inner_step, inner_optimizer)
+    below = steps.settling(problem, hypergradient, inner_step, inner_optimizer, batch_size)
+    sampler = Sampler(batch_size, outer_batch_size, below.train_batches, hypergradient.val_batches)
+    search = Search(problem, above, hypergradient, (batch_size, outer_batch_size))
 
     def step(walk: Walk, batches: Batches) -> tuple[Walk, LocalStep]:
         outer, total, (inner, calls, kept) = walk
+        kept, looked = below.look((outer, inner), batches, kept)
+        inner, settling = below.settled(outer, inner, batches, kept)
         points = ((outer, inner),)
         (inner_momentum,) = inner_gradients(problem, points, batches)
-        kept, looked = below.look(points[0], batches, kept)
         (outer_momentum,), used = below.estimator(kept)(problem, points, batches)
         new_inner, kept = below.moved(inner, inner_momentum, kept)
         new_outer = problem.into_set(step_along(outer, -above.local, outer_momentum))
-        local = Local(new_inner, calls.plus(used).plus(looked).plus(Calls(gradients=1)), kept)
+        local = Local(new_inner, calls.plus(used).plus(looked).plus(settling).plus(Calls(gradients=1)), kept)
         total = add(total, outer_momentum) if above.sums else total
         return Walk(new_outer, total, local), LocalStep(outer, inner, outer_momentum, inner_momentum, new_outer)
 
@@ -131,13 +129,13 @@ def fedbio(
         _, inner = problem.start(key)
         return Local(inner, no_calls(hypergradient), below.start(inner, key))
 
-    def absorb(server: Server, mean: tuple[Tree]) -> Server:
-        return Server(*above.moved(*server, *mean))
+    def absorb(server: Server, mean: Reply | Sum) -> Server:
+        return Server(*above.moved(*server, mean[0]))
 
     return Algorithm(
         init,
         enroll,
-        plan=(phase("local", lambda server: server.outer, loop, absorb),),
+        plan=(*search.plan(), phase("local", lambda server: server.outer, loop, absorb)),
         check=lambda data: steps.check_optimizers(problem, inner_optimizer, outer_optimizer),
         remark=lambda server: above.remark(server.kept),
     )

@@ -16,7 +16,10 @@ between averagings, and the method stalls at a distance that shrinks with the st
 
 Differences from the paper: one validation minibatch for both gradients of f, and one training minibatch for both second
 derivatives (all estimates stay unbiased, u being older than the rows); r is infinite unless given; x is projected onto X
-where the problem has a projection; exactly I local steps in every round.
+where the problem has a projection; exactly I local steps in every round.  Steps set themselves unless they are given
+(`fedbilevel.algorithms.steps`): y and u move by 1/L with L the clients' mean curvature, a number that each sends, and later on
+by 1/(I L), since with 1/L the drift would not stay small; x stands still within a round, the sum of nu goes up in place of it,
+and the server moves x.
 
 Sources: notes on the paper's algorithm box and the abstracts of its versions; we had neither its text nor a program.
 
@@ -26,15 +29,13 @@ with I = 20, and with I = 2 that it shrinks with the steps.
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 
-from fedbilevel.algorithms import coupled
-from fedbilevel.algorithms.arguments import Batch, Count, MaybePositive, OuterBatch, Positive, bilevel
-from fedbilevel.algorithms.coupled import Point
-from fedbilevel.algorithms.local import Local, enroll
-from fedbilevel.calculus import counted
+from fedbilevel.algorithms import coupled, steps
+from fedbilevel.algorithms.arguments import Batch, Count, MaybePositive, Optimizer, OuterBatch, Step, bilevel
+from fedbilevel.algorithms.coupled import Arrived, Meeting, Point, Server, Summed
+from fedbilevel.algorithms.local import Local, Told
+from fedbilevel.calculus import Tree, add, counted, zeros
 from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData
@@ -43,13 +44,14 @@ from fedbilevel.sampling import Batches, LocalData
 @bilevel("global")
 def fedbio_global(
     problem: BilevelProblem,
-    inner_step: Positive = 0.1,
-    outer_step: Positive = 0.1,
-    adjoint_step: Positive = 0.1,
+    inner_step: Step = "auto",
+    outer_step: Step = "auto",
+    adjoint_step: Step = "auto",
     local_steps: Count = 5,
     batch_size: Batch = None,
     outer_batch_size: OuterBatch = None,
     radius: MaybePositive = None,
+    outer_optimizer: Optimizer = None,
 ) -> Algorithm:
     """FedBiO for a global lower level.  ``inner_step`` is gamma, ``outer_step`` eta, ``adjoint_step`` tau, ``radius`` r.
 
@@ -62,6 +64,7 @@ def fedbio_global(
         batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
         outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
         radius: u is kept within a ball of this radius.  None: no bound.
+        outer_optimizer: An optax transformation for the outer variable at the server, instead of ``outer_step``.
 
     Returns:
         An `Algorithm`, for `simulate` and `sweep`.
@@ -80,17 +83,33 @@ def fedbio_global(
         True
     """
     sampler = coupled.sampler(batch_size, outer_batch_size)
+    above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
+    below = steps.Shared(problem.inner_loss, (inner_step, adjoint_step))
+    meeting = Meeting(problem, above, below, (batch_size, outer_batch_size))
 
-    def step(point: Point, batches: Batches) -> tuple[Point, None]:
-        (along,) = coupled.directions(problem, (point,), batches)
-        return coupled.descend(problem, point, along, (outer_step, inner_step, adjoint_step), radius), None
+    def work(message: Told, local: Local, data: LocalData, key: jax.Array) -> tuple[Arrived | Summed, Local]:
+        local = below.look(message.value[:2], sampler.once(data, key), local)
+        rates = (above.local, *below.rates(below.known(message.largest, local)))
 
-    def work(message: Point, local: Local, data: LocalData, key: jax.Array) -> tuple[Point, Local]:
-        point, _ = sampler.walk(step, message, data, key, local_steps)
-        return point, counted(local, coupled.direction_calls(local_steps))
+        def step(held: tuple[Point, Tree], batches: Batches) -> tuple[tuple[Point, Tree], None]:
+            point, total = held
+            (along,) = coupled.directions(problem, (point,), batches)
+            return (coupled.descend(problem, point, along, rates, radius), add(total, along.outer)), None
+
+        (point, total), _ = sampler.walk(step, (message.value, zeros(message.value.outer)), data, key, local_steps)
+        reply, largest = (Summed, total) if above.sums else (Arrived, point.outer), below.sent(local)
+        return reply[0](reply[1], *point[1:], largest), counted(local, coupled.direction_calls(local_steps))
+
+    def absorb(server: Server, mean: Arrived | Summed) -> Server:
+        outer, kept = above.moved(server.point.outer, server.kept, mean[0])
+        return Server(Point(outer, mean.inner, mean.adjoint), mean.largest, kept, server.round + 1)
 
     return Algorithm(
-        partial(coupled.first_point, problem),
-        enroll,
-        plan=(Phase("local", lambda server: server, work, lambda server, mean: coupled.into_set(problem, mean)),),
+        meeting.init,
+        meeting.enroll,
+        plan=(*meeting.search, Phase("local", meeting.told, work, absorb)),
+        outer=meeting.outer,
+        view=meeting.view,
+        check=meeting.check,
+        remark=meeting.remark,
     )

@@ -16,6 +16,21 @@ At t = 1 both momenta are the plain estimates.  After I steps nu_t is averaged t
 
 Up per round and client: two outer-sized vectors, either way; down: two and the step number.
 
+``send="outer"``: x_{t+1} alone goes up, and its mean and the step number down, as much as in FedBiO.  Each client keeps its
+nu and its x_t, and corrects nu at the next round by what averaging did to its iterate, with the sum over the steps of the
+round:
+
+    nu_m <- nu_m + (x_m - mean_i x_i) / (eta sum_t alpha_t)
+
+x_m - mean x is -eta sum_t alpha_t (nu_m,t - mean nu_t), so that nu_m loses the average deviation of its round.  The mean of
+the nu is kept exactly; of the deviations there remains by how much the last one differs from the average one of the round,
+which is zero where nu does not change within a round.  This is the dual update of consensus methods (ProxSkip, Scaffnew):
+the correction is the multiplier of the constraint x_m = mean x.  The paper's proof takes the momenta to be equal after a
+round; here it would need one term more, the deviations that remain, of the size of the changes of nu within a round, which
+its lemmas bound already.  With projections inside the set the formula is the same; where the projection binds, nu is
+corrected by less.  A client that missed a round does not know the mean of its own last one, and starts nu from a plain
+estimate.
+
 Differences from the paper: exactly I local steps in every round; two vectors up instead of the printed three; the factors
 1 - c alpha^2 are kept within [0, 1]; where the problem has a projection, updates are projected.  A client that joins late
 starts its inner momentum from its first plain estimate; one that missed a round compares nu, the server's, with the point it
@@ -24,7 +39,8 @@ receives, and omega, its own, with the point where it was estimated.
 Steps set themselves unless they are given, or follow optimizers (`fedbilevel.algorithms.steps`).  gamma or eta then takes the
 place of gamma alpha_t or eta alpha_t, and alpha_t says how much the momenta forget, with the constants of `TUNED` unless others
 are given.  Where eta is not a number the server moves x along the averaged nu, x stands still within a round, and nu alone
-goes up; where the server goes back to the start, nu starts anew.
+goes up; where the server goes back to the start, nu starts anew.  With ``send="outer"`` nu does not come down either: clients
+find the averaged one from how far x moved, and the length of the server's step comes with x.
 """
 
 from __future__ import annotations
@@ -37,21 +53,35 @@ import jax.numpy as jnp
 from fedbilevel.algorithms import steps
 from fedbilevel.algorithms.arguments import Batch, Count, Estimator, Optimizer, OuterBatch, Step, bilevel, one_of
 from fedbilevel.algorithms.local import corrected, cube_root_rate, inner_gradients, phase, share_kept
-from fedbilevel.calculus import Calls, Tree, dtype_of, no_calls, scale, select, step_along, zeros
+from fedbilevel.algorithms.search import Search
+from fedbilevel.calculus import (
+    Calls,
+    Tree,
+    add,
+    dtype_of,
+    no_calls,
+    scale,
+    select,
+    squared_norm,
+    step_along,
+    subtract,
+    zeros,
+)
 from fedbilevel.plan import Algorithm, LocalStep, View
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData, Sampler
 
 
 class Server(NamedTuple):
-    """The current outer variable, the averaged previous one, the averaged momentum, the steps done, and what outer steps
-    follow from where they are not numbers."""
+    """The current outer variable, the averaged previous one, the averaged momentum (None where clients keep theirs), the steps
+    done, what outer steps follow from where they are not numbers, and the last of these where it is sent."""
 
     outer: Tree
     previous: Tree
     momentum: Tree
     step: jax.Array
     kept: Any
+    rate: Any
 
 
 class Message(NamedTuple):
@@ -60,6 +90,7 @@ class Message(NamedTuple):
     anchor: Tree
     momentum: Tree
     step: jax.Array
+    rate: Any
 
 
 class Reply(NamedTuple):
@@ -84,6 +115,8 @@ class Local(NamedTuple):
     step: jax.Array
     calls: Calls
     kept: Any
+    own: Any
+    """(nu, x_{t+1}) where only the latter goes up."""
 
 
 class Walk(NamedTuple):
@@ -99,6 +132,7 @@ class Walk(NamedTuple):
     inner_momentum: Tree
     step: jax.Array
     started: jax.Array
+    known: jax.Array
     calls: Calls
     kept: Any
 
@@ -111,6 +145,10 @@ PAPER = {"delta": 0.1, "u": 1.0, "sigma": 1.0, "c_inner": 1.0, "c_outer": 1.0}
 
 def _constants(arguments: dict[str, Any]) -> dict[str, Any]:
     """Those that are not given: the paper's with steps that are numbers, else those of `TUNED`."""
+    if arguments["send"] == "outer" and arguments["outer_optimizer"] is not None:
+        raise ValueError(
+            'Give send="outer" or outer_optimizer, not both: clients cannot tell nu from how an optimizer moved x.'
+        )
     numbers = arguments["inner_step"] is not None and arguments["outer_step"] is not None
     own = {name: (PAPER if numbers else TUNED)[name] for name in PAPER if arguments[name] is None}
     return {**arguments, **own}
@@ -133,6 +171,7 @@ def fedbioacc(
     previous: Annotated[str, one_of("paper", "local")] = "paper",
     inner_optimizer: Optimizer = None,
     outer_optimizer: Optimizer = None,
+    send: Annotated[str, one_of("both", "outer")] = "both",
 ) -> Algorithm:
     """FedBiOAcc (Alg. 3).  ``inner_step`` is gamma, ``outer_step`` eta, ``c_inner`` c_omega, ``c_outer`` c_nu.
 
@@ -158,6 +197,7 @@ def fedbioacc(
             the same cost.
         inner_optimizer: An optax transformation for the inner variable, instead of ``inner_step``.
         outer_optimizer: An optax transformation for the outer variable at the server, instead of ``outer_step``.
+        send: "both" sends x and its momentum; "outer" sends x alone, and clients correct their own momenta.
 
     Returns:
         An `Algorithm`, for `simulate` and `sweep`.
@@ -173,10 +213,12 @@ def fedbioacc(
         >>> fb.fedbioacc(problem, previous="local").name
         'FedBiOAcc'
     """
-    sampler = Sampler(batch_size, outer_batch_size, hypergradient.train_batches, hypergradient.val_batches)
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
-    below = steps.Inner(problem, hypergradient, inner_step, inner_optimizer)
-    paper = previous == "paper" and not above.sums
+    below = steps.settling(problem, hypergradient, inner_step, inner_optimizer, batch_size)
+    sampler = Sampler(batch_size, outer_batch_size, below.train_batches, hypergradient.val_batches)
+    search = Search(problem, above, hypergradient, (batch_size, outer_batch_size))
+    alone = send == "outer"
+    paper = previous == "paper" and not above.sums and not alone
 
     def alpha(step: jax.Array, variable: Tree) -> jax.Array:
         """alpha_t, in the dtype of the variable it scales."""
@@ -191,72 +233,97 @@ def fedbioacc(
         return outer if outer_step is None else problem.into_set(along(outer, momentum, outer_step, step))
 
     def step(walk: Walk, batches: Batches) -> tuple[Walk, LocalStep]:
-        points = ((walk.outer, walk.inner), (walk.previous_outer, walk.previous_inner))
-        kept, looked = below.look(points[0], batches, walk.kept)
+        kept, looked = below.look((walk.outer, walk.inner), batches, walk.kept)
+        inner, settling = below.settled(walk.outer, walk.inner, batches, kept)
+        points = ((walk.outer, inner), (walk.previous_outer, walk.previous_inner))
         time, before = walk.step + 1, alpha(walk.step, walk.outer)
         inner_kept = jnp.where(walk.started, share_kept(c_inner, before), 0)
-        outer_kept = jnp.where(walk.step > 0, share_kept(c_outer, before), 0)
+        outer_kept = jnp.where(walk.known, share_kept(c_outer, before), 0)
         now, then = inner_gradients(problem, (points[0], (walk.own_outer, points[1][1])), batches)
         inner_momentum = corrected(now, then, walk.inner_momentum, inner_kept)
         (now, then), used = below.estimator(kept)(problem, points, batches)
         outer_momentum = corrected(now, then, walk.outer_momentum, outer_kept)
         outer = descend(walk.outer, outer_momentum, time)
         if inner_step is None:
-            inner, kept = below.moved(walk.inner, inner_momentum, kept)
+            inner, kept = below.moved(inner, inner_momentum, kept)
         else:
-            inner = along(walk.inner, inner_momentum, inner_step, time)
-        calls, momenta = walk.calls.plus(used).plus(looked).plus(Calls(gradients=2)), (outer_momentum, inner_momentum)
-        state = Walk(outer, inner, *points[0], walk.outer, *momenta, time, jnp.array(True), calls, kept)
+            inner = along(inner, inner_momentum, inner_step, time)
+        calls, momenta = (
+            walk.calls.plus(used).plus(looked).plus(settling).plus(Calls(gradients=2)),
+            (outer_momentum, inner_momentum),
+        )
+        state = Walk(outer, inner, *points[0], walk.outer, *momenta, time, *[jnp.array(True)] * 2, calls, kept)
         return state, LocalStep(*points[0], outer_momentum, inner_momentum, outer)
 
     def loop(
         message: Message, local: Local, data: LocalData, key: jax.Array
     ) -> tuple[Reply | Momentum, Local, LocalStep]:
-        anchor, momentum, done = message
-        was_here, own_outer = local.step == done, local.previous_outer
+        anchor, momentum, done, rate = message
+        was_here, own_outer, known = local.step == done, local.previous_outer, done > 0
+        if alone:
+            momentum, known = averaged(anchor, local.own, done, rate), known & was_here
         if paper:
             own_outer = select(was_here, anchor, own_outer)
             points = descend(anchor, momentum, done), local.inner, anchor, local.previous_inner
         else:
             points = anchor, local.inner, select(was_here, own_outer, anchor), local.previous_inner
-        start = Walk(*points, own_outer, momentum, local.momentum, done, local.step > 0, local.calls, local.kept)
+        start = Walk(*points, own_outer, momentum, local.momentum, done, local.step > 0, known, local.calls, local.kept)
         walk, taken = sampler.walk(step, start, data, key, local_steps)
         arrived = Reply(walk.previous_outer if paper else walk.outer, walk.outer_momentum)
-        reply = Momentum(walk.outer_momentum) if above.sums else arrived
+        reply = Momentum(walk.outer_momentum) if above.sums else arrived._replace(momentum=None) if alone else arrived
         last = walk.previous_outer, walk.previous_inner, walk.inner_momentum
-        return reply, Local(walk.inner, *last, walk.step, walk.calls, walk.kept), taken
+        own = (walk.outer_momentum, walk.outer) if alone else None
+        return reply, Local(walk.inner, *last, walk.step, walk.calls, walk.kept, own), taken
+
+    def averaged(anchor: Tree, own: tuple[Tree, Tree], done: jax.Array, rate: Any) -> Tree:
+        """A client's nu after a round in which it took part, from the x it is sent: exact where the server moved x."""
+        momentum, arrived = own
+        if above.sums:
+            return scale(1 / jnp.maximum(rate, steps.TINY), subtract(arrived, anchor))
+        rates = alpha(done - jnp.arange(local_steps, dtype=done.dtype), anchor)
+        walked = jnp.asarray(outer_step, rates.dtype) * jnp.sum(rates)
+        return add(momentum, scale(1 / walked, subtract(arrived, anchor)))
 
     def absorb(server: Server, mean: Any) -> Server:
         done = server.step + local_steps
         if above.sums:
             outer, kept = above.moved(server.outer, server.kept, scale(local_steps, mean.momentum))
-            back = steps.began_anew(kept)
-            return Server(outer, server.previous, mean.momentum, jnp.where(back, 0, done), kept)
+            back, rate = steps.began_anew(kept), None
+            if alone:
+                square = squared_norm(subtract(server.outer, outer)) / jnp.maximum(
+                    squared_norm(mean.momentum), steps.TINY
+                )
+                rate = jnp.sqrt(square)
+            momentum = None if alone else mean.momentum
+            return Server(outer, server.previous, momentum, jnp.where(back, 0, done), kept, rate)
         outer = descend(mean.outer, mean.momentum, done) if paper else problem.into_set(mean.outer)
-        return Server(outer, mean.outer if paper else server.previous, mean.momentum, done, server.kept)
+        return Server(outer, mean.outer if paper else server.previous, mean.momentum, done, server.kept, None)
 
     def init(key: jax.Array) -> Server:
         outer, _ = problem.start(key)
-        return Server(outer, outer, zeros(outer), jnp.zeros((), jnp.int32), above.start(outer))
+        rate = jnp.zeros((), dtype_of(outer)) if alone and above.sums else None
+        momentum = None if alone else zeros(outer)
+        return Server(outer, outer, momentum, jnp.zeros((), jnp.int32), above.start(outer), rate)
 
     def enroll(key: jax.Array) -> Local:
         outer, inner = problem.start(key)
         first = zeros(inner), jnp.zeros((), jnp.int32), no_calls(hypergradient), below.start(inner, key)
-        return Local(inner, outer, inner, *first)
+        return Local(inner, outer, inner, *first, (zeros(outer), outer) if alone else None)
 
     def send(server: Server) -> Message:
-        return Message(server.previous if paper else server.outer, server.momentum, server.step)
+        return Message(server.previous if paper else server.outer, server.momentum, server.step, server.rate)
 
     def view(server: Server, local: Local) -> View:
         nu_at = omega_at = local.previous_outer
         if paper:
             nu_at, omega_at = server.previous, select(local.step == server.step, server.previous, omega_at)
-        return View(local.inner, server.momentum, local.momentum, nu_at, local.previous_inner, local.calls, omega_at)
+        momentum = local.own[0] if alone else server.momentum
+        return View(local.inner, momentum, local.momentum, nu_at, local.previous_inner, local.calls, omega_at)
 
     return Algorithm(
         init,
         enroll,
-        plan=(phase("local", send, loop, absorb),),
+        plan=(*search.plan(), phase("local", send, loop, absorb)),
         view=view,
         check=lambda data: steps.check_optimizers(problem, inner_optimizer, outer_optimizer),
         remark=lambda server: above.remark(server.kept),

@@ -16,7 +16,10 @@ Averaging the momenta is what removes client drift: a client's own momentum keep
 (docs/algorithms.md has the measurement).  ``average_momenta=False`` is that variant, for comparison: three vectors each way.
 
 Differences from the paper: those of `fedbio_global`; the factors 1 - c alpha^2 are kept within [0, 1]; a client that missed
-a round compares with the point it receives, since its own no longer belongs to the averaged momenta.
+a round compares with the point it receives, since its own no longer belongs to the averaged momenta.  Steps set themselves
+unless they are given (`fedbilevel.algorithms.steps`): y and u move by 1/L with L the clients' mean curvature, a number that
+each sends, x stands still within a round, and the server moves it along the averaged momentum; x itself then does not go
+up.
 
 Sources: as for `fedbio_global`.  That the momenta are averaged too stands in the notes, and was measured both ways.
 
@@ -31,31 +34,55 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms import coupled
-from fedbilevel.algorithms.arguments import Batch, Count, Flag, MaybePositive, OuterBatch, Positive, bilevel
-from fedbilevel.algorithms.coupled import Point
+from fedbilevel.algorithms import coupled, steps
+from fedbilevel.algorithms.arguments import (
+    Batch,
+    Count,
+    Flag,
+    MaybePositive,
+    Optimizer,
+    OuterBatch,
+    Positive,
+    Step,
+    bilevel,
+)
+from fedbilevel.algorithms.coupled import Meeting, Point
 from fedbilevel.algorithms.local import corrected, cube_root_rate, share_kept
-from fedbilevel.calculus import Calls, Tree, dtype_of, no_calls, select, zeros
-from fedbilevel.plan import Algorithm, Phase, View
+from fedbilevel.calculus import Calls, Tree, counted, dtype_of, select, zeros
+from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData
 
 
-class Server(NamedTuple):
-    """z_{t+1}, the averaged momenta (None where clients keep theirs), and the steps t done."""
+class Message(NamedTuple):
+    """z_{t+1}, the averaged momenta (None where clients keep theirs), the steps t done, and the mean curvature where steps
+    follow from it."""
 
     point: Point
     momenta: Point | None
     step: jax.Array
+    largest: Any
+
+
+class Server(NamedTuple):
+    """What it sends, and what outer steps follow from where they set themselves."""
+
+    point: Point
+    momenta: Point | None
+    step: jax.Array
+    largest: Any
+    kept: Any
 
 
 class Local(NamedTuple):
-    """What stays on a client: z_t, its momenta where they are not averaged, the step it last finished, its calls."""
+    """What stays on a client: z_t, its momenta where they are not averaged, the step it last finished, its calls, and its
+    curvature where steps follow from it."""
 
     previous: Point
     momenta: Point | None
     step: jax.Array
     calls: Calls
+    curvature: Any
 
 
 class Reply(NamedTuple):
@@ -63,14 +90,24 @@ class Reply(NamedTuple):
     inner: Tree
     adjoint: Tree
     momenta: Point | None
+    largest: Any
+
+
+class Unmoved(NamedTuple):
+    """The reply where the server moves x: of momenta that are not averaged, the one of x."""
+
+    inner: Tree
+    adjoint: Tree
+    momenta: Point
+    largest: Any
 
 
 @bilevel("global")
 def fedbioacc_global(
     problem: BilevelProblem,
-    inner_step: Positive = 1.0,
-    outer_step: Positive = 1.0,
-    adjoint_step: Positive = 1.0,
+    inner_step: Step = "auto",
+    outer_step: Step = "auto",
+    adjoint_step: Step = "auto",
     local_steps: Count = 5,
     batch_size: Batch = None,
     outer_batch_size: OuterBatch = None,
@@ -82,6 +119,7 @@ def fedbioacc_global(
     c_adjoint: Positive = 4.0,
     radius: MaybePositive = None,
     average_momenta: Flag = True,
+    outer_optimizer: Optimizer = None,
 ) -> Algorithm:
     """FedBiOAcc for a global lower level.  ``inner_step`` is gamma, ``outer_step`` eta, ``adjoint_step`` tau, ``u`` u_0.
 
@@ -104,6 +142,7 @@ def fedbioacc_global(
         c_adjoint: The same for that of u.
         radius: u is kept within a ball of this radius.  None: no bound.
         average_momenta: False: every client keeps its own momenta, for comparison.
+        outer_optimizer: An optax transformation for the outer variable at the server, instead of ``outer_step``.
 
     Returns:
         An `Algorithm`, for `simulate` and `sweep`.
@@ -120,45 +159,66 @@ def fedbioacc_global(
         'FedBiOAcc, global'
     """
     sampler, averaged = coupled.sampler(batch_size, outer_batch_size), average_momenta
+    above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
+    below = steps.Shared(problem.inner_loss, (inner_step, adjoint_step))
+    meeting = Meeting(problem, above, below, (batch_size, outer_batch_size))
 
     def alpha(step: jax.Array, point: Point) -> jax.Array:
         return cube_root_rate(delta, u, sigma, step, dtype_of(point.outer))
 
-    def step(held: tuple[Point, Point, Point, Any, Any], batches: Batches) -> tuple[Any, None]:
-        point, previous, momenta, done, started = held
-        now, before = coupled.directions(problem, (point, previous), batches)
-        last, rate = alpha(done, point), alpha(done + 1, point)
-        kept = [jnp.where(started, share_kept(constant, last), 0) for constant in (c_outer, c_inner, c_adjoint)]
-        momenta = Point(*map(corrected, now, before, momenta, kept))
-        rates = Point(*(jnp.asarray(step, rate.dtype) * rate for step in (outer_step, inner_step, adjoint_step)))
-        new = coupled.descend(problem, point, momenta, rates, radius)
-        return (new, point, momenta, done + 1, jnp.ones_like(started)), None
+    def rates(rate: jax.Array, largest: Any) -> list[Any]:
+        """Numbers shrink with alpha_t; steps that set themselves do not."""
+        own = zip((outer_step, inner_step, adjoint_step), (above.local, *below.rates(largest)), strict=True)
+        return [found if step is None else jnp.asarray(step, rate.dtype) * rate for step, found in own]
 
-    def work(message: Server, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
+    def work(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply | Unmoved, Local]:
+        local = below.look(message.point[:2], sampler.once(data, key), local)
+        largest = below.known(message.largest, local)
+
+        def step(held: tuple[Point, Point, Point, Any, Any], batches: Batches) -> tuple[Any, None]:
+            point, previous, momenta, done, started = held
+            now, before = coupled.directions(problem, (point, previous), batches)
+            last, rate = alpha(done, point), alpha(done + 1, point)
+            kept = [jnp.where(started, share_kept(constant, last), 0) for constant in (c_outer, c_inner, c_adjoint)]
+            momenta = Point(*map(corrected, now, before, momenta, kept))
+            new = coupled.descend(problem, point, momenta, tuple(rates(rate, largest)), radius)  # type: ignore[arg-type]
+            return (new, point, momenta, done + 1, jnp.ones_like(started)), None
+
         momenta, done = (message.momenta, message.step) if averaged else (local.momenta, local.step)
         previous = select(local.step == message.step, local.previous, message.point)
         first = (message.point, previous, momenta, message.step, done > 0)
         (point, previous, momenta, done, _), _ = sampler.walk(step, first, data, key, local_steps)
-        calls = local.calls.plus(coupled.direction_calls(2 * local_steps))
+        local = counted(local, coupled.direction_calls(2 * local_steps))
         sent, kept = (momenta, None) if averaged else (None, momenta)
-        return Reply(point.outer, point.inner, point.adjoint, sent), Local(previous, kept, done, calls)
+        reply: Reply | Unmoved = Reply(*point, sent, below.sent(local))
+        if above.sums:
+            reply = Unmoved(*point[1:], sent or Point(momenta.outer, None, None), below.sent(local))
+        return reply, local._replace(previous=previous, momenta=kept, step=done)
 
-    def absorb(server: Server, mean: Reply) -> Server:
-        point = coupled.into_set(problem, Point(mean.outer, mean.inner, mean.adjoint))
-        return Server(point, mean.momenta, server.step + local_steps)
+    def absorb(server: Server, mean: Any) -> Server:
+        kept, done = server.kept, server.step + local_steps
+        if above.sums:
+            outer, kept = above.along(server.point.outer, kept, mean.momenta.outer)
+            done = jnp.where(steps.began_anew(kept), 0, done)
+        else:
+            outer = problem.into_set(mean.outer)
+        point = Point(outer, mean.inner, mean.adjoint)
+        return Server(point, mean.momenta if averaged else None, done, mean.largest, kept)
 
     def init(key: jax.Array) -> Server:
-        point = coupled.first_point(problem, key)
-        return Server(point, zeros(point) if averaged else None, jnp.zeros((), jnp.int32))
+        point, largest, kept, _ = meeting.init(key)
+        return Server(point, zeros(point) if averaged else None, jnp.zeros((), jnp.int32), largest, kept)
 
     def enroll(key: jax.Array) -> Local:
-        point = coupled.first_point(problem, key)
-        return Local(point, None if averaged else zeros(point), jnp.zeros((), jnp.int32), no_calls())
+        point, (calls, curvature) = coupled.first_point(problem, key), meeting.enroll(key)
+        return Local(point, None if averaged else zeros(point), jnp.zeros((), jnp.int32), calls, curvature)
 
     return Algorithm(
         init,
         enroll,
-        plan=(Phase("local", lambda server: server, work, absorb),),
-        outer=lambda server: server.point.outer,
-        view=lambda server, local: View(inner=server.point.inner, calls=local.calls),
+        plan=(*meeting.search, Phase("local", lambda server: Message(*server[:4]), work, absorb)),
+        outer=meeting.outer,
+        view=meeting.view,
+        check=meeting.check,
+        remark=meeting.remark,
     )

@@ -22,6 +22,9 @@ Differences from the paper: its clients are drawn anew for every step of a chain
 cohort (the same law for one chain; two chains are never at the same client at once); with unequal weights w_i (M of them)
 client i's gradient and Hessian count M w_i times, which keeps the expectation (s must then suit the largest M w_i d2g_i/dy2);
 x is projected onto X where the problem has a projection; with tau = 1 the server makes the clients' equal inner step.
+Steps set themselves unless they are given (`fedbilevel.algorithms.steps`): beta and s are 1/L with L
+the clients' mean curvature, a number that each sends, and the server moves x by its own
+rule.  s then suits the mean Hessian; a client that curves far more than the mean can make a chain grow.
 
 Sources: notes on the paper and its abstract; we had neither its text nor a program to compare with.
 
@@ -31,13 +34,14 @@ that on heterogeneous quadratics it ends near the known root of the truncated se
 
 from __future__ import annotations
 
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.arguments import Batch, Count, OuterBatch, Positive, bilevel
+from fedbilevel.algorithms import steps
+from fedbilevel.algorithms.arguments import Batch, Count, Optimizer, OuterBatch, Step, bilevel
+from fedbilevel.algorithms.local import Told
 from fedbilevel.algorithms.nested import BROADCAST, Nested, draw_terms
 from fedbilevel.calculus import Calls, Tree, dtype_of, no_calls, scale, zeros
 from fedbilevel.plan import Algorithm, Phase, Relay, Repeat
@@ -46,22 +50,27 @@ from fedbilevel.sampling import LocalData
 
 
 class Server(NamedTuple):
-    """x, y, the mean gradient q, and the N' drawn."""
+    """x, y, the mean gradient q, the N' drawn, and what steps follow from where they set themselves."""
 
     outer: Tree
     inner: Tree
     direction: Tree
     factors: jax.Array
+    largest: Any
+    kept: Any
 
 
 class Local(NamedTuple):
-    """What a client keeps within a round: x, y, the vector it was handed, and M w_i; and how much it computed."""
+    """What a client keeps within a round: x, y, the vector it was handed, M w_i and s; how much it computed; and its curvature
+    where steps follow from it."""
 
     outer: Tree
     inner: Tree
     vector: Tree
     weight: jax.Array
+    step: jax.Array
     calls: Calls
+    curvature: Any
 
 
 class Reply(NamedTuple):
@@ -74,28 +83,30 @@ class Reply(NamedTuple):
 @bilevel("global")
 def fedmbo(
     problem: BilevelProblem,
-    inner_step: Positive = 0.1,
-    outer_step: Positive = 0.1,
-    series_step: Positive = 0.5,
+    inner_step: Step = "auto",
+    outer_step: Step = "auto",
+    series_step: Step = "auto",
     terms: Count = 5,
     inner_rounds: Count = 1,
     local_steps: Count = 5,
     batch_size: Batch = None,
     outer_batch_size: OuterBatch = None,
+    outer_optimizer: Optimizer = None,
 ) -> Algorithm:
     """FedMBO.  ``inner_step`` is beta, ``outer_step`` alpha, ``series_step`` s, ``terms`` N, ``inner_rounds`` T,
     ``local_steps`` tau (of y).
 
     Args:
         problem: A `BilevelProblem` with ``lower_level="global"``.
-        inner_step: Step of the inner variable, positive.
-        outer_step: Step of the outer variable, positive.
-        series_step: Step of the Neumann series, below 1/L of the mean inner loss.
+        inner_step: Step of the inner variable, positive.  "auto": it sets itself.
+        outer_step: Step of the outer variable, positive.  "auto": it sets itself.
+        series_step: Step of the Neumann series, below 1/L of the mean inner loss.  "auto": 1/L.
         terms: Terms of the series for the inverse Hessian.  Each costs an exchange.
         inner_rounds: Rounds that improve the inner variable before each step of the outer one.
         local_steps: Steps of the inner variable between two exchanges.
         batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
         outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
+        outer_optimizer: An optax transformation for the outer variable at the server, instead of ``outer_step``.
 
     Returns:
         An `Algorithm`, for `simulate` and `sweep`.
@@ -111,21 +122,25 @@ def fedmbo(
         >>> fb.fedmbo(problem, terms=5).name
         'FedMBO'
     """
-    nested = Nested(problem, batch_size, outer_batch_size, inner_step, local_steps)
+    above, below = (
+        steps.Outer(problem, outer_step, 1, outer_optimizer),
+        steps.Shared(problem.inner_loss, (inner_step, series_step)),
+    )
+    nested = Nested(problem, batch_size, outer_batch_size, local_steps, above, below)
 
-    def begin(inner: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
-        vector, local = nested.series_start(inner, local, data, key)
-        return _reply(vector, data), local
+    def begin(message: Told, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
+        vector, local = nested.series_start(message.value, local, data, key)
+        step = below.rates(message.largest)[1]
+        return _reply(scale(step * terms, vector), data), local._replace(step=jnp.asarray(step, local.weight.dtype))
 
     def start(replies: Reply, weights: jax.Array, key: jax.Array) -> tuple[Tree, jax.Array]:
         """The first vector of every chain, and every client's M w_i."""
         shares = (jnp.sum(weights > 0, dtype=weights.dtype) * weights).astype(dtype_of(replies.vector))
-        first = jax.vmap(scale)(shares, scale(series_step * terms, replies.vector))
+        first = jax.vmap(scale)(shares, replies.vector)
         return _handed_on(replies._replace(vector=first), weights, key), shares
 
     def multiply(message: tuple[()], local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
-        step = jnp.asarray(series_step, local.weight.dtype) * local.weight
-        vector, local = nested.factor(step, local.vector, local, data, key)
+        vector, local = nested.factor(local.step * local.weight, local.vector, local, data, key)
         return _reply(vector, data), local
 
     def share(message: tuple[()], local: Local, data: LocalData, key: jax.Array) -> tuple[Tree, Local]:
@@ -133,27 +148,34 @@ def fedmbo(
 
     def enroll(key: jax.Array) -> Local:
         outer, inner = problem.start(key)
-        return Local(outer, inner, zeros(inner), jnp.ones((), dtype_of(inner)), no_calls())
+        one = jnp.ones((), dtype_of(inner))
+        return Local(outer, inner, zeros(inner), one, one, no_calls(), below.start(inner, key))
 
     def init(key: jax.Array) -> Server:
         outer, inner = problem.start(key)
-        return Server(outer, inner, nested.no_direction(inner), jnp.zeros((), jnp.int32))
+        of_steps = below.none_yet(inner), above.start(outer)
+        return Server(outer, inner, nested.no_direction(inner), jnp.zeros((), jnp.int32), *of_steps)
 
     received = Relay(start, lambda local, parcel: local._replace(vector=parcel[0], weight=parcel[1]))
     handed_on = Relay(_handed_on, lambda local, parcel: local._replace(vector=parcel))
-    series = Phase("series", lambda server: server.inner, begin, _unchanged, _nothing, relay=received)
+    series = Phase(
+        "series", lambda server: Told(server.inner, server.largest), begin, _unchanged, _nothing, relay=received
+    )
     factors = Phase("factor", lambda server: (), multiply, _unchanged, _nothing, relay=handed_on)
     return Algorithm(
         init,
         enroll,
         plan=(
+            *nested.search,
             BROADCAST,
             Repeat(nested.inner_phases(), inner_rounds),
             draw_terms(terms),
             series,
             Repeat((factors,), terms - 1, lambda server: server.factors),
-            Phase("hypergradient", lambda server: (), share, partial(nested.descend, outer_step)),
+            Phase("hypergradient", lambda server: (), share, nested.descend),
         ),
+        check=above.check,
+        remark=lambda server: above.remark(server.kept),
     )
 
 

@@ -36,9 +36,10 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.algorithms import coupled, steps
-from fedbilevel.algorithms.arguments import Batch, Count, OuterBatch, Share, Step, bilevel
-from fedbilevel.algorithms.coupled import Point
-from fedbilevel.calculus import Calls, Tree, add, counted, dtype_of, no_calls, scale, select, subtract, zeros
+from fedbilevel.algorithms.arguments import Batch, Count, Optimizer, OuterBatch, Share, Step, bilevel
+from fedbilevel.algorithms.coupled import Point, Summed
+from fedbilevel.algorithms.local import Told
+from fedbilevel.calculus import Calls, Tree, add, counted, no_calls, scale, select, subtract, zeros
 from fedbilevel.plan import Algorithm, Phase, View
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData
@@ -57,28 +58,6 @@ class Server(NamedTuple):
 class Message(NamedTuple):
     point: Point
     round: jax.Array
-
-
-class Estimate(NamedTuple):
-    """A client's share of h, and its curvature where steps follow from it."""
-
-    share: Point
-    largest: Any
-
-
-class Directions(NamedTuple):
-    """h, and the mean curvature where steps follow from it."""
-
-    momenta: Point
-    largest: Any
-
-
-class Arrived(NamedTuple):
-    """The reply where the server moves x: the sum of a client's h_k for x, and its y and u."""
-
-    total: Tree
-    inner: Tree
-    adjoint: Tree
 
 
 class Local(NamedTuple):
@@ -101,6 +80,7 @@ def fedmsa(
     batch_size: Batch = None,
     outer_batch_size: OuterBatch = None,
     rho: Share = 0.5,
+    outer_optimizer: Optimizer = None,
 ) -> Algorithm:
     """FedMSA.  ``local_steps`` is tau, ``rho`` in (0, 1] what the momenta forget in a round; steps as in `fedbio_global`, or
     set by themselves.
@@ -115,6 +95,7 @@ def fedmsa(
         batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
         outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
         rho: What the common momentum forgets in a round, in (0, 1].
+        outer_optimizer: An optax transformation for the outer variable at the server, instead of ``outer_step``.
 
     Returns:
         An `Algorithm`, for `simulate` and `sweep`.
@@ -131,11 +112,12 @@ def fedmsa(
         'FedMSA'
     """
     sampler = coupled.sampler(batch_size, outer_batch_size)
-    above, measures = steps.Outer(problem, outer_step, local_steps), inner_step is None or adjoint_step is None
+    above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
+    below = steps.Shared(problem.inner_loss, (inner_step, adjoint_step))
+    meeting = coupled.Meeting(problem, above, below, (batch_size, outer_batch_size))
 
     def move(point: Point, along: Point, largest: Any) -> Point:
-        own = (1 / largest if step is None else step for step in (inner_step, adjoint_step))
-        return coupled.descend(problem, point, along, (above.local, *own))
+        return coupled.descend(problem, point, along, (above.local, *below.rates(largest)))
 
     def moved(outer: Tree, server: Server, total: Tree) -> Server:
         """``server`` with x moved; all of it starts anew where x is back at its start."""
@@ -144,60 +126,57 @@ def fedmsa(
         momenta = select(anew, zeros(server.momenta), server.momenta)
         return server._replace(momenta=momenta, round=jnp.where(anew, 0, server.round))
 
-    def estimate(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Estimate, Local]:
+    def estimate(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Told, Local]:
         before = select(local.round == message.round, local.point, message.point)
         batches = sampler.once(data, key)
         now, then = coupled.directions(problem, (message.point, before), batches)
-        kept, curvature = jnp.where(message.round > 0, 1 - rho, 0), local.curvature
-        calls = local.calls.plus(coupled.direction_calls(2))
-        if measures:
-            curvature, looked = steps.looked(problem, message.point[:2], batches.inner(), curvature)
-            calls = calls.plus(looked)
-        share = Estimate(subtract(now, scale(kept, then)), curvature.largest if measures else None)
-        return share, Local(message.point, message.round + 1, calls, curvature)
+        kept = jnp.where(message.round > 0, 1 - rho, 0)
+        local = below.look(message.point[:2], batches, counted(local, coupled.direction_calls(2)))
+        share = Told(subtract(now, scale(kept, then)), below.sent(local))
+        return share, local._replace(point=message.point, round=message.round + 1)
 
-    def settle(server: Server, mean: Estimate) -> Server:
+    def settle(server: Server, mean: Told) -> Server:
         # At first h is zero, so that adding a share of it is right there too.
-        momenta = add(mean.share, scale(1 - rho, server.momenta))
+        momenta = add(mean.value, scale(1 - rho, server.momenta))
         server = server._replace(momenta=momenta, round=server.round + 1, largest=mean.largest)
         if local_steps > 1:
             return server
         point = move(server.point, momenta, mean.largest)
         return moved(server.point.outer, server._replace(point=point), momenta.outer if above.sums else point.outer)
 
-    def walk(message: Directions, local: Local, data: LocalData, key: jax.Array) -> tuple[Point | Arrived, Local]:
+    def walk(message: Told, local: Local, data: LocalData, key: jax.Array) -> tuple[Point | Summed, Local]:
         def step(held: tuple[Point, Point, Point, Tree], batches: Batches) -> tuple[Any, None]:
             point, before, along, total = held
             now, then = coupled.directions(problem, (point, before), batches)
             along = add(now, subtract(along, then))
             return (move(point, along, message.largest), point, along, add(total, along.outer)), None
 
-        along, rest = message.momenta, local_steps - 1
+        along, rest = message.value, local_steps - 1
         first = move(local.point, along, message.largest), local.point, along, along.outer
         (point, _, _, total), _ = sampler.walk(step, first, data, key, rest)
-        reply = Arrived(total, *point[1:]) if above.sums else point
+        reply = Summed(total, *point[1:], None) if above.sums else point
         return reply, counted(local, coupled.direction_calls(2 * rest))
 
-    def absorb(server: Server, mean: tuple[Tree, Tree, Tree]) -> Server:
-        return moved(server.point.outer, server._replace(point=Point(*mean)), mean[0])
+    def absorb(server: Server, mean: Point | Summed) -> Server:
+        return moved(server.point.outer, server._replace(point=Point(*mean[:3])), mean[0])
 
     def init(key: jax.Array) -> Server:
         point = coupled.first_point(problem, key)
-        largest = jnp.zeros((), dtype_of(point.inner)) if measures else None
-        return Server(point, zeros(point), jnp.zeros((), jnp.int32), largest, above.start(point.outer))
+        none = jnp.zeros((), jnp.int32)
+        return Server(point, zeros(point), none, below.none_yet(point.inner), above.start(point.outer))
 
     def enroll(key: jax.Array) -> Local:
         point = coupled.first_point(problem, key)
-        curvature = steps.unknown(point.inner, key) if measures else None
-        return Local(point, jnp.zeros((), jnp.int32), no_calls(), curvature)
+        return Local(point, jnp.zeros((), jnp.int32), no_calls(), below.start(point.inner, key))
 
     momenta = Phase("momenta", lambda server: Message(server.point, server.round), estimate, settle)
-    local = Phase("local", lambda server: Directions(server.momenta, server.largest), walk, absorb)
+    local = Phase("local", lambda server: Told(server.momenta, server.largest), walk, absorb)
     return Algorithm(
         init,
         enroll,
-        plan=(momenta,) if local_steps == 1 else (momenta, local),
+        plan=(*meeting.search, momenta, *(() if local_steps == 1 else (local,))),
         outer=lambda server: server.point.outer,
         view=lambda server, local: View(inner=server.point.inner, calls=local.calls),
+        check=above.check,
         remark=lambda server: above.remark(server.kept),
     )

@@ -15,7 +15,9 @@ By design it solves another problem where clients differ: the mean of the client
 is not the inverse of the mean, and local steps for y (tau > 1) drift.  With tau = 1 it stops where mean_i Phi_i(x, y(x)) = 0.
 
 Differences from the paper: the local hypergradient is any estimator of this package (the paper's is a Neumann series:
-``fb.neumann``); x is projected onto X where the problem has a projection.
+``fb.neumann``); x is projected onto X where the problem has a projection.  Steps set themselves unless they are given
+(`fedbilevel.algorithms.steps`): beta is 1/L with L the clients' mean curvature, a number that each sends; x stands still
+within a round, the sum of the Phi_i goes up in place of it, and the server moves x.
 
 Sources: notes on the paper, and the authors' program (github.com/ucr-optml/FedNest), with these local steps for y and x; its
 series lacks the factor s with which it approaches the inverse.
@@ -27,34 +29,41 @@ that is from the minimiser; that it converges to the minimiser when all clients 
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
-from fedbilevel.algorithms.arguments import Batch, Count, Estimator, OuterBatch, Positive, bilevel
-from fedbilevel.algorithms.local import Reply, inner_gradients
+from fedbilevel.algorithms import steps
+from fedbilevel.algorithms.arguments import Batch, Count, Estimator, Optimizer, OuterBatch, Step, bilevel
+from fedbilevel.algorithms.local import Reply, Sum, Told, inner_gradients
 from fedbilevel.algorithms.nested import BROADCAST, Held, enroll
-from fedbilevel.calculus import Calls, Tree, counted, step_along
+from fedbilevel.algorithms.search import Search
+from fedbilevel.calculus import Calls, Tree, add, counted, step_along, zeros
 from fedbilevel.plan import Algorithm, Phase, Repeat
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData, Sampler
 
 
 class Server(NamedTuple):
+    """x, y, and what steps follow from where they set themselves."""
+
     outer: Tree
     inner: Tree
+    largest: Any
+    kept: Any
 
 
 @bilevel("global")
 def lfednest(
     problem: BilevelProblem,
-    hypergradient: Estimator,
-    inner_step: Positive = 0.1,
-    outer_step: Positive = 0.1,
+    hypergradient: Estimator = "auto",
+    inner_step: Step = "auto",
+    outer_step: Step = "auto",
     inner_rounds: Count = 1,
     local_steps: Count = 5,
     batch_size: Batch = None,
     outer_batch_size: OuterBatch = None,
+    outer_optimizer: Optimizer = None,
 ) -> Algorithm:
     """LFedNest.  ``inner_step`` is beta, ``outer_step`` alpha, ``inner_rounds`` T, ``local_steps`` tau.
 
@@ -67,6 +76,7 @@ def lfednest(
         local_steps: Steps of a client between two exchanges.
         batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
         outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
+        outer_optimizer: An optax transformation for the outer variable at the server, instead of ``outer_step``.
 
     Returns:
         An `Algorithm`, for `simulate` and `sweep`.
@@ -83,31 +93,52 @@ def lfednest(
         'LFedNest'
     """
     sampler = Sampler(batch_size, outer_batch_size, hypergradient.train_batches, hypergradient.val_batches)
+    above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
+    below = steps.Shared(problem.inner_loss, (inner_step,), asked=steps.asks(hypergradient))
+    search = Search(problem, above, hypergradient, (batch_size, outer_batch_size))
 
-    def inner_work(message: Tree, local: Held, data: LocalData, key: jax.Array) -> tuple[Tree, Held]:
+    def inner_work(message: Told, local: Held, data: LocalData, key: jax.Array) -> tuple[Told, Held]:
+        own = Sampler(batch_size)
+        local = below.look((local.outer, message.value), own.once(data, key), local)
+        rate = below.rates(below.known(message.largest, local))[0] / local_steps
+
         def step(inner: Tree, batches: Batches) -> tuple[Tree, None]:
             (gradient,) = inner_gradients(problem, ((local.outer, inner),), batches)
-            return step_along(inner, -inner_step / local_steps, gradient), None
+            return step_along(inner, -rate, gradient), None
 
-        inner, _ = Sampler(batch_size).walk(step, message, data, key, local_steps)
-        return inner, counted(local, Calls(gradients=local_steps))
+        inner, _ = own.walk(step, message.value, data, key, local_steps)
+        return Told(inner, below.sent(local)), counted(local, Calls(gradients=local_steps))
 
-    def outer_work(message: Tree, local: Held, data: LocalData, key: jax.Array) -> tuple[Reply, Held]:
-        def step(held: tuple[Tree, Calls], batches: Batches) -> tuple[tuple[Tree, Calls], None]:
-            outer, calls = held
-            (estimate,), used = hypergradient(problem, ((outer, message),), batches)
-            return (problem.into_set(step_along(outer, -outer_step / local_steps, estimate)), calls.plus(used)), None
+    def outer_work(message: Tree, local: Held, data: LocalData, key: jax.Array) -> tuple[Reply | Sum, Held]:
+        estimator = steps.bounded(hypergradient, local.curvature)
 
-        (outer, calls), _ = sampler.walk(step, (local.outer, local.calls), data, key, local_steps)
-        return Reply(outer), local._replace(calls=calls)
+        def step(held: tuple[Tree, Tree, Calls], batches: Batches) -> tuple[tuple[Tree, Tree, Calls], None]:
+            outer, total, calls = held
+            (estimate,), used = estimator(problem, ((outer, message),), batches)
+            new = problem.into_set(step_along(outer, -above.local / local_steps, estimate))
+            return (new, add(total, estimate), calls.plus(used)), None
 
-    def absorb(server: Server, mean: Reply) -> Server:
-        return server._replace(outer=problem.into_set(mean.outer))
+        first = local.outer, zeros(local.outer), local.calls
+        (outer, total, calls), _ = sampler.walk(step, first, data, key, local_steps)
+        return (Sum(total) if above.sums else Reply(outer)), local._replace(calls=calls)
 
-    inner = Phase("inner", lambda server: server.inner, inner_work, lambda server, mean: server._replace(inner=mean))
+    def settle(server: Server, mean: Told) -> Server:
+        return server._replace(inner=mean.value, largest=mean.largest)
+
+    def absorb(server: Server, mean: Reply | Sum) -> Server:
+        outer, kept = above.moved(server.outer, server.kept, mean[0])
+        return server._replace(outer=outer, kept=kept)
+
+    def init(key: jax.Array) -> Server:
+        outer, inner = problem.start(key)
+        return Server(outer, inner, below.none_yet(inner), above.start(outer))
+
+    inner = Phase("inner", lambda server: Told(server.inner, server.largest), inner_work, settle)
     outer = Phase("outer", lambda server: server.inner, outer_work, absorb)
     return Algorithm(
-        init=lambda key: Server(*problem.start(key)),
-        enroll=partial(enroll, problem, hypergradient=hypergradient),
-        plan=(BROADCAST, Repeat((inner,), inner_rounds), outer),
+        init,
+        partial(enroll, problem, below, hypergradient=hypergradient),
+        plan=(*search.plan(), BROADCAST, Repeat((inner,), inner_rounds), outer),
+        check=above.check,
+        remark=lambda server: above.remark(server.kept),
     )

@@ -18,13 +18,30 @@ from fedbilevel.sampling import Batches, LocalData
 
 
 class Local(NamedTuple):
-    """Nothing stays on a client but the count of what it computed."""
+    """Nothing stays on a client but the count of what it computed, and its curvature where steps follow from it."""
 
     calls: Calls
+    curvature: Any = None
 
 
 class Reply(NamedTuple):
+    """Where a client arrived, and its curvature where steps follow from it."""
+
     outer: Tree
+    largest: Any = None
+
+
+class Sum(NamedTuple):
+    """Of a client's hypergradients: the reply where the server moves x."""
+
+    total: Tree
+
+
+class Told(NamedTuple):
+    """What is sent either way, and the curvature where steps follow from it: the server's mean, or a client's own."""
+
+    value: Tree
+    largest: Any
 
 
 def enroll(key: jax.Array) -> Local:

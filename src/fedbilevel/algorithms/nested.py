@@ -16,24 +16,30 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms.local import inner_gradients
+from fedbilevel.algorithms import steps
+from fedbilevel.algorithms.arguments import automatic
+from fedbilevel.algorithms.local import Told, inner_gradients
+from fedbilevel.algorithms.search import Search
 from fedbilevel.calculus import Calls, Tree, add, counted, hessian_vector, no_calls, step_along, subtract, zeros
 from fedbilevel.hypergradients import assemble, outer_gradients
-from fedbilevel.plan import Phase, ServerStep
+from fedbilevel.plan import Item, Phase, ServerStep
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData, Sampler
 
 
 class Held(NamedTuple):
-    """What a client keeps of the current round, x and y as it was last sent them, and how much it computed."""
+    """What a client keeps of the current round, x and y as it was last sent them, how much it computed, and its curvature where
+    steps follow from it."""
 
     outer: Tree
     inner: Tree
     calls: Calls
+    curvature: Any
 
 
-def enroll(problem: BilevelProblem, key: jax.Array, hypergradient: Any = None) -> Held:
-    return Held(*problem.start(key), no_calls(hypergradient))
+def enroll(problem: BilevelProblem, below: steps.Shared, key: jax.Array, hypergradient: Any = None) -> Held:
+    outer, inner = problem.start(key)
+    return Held(outer, inner, no_calls(hypergradient), below.start(inner, key))
 
 
 class Nested(NamedTuple):
@@ -45,32 +51,43 @@ class Nested(NamedTuple):
     problem: BilevelProblem
     batch_size: int | None
     outer_batch_size: int | None
-    inner_step: Any
     local_steps: int
+    above: steps.Outer
+    below: steps.Shared
+    """Its steps: beta, and that of the series where there is one."""
+
+    @property
+    def search(self) -> tuple[Item, ...]:
+        """What plans begin with."""
+        sizes = self.batch_size, self.outer_batch_size
+        return Search(self.problem, self.above, automatic(self.batch_size), sizes).plan()
 
     def no_direction(self, variable: Tree) -> Tree:
         """The server's place for a mean direction, where it needs one."""
         return None if self.local_steps == 1 else zeros(variable)
 
-    def gradient(self, inner: Tree, local: Any, data: LocalData, key: jax.Array) -> tuple[Tree, Any]:
+    def gradient(self, inner: Tree, local: Any, data: LocalData, key: jax.Array) -> tuple[Told, Any]:
         """grad_y g(x, y; B), at the y that is sent."""
         batches = Sampler(self.batch_size).once(data, key)
         (share,) = inner_gradients(self.problem, ((local.outer, inner),), batches)
-        return share, counted(local._replace(inner=inner), Calls(gradients=1))
+        local = self.below.look((local.outer, inner), batches, local._replace(inner=inner))
+        return Told(share, self.below.sent(local)), counted(local, Calls(gradients=1))
 
-    def settle(self, server: Any, mean: Tree) -> Any:
+    def settle(self, server: Any, mean: Told) -> Any:
         """The mean gradient is where clients go or, with tau = 1, the step of all."""
+        server = server._replace(largest=mean.largest)
         if self.local_steps > 1:
-            return server._replace(direction=mean)
-        return server._replace(inner=step_along(server.inner, -self.inner_step, mean))
+            return server._replace(direction=mean.value)
+        return server._replace(inner=step_along(server.inner, -self.below.rates(mean.largest)[0], mean.value))
 
-    def inner_steps(self, direction: Tree, local: Any, data: LocalData, key: jax.Array) -> tuple[Tree, Any]:
+    def inner_steps(self, message: Told, local: Any, data: LocalData, key: jax.Array) -> tuple[Tree, Any]:
         """The local steps of FedInn from the y each client holds, towards the mean gradient the server sends."""
+        direction, rate = message.value, self.below.rates(message.largest)[0] / self.local_steps
 
         def step(inner: Tree, batches: Batches) -> tuple[Tree, None]:
             now, there = inner_gradients(self.problem, ((local.outer, inner), (local.outer, local.inner)), batches)
             along = add(subtract(now, there), direction)
-            return step_along(inner, -self.inner_step / self.local_steps, along), None
+            return step_along(inner, -rate, along), None
 
         inner, _ = Sampler(self.batch_size).walk(step, local.inner, data, key, self.local_steps)
         return inner, counted(local, Calls(gradients=2 * self.local_steps))
@@ -78,7 +95,7 @@ class Nested(NamedTuple):
     def inner_phases(self) -> tuple[Phase, ...]:
         """FedInn, for a server state with ``direction`` too: one exchange or, with tau > 1, two."""
         first = Phase("anchor", lambda server: server.inner, self.gradient, self.settle)
-        second = Phase("inner", lambda server: server.direction, self.inner_steps, _set_inner)
+        second = Phase("inner", lambda server: Told(server.direction, server.largest), self.inner_steps, _set_inner)
         return (first,) if self.local_steps == 1 else (first, second)
 
     def series_start(self, inner: Tree, local: Any, data: LocalData, key: jax.Array) -> tuple[Tree, Any]:
@@ -101,8 +118,9 @@ class Nested(NamedTuple):
         share = assemble(self.problem, point, in_outer, adjoint, batches.inner())
         return share, counted(local, Calls(gradients=1, cross=1))
 
-    def descend(self, outer_step: Any, server: Any, mean: Tree) -> Any:
-        return server._replace(outer=self.problem.into_set(step_along(server.outer, -outer_step, mean)))
+    def descend(self, server: Any, mean: Tree) -> Any:
+        outer, kept = self.above.along(server.outer, server.kept, mean)
+        return server._replace(outer=outer, kept=kept)
 
 
 def _set_inner(server: Any, mean: Tree) -> Any:

@@ -189,12 +189,11 @@ class Penalty(NamedTuple):
         return held, Calls(gradients=1 + count)
 
     def rate(self, curvature: Any) -> Any:
-        """The step of z; none where there is no curvature."""
+        """The step of z; infinite where there is no curvature, so that the run ends and says so."""
         if not self.measures:
             return self.inner_step
         largest = curvature.largest if isinstance(curvature, steps.Curvature) else curvature
-        curved = largest if self.rule.radius is None else largest + jnp.asarray(1 / self.rule.radius, largest.dtype)
-        return jnp.where(largest > 0, 1 / jnp.where(largest > 0, curved, 1), 0)
+        return 1 / (largest if self.rule.radius is None else largest + jnp.asarray(1 / self.rule.radius, largest.dtype))
 
     def follow(self, point: Point, weight: Any, time: Any, rate: Any, batches: Batches) -> Point:
         """K steps of z, and of y where it moves with z, on the same rows."""
@@ -264,7 +263,7 @@ class Penalty(NamedTuple):
 def completed(problem: BilevelProblem, above: steps.Outer) -> dict[str, Any]:
     """The parts of an `Algorithm` that say what is wrong with an optimizer or a run."""
     return {
-        "check": lambda data: steps.check_optimizers(problem, None, above.optimizer),
+        "check": above.check,
         "remark": lambda server: above.remark(server.kept),
     }
 

@@ -15,7 +15,9 @@ one number, ShroFBO); down: x, y and v.
 
 Differences from the paper: its coefficients a_i^(k) are 1 (so that ||a_i||_1 = tau_i); the p_i are renormalised over the
 clients that answer; one validation minibatch serves both gradients of f and one training minibatch both second derivatives;
-r is infinite unless given; x is projected onto X where the problem has a projection.
+r is infinite unless given; x is projected onto X where the problem has a projection.  Steps set themselves unless they are
+given (`fedbilevel.algorithms.steps`): eta_y = eta_v = 1/L with L the clients' mean curvature, later on 1/(max_i tau_i L), and
+eta_x = 0; the server moves x by its own rule.
 
 Sources: notes on the paper and its abstract; we had neither its text nor a program to compare with.
 
@@ -26,16 +28,15 @@ tau_i and ShroFBO to the right one.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.algorithms import coupled
-from fedbilevel.algorithms.arguments import Batch, CountOrEach, MaybePositive, OuterBatch, Positive, bilevel
-from fedbilevel.algorithms.coupled import Point
-from fedbilevel.algorithms.local import Local, enroll
+from fedbilevel.algorithms import coupled, steps
+from fedbilevel.algorithms.arguments import Batch, CountOrEach, MaybePositive, Optimizer, OuterBatch, Step, bilevel
+from fedbilevel.algorithms.coupled import Meeting, Point, Server
+from fedbilevel.algorithms.local import Local, Told
 from fedbilevel.calculus import add, counted, dtype_of, scale, select, zeros
 from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.problem import BilevelProblem, ClientData
@@ -43,18 +44,20 @@ from fedbilevel.sampling import Batches, LocalData
 
 
 class Reply(NamedTuple):
-    """Sums over the local steps (divided by their number, ShroFBO), and their number where the server needs it."""
+    """Sums over the local steps (divided by their number, ShroFBO), their number where the server needs it, and the client's
+    curvature where steps follow from it."""
 
     sums: Point
     steps: jax.Array | None
+    largest: Any
 
 
 @bilevel("global")
 def simfbo(
     problem: BilevelProblem,
-    inner_step: Positive = 0.1,
-    outer_step: Positive = 0.1,
-    adjoint_step: Positive = 0.1,
+    inner_step: Step = "auto",
+    outer_step: Step = "auto",
+    adjoint_step: Step = "auto",
     local_steps: CountOrEach = 5,
     batch_size: Batch = None,
     outer_batch_size: OuterBatch = None,
@@ -62,6 +65,7 @@ def simfbo(
     server_outer_step: MaybePositive = None,
     server_adjoint_step: MaybePositive = None,
     radius: MaybePositive = None,
+    outer_optimizer: Optimizer = None,
 ) -> Algorithm:
     """SimFBO.  ``inner_step``, ``outer_step`` and ``adjoint_step`` are the clients' eta_y, eta_x and eta_v; those of the
     server (the gammas) are the same unless given.  ``local_steps``: tau, or one number per client.
@@ -78,6 +82,7 @@ def simfbo(
         server_outer_step: The server's step of the outer variable.  None: the clients'.
         server_adjoint_step: The server's step of u.  None: the clients'.
         radius: u is kept within a ball of this radius.  None: no bound.
+        outer_optimizer: An optax transformation for the outer variable at the server, instead of ``outer_step``.
 
     Returns:
         An `Algorithm`, for `simulate` and `sweep`.
@@ -95,15 +100,17 @@ def simfbo(
     """
     own = (outer_step, inner_step, adjoint_step)
     servers = (server_outer_step, server_inner_step, server_adjoint_step)
-    return _algorithm(False, problem, local_steps, own, servers, radius, (batch_size, outer_batch_size))
+    return _algorithm(
+        False, problem, local_steps, own, servers, radius, (batch_size, outer_batch_size), outer_optimizer
+    )
 
 
 @bilevel("global")
 def shrofbo(
     problem: BilevelProblem,
-    inner_step: Positive = 0.1,
-    outer_step: Positive = 0.1,
-    adjoint_step: Positive = 0.1,
+    inner_step: Step = "auto",
+    outer_step: Step = "auto",
+    adjoint_step: Step = "auto",
     local_steps: CountOrEach = 5,
     batch_size: Batch = None,
     outer_batch_size: OuterBatch = None,
@@ -111,6 +118,7 @@ def shrofbo(
     server_outer_step: MaybePositive = None,
     server_adjoint_step: MaybePositive = None,
     radius: MaybePositive = None,
+    outer_optimizer: Optimizer = None,
 ) -> Algorithm:
     """ShroFBO: `simfbo` that is robust to clients with different numbers of local steps.  The same arguments.
 
@@ -126,6 +134,7 @@ def shrofbo(
         server_outer_step: The server's step of the outer variable.  None: the clients'.
         server_adjoint_step: The server's step of u.  None: the clients'.
         radius: u is kept within a ball of this radius.  None: no bound.
+        outer_optimizer: An optax transformation for the outer variable at the server, instead of ``outer_step``.
 
     Returns:
         An `Algorithm`, for `simulate` and `sweep`.
@@ -143,7 +152,7 @@ def shrofbo(
     """
     own = (outer_step, inner_step, adjoint_step)
     servers = (server_outer_step, server_inner_step, server_adjoint_step)
-    return _algorithm(True, problem, local_steps, own, servers, radius, (batch_size, outer_batch_size))
+    return _algorithm(True, problem, local_steps, own, servers, radius, (batch_size, outer_batch_size), outer_optimizer)
 
 
 def _algorithm(
@@ -154,38 +163,54 @@ def _algorithm(
     server_rates: tuple[Any, Any, Any],
     radius: Any,
     sizes: tuple[Any, Any],
+    optimizer: Any,
 ) -> Algorithm:
+    if optimizer is not None and server_rates[0] is not None:
+        raise ValueError("Give server_outer_step or outer_optimizer, not both: an optimizer has a step of its own.")
     each = not isinstance(counts, int)
     most, sampler = max(counts) if each else counts, coupled.sampler(*sizes)
-    server_rates = tuple(own if rate is None else rate for rate, own in zip(server_rates, rates, strict=True))
+    above, below = steps.Outer(problem, rates[0], most, optimizer), steps.Shared(problem.inner_loss, rates[1:])
+    meeting = Meeting(problem, above, below, sizes)
 
-    def work(message: Point, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
+    def work(message: Told, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
         own = jnp.asarray(counts, jnp.int32)[data.number] if each else jnp.asarray(counts, jnp.int32)  # tau_i
+        local = below.look(message.value[:2], sampler.once(data, key), local)
+        clients = (above.local, *below.rates(below.known(message.largest, local)))
 
         def step(held: tuple[Point, Point, jax.Array], batches: Batches) -> tuple[tuple[Point, Point, jax.Array], None]:
             point, sums, number = held
             (along,) = coupled.directions(problem, (point,), batches)
             if each:
                 along = select(number < own, along, zeros(along))
-            return (coupled.descend(problem, point, along, rates), add(sums, along), number + 1), None
+            return (coupled.descend(problem, point, along, clients), add(sums, along), number + 1), None
 
-        first = (message, zeros(message), jnp.zeros((), jnp.int32))
+        first = (message.value, zeros(message.value), jnp.zeros((), jnp.int32))
         (_, sums, _), _ = sampler.walk(step, first, data, key, most)
-        share = own.astype(dtype_of(message.outer))
-        reply = Reply(scale(1 / share, sums), share) if normalised else Reply(sums, None)
-        return reply, counted(local, coupled.direction_calls(own))
+        share = own.astype(dtype_of(message.value.outer))
+        sums, count = (scale(1 / share, sums), share) if normalised else (sums, None)
+        return Reply(sums, count, below.sent(local)), counted(local, coupled.direction_calls(own))
 
-    def absorb(server: Point, mean: Reply) -> Point:
+    def absorb(server: Server, mean: Reply) -> Server:
         along = mean.sums if mean.steps is None else scale(mean.steps, mean.sums)
-        return coupled.descend(problem, server, along, server_rates, radius)
+        clients = (above.local, *below.rates(below.slowed(mean.largest, server.round, most)))
+        servers = tuple(own if rate is None else rate for rate, own in zip(server_rates, clients, strict=True))
+        point, kept = coupled.descend(problem, server.point, along, servers, radius), server.kept  # type: ignore[arg-type]
+        if above.sums and server_rates[0] is None:
+            outer, kept = above.moved(server.point.outer, kept, along.outer)
+            point = point._replace(outer=outer)
+        return Server(point, mean.largest, kept, server.round + 1)
 
     def check(data: ClientData) -> None:
+        above.check(data)
         if each and len(counts) != data.clients:
             raise ValueError(f"local_steps has {len(counts)} numbers, but there are {data.clients} clients.")
 
     return Algorithm(
-        partial(coupled.first_point, problem),
-        enroll,
-        plan=(Phase("local", lambda server: server, work, absorb),),
+        meeting.init,
+        meeting.enroll,
+        plan=(*(meeting.search if server_rates[0] is None else ()), Phase("local", meeting.told, work, absorb)),
+        outer=meeting.outer,
+        view=meeting.view,
         check=check,
+        remark=meeting.remark,
     )

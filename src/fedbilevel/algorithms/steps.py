@@ -8,16 +8,22 @@ before the first) on the minibatch at hand, and keeps to itself
 L forgets slowly, so that it follows x and y to where the loss is flatter.  A series with the step "auto" has steps of at most
 1/L.
 
-*Outer step "auto".*  x stands still within a round.  Clients reply the sum of their hypergradients instead of x, which is as
-long, and the server moves x.  With g their mean, n the size of x and x_0 its start,
+With a local lower level y makes four such steps before each hypergradient and one after it; on minibatches a step is 0.3/L.
+With a global one L is the mean of late, L <- L + (||w|| - L) / 10, since its noise averages out over clients; each sends it, a
+number, and all move y (and u, the adjoint) by 1 over the clients' mean.  Where nothing corrects the drift of clients (FedBiO,
+SimFBO, ShroFBO) that is multiplied by 1 + t/10 in round t, up to I.
+
+*Outer step "auto".*  First the clients search for the scale of x, in an exchange of its own (`fedbilevel.algorithms.search`).
+Then x stands still within a round.  Clients reply the sum of their hypergradients instead of x, which is as long, and the
+server moves x.  With g their mean, n the size of x and x_0 its start,
 
     x <- x - min(b / sqrt(sum over rounds of ||g||^2), 2 / ||g||) r g        r = the largest distance ||x - x_0|| so far
 
-and r = (sqrt(n) + ||x_0||) / 10 at first.  With b = 1 this is "distance over gradients" (M. Ivgi, O. Hinder, Y. Carmon, "DoG is
-SGD's Best Friend: A Parameter-Free Dynamic Step Size Schedule", ICML 2023).  b grows by exp(cos(g, g before) - 0.3) up to 3 as
-long as that cosine is at least 0.3, so that a first distance that was far too short costs little; from the first time it is
-not, b is 1.  Where a move makes the gradient ten times as long as at the start, or no number at all, r was too long: the server
-goes back to the start with a tenth of it.
+and r = (sqrt(n) + ||x_0||) / 10 before the search.  With b = 1 this is "distance over gradients" (M. Ivgi, O. Hinder,
+Y. Carmon, "DoG is SGD's Best Friend: A Parameter-Free Dynamic Step Size Schedule", ICML 2023).  b grows by
+exp(cos(g, g before) - 0.3) up to 3 as long as that cosine is at least 0.3, so that a first distance that was far too short
+costs little; from the first time it is not, b is 1.  Where a move makes the gradient ten times as long as at the start, or no
+number at all, r was too long: the server goes back to the start with a tenth of it, and clients search anew.
 
 Without local steps for x clients do not drift, and where the rule ends is right.  With them, and steps as long as such a rule
 finds, FedBiO stopped at a distance on quadratics with different clients.
@@ -43,11 +49,14 @@ import jax.numpy as jnp
 
 from fedbilevel.calculus import (
     Calls,
+    Loss,
     Tree,
     all_finite,
+    counted,
     dot,
     dtype_of,
     hessian_operator,
+    inner_gradient,
     scale,
     select,
     squared_norm,
@@ -61,7 +70,17 @@ from fedbilevel.sampling import Batches
 LOOKS = 20
 """Products of a client's first look at its curvature."""
 KEPT = 0.98
+NEW = 0.1
+"""The weight of the newest look in a mean."""
+LATER = 10
+"""After so many rounds steps of shared variables are half as long, and so on down to one local step's worth a round."""
 FIRST_DISTANCE = 0.1
+AHEAD = 4
+"""Inner steps before each hypergradient, beside the one after it."""
+QUIET = 0.3
+"""The share of 1/L that y moves by on minibatches."""
+PROBE = 0.2
+"""The first step of the search, in first distances."""
 AGREEMENT = 0.3
 MOST = 3.0
 FURTHEST = 2.0
@@ -86,25 +105,89 @@ def unknown(inner: Tree, key: jax.Array) -> Curvature:
     return Curvature(_unit(jax.tree.unflatten(structure, drawn)), jnp.zeros((), dtype_of(inner)))
 
 
-def looked(problem: BilevelProblem, point: tuple[Tree, Tree], batch: Tree, held: Curvature) -> tuple[Curvature, Calls]:
+def looked(
+    loss: Loss, point: tuple[Tree, Tree], batch: Tree, held: Curvature, averages: bool = False
+) -> tuple[Curvature, Calls]:
     """One product further; before the first, `LOOKS` of them, of which the last counts."""
-    held, count = traced(hessian_operator(problem.inner_loss, *point, batch), held)
+    held, count = traced(hessian_operator(loss, *point, batch), held, averages)
     return held, Calls(hessian_vector=count)
 
 
-def traced(product: Callable[[Tree], Tree], held: Curvature) -> tuple[Curvature, jax.Array]:
-    """The same with any way to multiply by the Hessian, and how many products it took."""
+def traced(product: Callable[[Tree], Tree], held: Curvature, averages: bool = False) -> tuple[Curvature, jax.Array]:
+    """The same with any way to multiply by the Hessian, and how many products it took; the mean of late in place of the
+    largest where it ``averages``."""
     first = held.largest == 0
     count = jnp.where(first, LOOKS, 1)
 
     def look(_: Any, held: Curvature) -> Curvature:
         image = product(held.direction)
         size = _norm(image)
-        found = Curvature(_unit(image), jnp.where(first, size, jnp.maximum(size, KEPT * held.largest)))
+        known = held.largest + NEW * (size - held.largest) if averages else jnp.maximum(size, KEPT * held.largest)
+        found = Curvature(_unit(image), jnp.where(first, size, known))
         # A product that is zero, or no number, shows no direction.
         return select(jnp.isfinite(size) & (size > 0), found, held)  # type: ignore[no-any-return]
 
     return jax.lax.fori_loop(0, count, look, held), count
+
+
+def asks(hypergradient: Any) -> bool:
+    """Whether the estimator is a series whose steps follow from the curvature."""
+    return getattr(hypergradient, "step", 0.0) is None
+
+
+def bounded(hypergradient: Any, curvature: Curvature | None) -> Any:
+    """The estimator, with steps of at most 1/L where it asks for them."""
+    if not asks(hypergradient):
+        return hypergradient
+    assert curvature is not None
+    return replace(hypergradient, step=1 / curvature.largest)
+
+
+class Shared(NamedTuple):
+    """How variables move that all clients share: by numbers or, where ``steps`` has None, by 1 over their mean curvature.
+
+    Each client looks at its own loss once a round and sends L with its reply.  The server sends the mean of the round
+    before; until there is one, clients take their own."""
+
+    loss: Loss
+    steps: tuple[Any, ...]
+    asked: bool = False
+
+    @property
+    def measures(self) -> bool:
+        return self.asked or None in self.steps
+
+    def start(self, variable: Tree, key: jax.Array) -> Curvature | None:
+        """What a client keeps."""
+        return unknown(variable, key) if self.measures else None
+
+    def none_yet(self, variable: Tree) -> Any:
+        """The server's mean before the first round."""
+        return jnp.zeros((), dtype_of(variable)) if self.measures else None
+
+    def look(self, point: tuple[Tree, Tree], batches: Batches, local: Any) -> Any:
+        """A client's state after its look of this round."""
+        if not self.measures:
+            return local
+        curvature, calls = looked(self.loss, point, batches.inner(), local.curvature, averages=True)
+        return counted(local._replace(curvature=curvature), calls)
+
+    def sent(self, local: Any) -> Any:
+        return local.curvature.largest if self.measures else None
+
+    def known(self, told: Any, local: Any) -> Any:
+        """The mean curvature, or the client's own before there is one."""
+        return jnp.where(told > 0, told, local.curvature.largest) if self.measures else None
+
+    def rates(self, largest: Any) -> tuple[Any, ...]:
+        """The steps: numbers as they are, the others 1 over the curvature."""
+        return tuple(1 / largest if step is None else step for step in self.steps)
+
+    def slowed(self, largest: Any, rounds: jax.Array, local_steps: int) -> Any:
+        """The curvature times 1 + t / `LATER`, up to I: clients drift, at first it does not matter."""
+        if not self.measures:
+            return None
+        return largest * jnp.minimum(1 + rounds.astype(largest.dtype) / LATER, local_steps)
 
 
 class Kept(NamedTuple):
@@ -121,28 +204,40 @@ class Inner(NamedTuple):
     hypergradient: Any
     step: Any
     optimizer: Any = None
+    ahead: int = 0
+    """Steps before each hypergradient, where they set themselves."""
+    share: float = 1.0
 
     @property
-    def sets_series(self) -> bool:
-        """Whether the estimator is a series that asks for the curvature."""
-        return getattr(self.hypergradient, "step", 0.0) is None
+    def train_batches(self) -> int:
+        """Of one step: those of the hypergradient, and those of the steps before it."""
+        return int(self.hypergradient.train_batches) + self.ahead
 
     def start(self, inner: Tree, key: jax.Array) -> Kept:
-        measures = self.sets_series or (self.step is None and self.optimizer is None)
+        measures = asks(self.hypergradient) or (self.step is None and self.optimizer is None)
         state = None if self.optimizer is None else self.optimizer.init(inner)
         return Kept(unknown(inner, key) if measures else None, state)
 
     def look(self, point: tuple[Tree, Tree], batches: Batches, kept: Kept) -> tuple[Kept, Calls]:
         if kept.curvature is None:
             return kept, Calls()
-        curvature, calls = looked(self.problem, point, batches.inner(), kept.curvature)
+        curvature, calls = looked(self.problem.inner_loss, point, batches.inner(), kept.curvature)
         return kept._replace(curvature=curvature), calls
 
     def estimator(self, kept: Kept) -> Any:
-        if self.sets_series:
-            assert kept.curvature is not None
-            return replace(self.hypergradient, step=1 / kept.curvature.largest)
-        return self.hypergradient
+        return bounded(self.hypergradient, kept.curvature)
+
+    def settled(self, outer: Tree, inner: Tree, batches: Batches, kept: Kept, times: int = 1) -> tuple[Tree, Calls]:
+        """y after the steps that go before a hypergradient, each on a minibatch of its own, ``times`` over."""
+
+        def once(number: Any, inner: Tree) -> Tree:
+            batch = batches.train(self.hypergradient.train_batches + number % self.ahead)
+            return self.moved(inner, inner_gradient(self.problem.inner_loss, outer, inner, batch), kept)[0]
+
+        if self.ahead == 0:
+            return inner, Calls()
+        count = self.ahead * times
+        return jax.lax.fori_loop(0, count, once, inner), Calls(gradients=count)
 
     def moved(self, inner: Tree, along: Tree, kept: Kept) -> tuple[Tree, Kept]:
         if self.optimizer is not None:
@@ -153,8 +248,14 @@ class Inner(NamedTuple):
         assert kept.curvature is not None
         largest = kept.curvature.largest
         # From a point that was too far, y may come back as no number: then it stays.  Without curvature there is no step.
-        new = step_along(inner, -1 / largest, along)
+        new = step_along(inner, -self.share / largest, along)
         return select(all_finite(new) | (largest == 0), new, inner), kept
+
+
+def settling(problem: BilevelProblem, hypergradient: Any, step: Any, optimizer: Any, batch_size: int | None) -> Inner:
+    """With steps before each hypergradient where they set themselves, shorter ones on minibatches."""
+    ahead = AHEAD if step is None and optimizer is None else 0
+    return Inner(problem, hypergradient, step, optimizer, ahead, 1.0 if batch_size is None else QUIET)
 
 
 class Travelled(NamedTuple):
@@ -186,7 +287,9 @@ def travelled(problem: BilevelProblem, outer: Tree, kept: Travelled, gradient: T
     start, reach, energy, first, boost, agreed, last, rounds = kept
     square, begun = squared_norm(gradient), rounds > 0
     norm, energy, first = jnp.sqrt(square), energy + square, jnp.where(begun, first, square)
-    cosine = jnp.where(begun, dot(gradient, last) / jnp.maximum(norm * _norm(last), TINY), AGREEMENT)
+    cosine = jnp.where(
+        begun & (_norm(last) > 0), dot(gradient, last) / jnp.maximum(norm * _norm(last), TINY), AGREEMENT
+    )
     agreed &= cosine >= AGREEMENT
     boost = jnp.where(agreed, jnp.clip(boost * jnp.exp(cosine - AGREEMENT), 1, MOST), 1)
     step = jnp.minimum(boost / jnp.sqrt(jnp.maximum(energy, TINY)), FURTHEST / jnp.maximum(norm, TINY)) * reach
@@ -229,11 +332,32 @@ class Outer(NamedTuple):
         """x after a round, from the mean of what clients replied."""
         if not self.sums:
             return self.problem.into_set(mean), kept
-        gradient = scale(1 / self.local_steps, mean)
+        return self.along(outer, kept, scale(1 / self.local_steps, mean))
+
+    @property
+    def itself(self) -> bool:
+        """Whether x moves by distance over gradients."""
+        return self.step is None and self.optimizer is None
+
+    def found(self, outer: Tree, kept: Travelled, away: Tree, square: jax.Array) -> tuple[Tree, Travelled]:
+        """x after the search: clients went by ``away`` on average, along gradients of this mean square."""
+        new = self.problem.into_set(subtract(outer, away))
+        reach = jnp.maximum(_norm(subtract(new, kept.start)), PROBE * kept.reach)
+        went = kept._replace(reach=reach, energy=square, first=square, rounds=kept.rounds + 1)
+        lost = at_start(kept.start, kept.reach / 10)
+        return select(all_finite(new) & jnp.isfinite(square), (new, went), (kept.start, lost))  # type: ignore[no-any-return]
+
+    def along(self, outer: Tree, kept: Any, gradient: Tree) -> tuple[Tree, Any]:
+        """x after one step of the server along the mean hypergradient."""
+        if not self.sums:
+            return self.problem.into_set(step_along(outer, -self.step, gradient)), kept
         if self.optimizer is not None:
             outer, kept = _by(self.optimizer, gradient, kept, outer)
             return self.problem.into_set(outer), kept
         return travelled(self.problem, outer, kept, gradient)
+
+    def check(self, data: Any) -> None:
+        check_optimizers(self.problem, outer=self.optimizer)
 
     def remark(self, kept: Any) -> str | None:
         """What to say at the end of a run."""

@@ -106,20 +106,27 @@ def _made(factory: Callable[..., Algorithm], **options: Any) -> Maker:
     return make
 
 
+def _unequal(task: Task) -> list[int]:
+    return [UNEQUAL_STEPS[m % len(UNEQUAL_STEPS)] for m in range(task.data.clients)]
+
+
 def _with_server_steps(factory: Callable[..., Algorithm], unequal: bool) -> Maker:
     def make(task: Task, steps: Steps) -> Algorithm:
         inner, outer = steps.inner * SERVER_SHARE, steps.outer * SERVER_SHARE
         options: dict[str, Any] = {"server_inner_step": inner, "server_outer_step": outer, "server_adjoint_step": inner}
         if unequal:
-            options["local_steps"] = [UNEQUAL_STEPS[m % len(UNEQUAL_STEPS)] for m in range(task.data.clients)]
+            options["local_steps"] = _unequal(task)
         return _made(factory, **options)(task, steps)
 
     return make
 
 
-def _automatic(title: str, lower_level: str, factory: Callable[..., Algorithm]) -> Entry:
+def _automatic(
+    title: str, lower_level: str, factory: Callable[..., Algorithm], unequal: bool = False, **options: Any
+) -> Entry:
     def make(task: Task, steps: Steps) -> Algorithm:
-        return factory(task.problem, local_steps=steps.local, batch_size=BATCH)
+        values = {"local_steps": _unequal(task) if unequal else steps.local, "terms": steps.sent_terms}
+        return factory(task.problem, **suited(factory, values) | options, batch_size=BATCH)
 
     return Entry(title, lower_level, make, tuned=False)
 
@@ -128,8 +135,8 @@ _CONSTANTS: dict[str, Any] = {name: value for name, value in fb.TUNED.items() if
 _SHARED = (LOCAL_STEPS, LOCAL_STEPS)
 
 
-def _accelerated(title: str, previous: str) -> Entry:
-    return Entry(title, "local", _made(fb.fedbioacc, previous=previous, **_CONSTANTS), 4, 4)
+def _accelerated(title: str, **options: str) -> Entry:
+    return Entry(title, "local", _made(fb.fedbioacc, **options, **_CONSTANTS), 4, 4)
 
 
 def _by_gradients(key: str, title: str, factory: Callable[..., Algorithm], outer: float) -> dict[str, Entry]:
@@ -144,20 +151,31 @@ def _by_gradients(key: str, title: str, factory: Callable[..., Algorithm], outer
 ENTRIES = {
     "fedbio": Entry("FedBiO", "local", _made(fb.fedbio)),
     "fedbio-auto": _automatic("FedBiO, auto", "local", fb.fedbio),
-    "fedbioacc": _accelerated("FedBiOAcc", "paper"),
-    "fedbioacc-own": _accelerated('FedBiOAcc, previous="local"', "local"),
+    "fedbioacc": _accelerated("FedBiOAcc", previous="paper"),
+    "fedbioacc-own": _accelerated('FedBiOAcc, previous="local"', previous="local"),
     "fedbioacc-auto": _automatic("FedBiOAcc, auto", "local", fb.fedbioacc),
+    "fedbioacc-outer": _accelerated('FedBiOAcc, send="outer"', send="outer"),
+    "fedbioacc-outer-auto": _automatic('FedBiOAcc, send="outer", auto', "local", fb.fedbioacc, send="outer"),
     "fedbio-global": Entry("FedBiO, global", "global", _made(fb.fedbio_global)),
+    "fedbio-global-auto": _automatic("FedBiO, global, auto", "global", fb.fedbio_global),
     "fedbioacc-global": Entry("FedBiOAcc, global", "global", _made(fb.fedbioacc_global), 4, 4),
+    "fedbioacc-global-auto": _automatic("FedBiOAcc, global, auto", "global", fb.fedbioacc_global),
     "simfbo": Entry("SimFBO", "global", _with_server_steps(fb.simfbo, unequal=False)),
+    "simfbo-auto": _automatic("SimFBO, auto", "global", fb.simfbo),
     "shrofbo": Entry("ShroFBO", "global", _with_server_steps(fb.shrofbo, unequal=True)),
+    "shrofbo-auto": _automatic("ShroFBO, auto", "global", fb.shrofbo, unequal=True),
     "fedmsa": Entry("FedMSA", "global", _made(fb.fedmsa)),
     "fedmsa-auto": _automatic("FedMSA, auto", "global", fb.fedmsa),
     "fednest": Entry("FedNest", "global", _made(fb.fednest), *_SHARED),
+    "fednest-auto": _automatic("FedNest, auto", "global", fb.fednest),
     "fednest-sum": Entry("FedNest, summed", "global", _made(fb.fednest, series="sum"), *_SHARED),
+    "fednest-sum-auto": _automatic("FedNest, summed, auto", "global", fb.fednest, series="sum"),
     "lfednest": Entry("LFedNest", "global", _made(fb.lfednest), *_SHARED),
+    "lfednest-auto": _automatic("LFedNest, auto", "global", fb.lfednest),
     "aggitd": Entry("AggITD", "global", _made(fb.aggitd, local_steps=1), 1, LOCAL_STEPS),
+    "aggitd-auto": _automatic("AggITD, auto", "global", fb.aggitd, local_steps=1),
     "fedmbo": Entry("FedMBO", "global", _made(fb.fedmbo), *_SHARED),
+    "fedmbo-auto": _automatic("FedMBO, auto", "global", fb.fedmbo),
     **_by_gradients("f2sa", "F2SA", fb.f2sa, 1),
     **_by_gradients("pbgd", "PBGD", fb.pbgd, DIVIDED),
     **_by_gradients("bome", "BOME", fb.bome, DIVIDED),
@@ -504,8 +522,8 @@ def walk(run: Simulation, settings: Any, task: Task, *, seed: int, exchanges: in
     def stops() -> Iterator[int]:
         yield 0
         yield from _moments(math.ceil(exchanges / most_exchanges(run)), points)
-        while True:  # a series of random length may leave exchanges over when the planned moments are spent
-            yield rows[-1]["iteration"] + 1
+        while True:  # rounds that are shorter than the longest leave exchanges over when the planned moments are spent
+            yield rows[-1]["iteration"] + max(1, (exchanges - talked) // most_exchanges(run))
 
     run.compile(settings)
     for moment in run.rounds(settings, seed, stops()):

@@ -1,0 +1,132 @@
+"""The exchange in which clients look for the scale of x, before the first round of steps that set themselves.
+
+Each client by itself settles y by 32 inner steps before each of five hypergradients g, and walks by eta g: the first step is
+0.2 r long (r as in `fedbilevel.algorithms.steps`), the others by
+
+    eta <- eta min(1 / (1 - <g, g before> / max(||g||^2, ||g before||^2)), 3)
+
+to where a gradient that goes on changing like this would vanish.  The server takes the mean of where clients arrive, r becomes
+the distance from the start, and the mean of ||g||^2 the first of the squares that steps are divided by.  Where the server goes
+back to the start later on, clients search again.
+
+With a local lower level this is what clients do anyway, but for local steps that find their own length.  With a global one they
+search with y and Hessians of their own, which is another problem: not the right answer, but the right scale, and an x and a y
+to begin at.
+
+Up per client: x, a number, and y where it is shared; down: the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedbilevel.algorithms import steps
+from fedbilevel.calculus import Tree, counted, dot, dtype_of, no_calls, squared_norm, step_along, subtract, zeros
+from fedbilevel.plan import Item, Phase, Repeat
+from fedbilevel.problem import BilevelProblem
+from fedbilevel.sampling import Batches, LocalData, Sampler
+
+SETTLING = 8
+"""Times as many inner steps before a hypergradient as in a round."""
+STRIDES = 5
+STRIDE = 3.0
+"""A step is at most so many times the one before."""
+
+
+def strode(step: jax.Array, now: Tree, before: Tree) -> jax.Array:
+    """The next step of the search: to where the gradient would vanish if it went on changing as from ``before`` to ``now``."""
+    along, square, last = dot(now, before), squared_norm(now), squared_norm(before)
+    # A gradient that grows says no more than that it agrees.
+    left = 1 - along / jnp.maximum(jnp.where(along > 0, jnp.maximum(square, last), last), steps.TINY)
+    return step * jnp.minimum(1 / jnp.maximum(left, steps.TINY), STRIDE)
+
+
+class Pace(NamedTuple):
+    """Of a search: the step of x, the last hypergradient, and the sum of all their squared norms."""
+
+    step: jax.Array
+    last: Tree
+    square: jax.Array
+
+    def after(self, estimate: Tree, probe: jax.Array) -> Pace:
+        square = squared_norm(estimate)
+        first = probe / jnp.sqrt(jnp.maximum(square, steps.TINY))
+        step = jnp.where(self.square > 0, strode(self.step, estimate, self.last), first)
+        return Pace(step, estimate, self.square + square)
+
+
+class Look(NamedTuple):
+    """x, y where it is shared, and how long the first step of a search is."""
+
+    outer: Tree
+    inner: Tree
+    probe: jax.Array
+
+
+class Found(NamedTuple):
+    """How far a client went, the mean of its hypergradients' squared norms, and its y where it is shared."""
+
+    away: Tree
+    square: jax.Array
+    inner: Tree
+
+
+class Search(NamedTuple):
+    """The exchange in which clients look for the scale of x, each by itself, before the first round and after a way back."""
+
+    problem: BilevelProblem
+    above: steps.Outer
+    hypergradient: Any
+    sizes: tuple[int | None, int | None]
+
+    @property
+    def shared(self) -> bool:
+        return self.problem.lower_level == "global"
+
+    def plan(self) -> tuple[Item, ...]:
+        """What a plan begins with, for servers with x as ``outer``, y as ``inner`` where it is shared (or both within
+        ``point``) and ``kept``."""
+        if not self.above.itself:
+            return ()
+
+        def send(server: Any) -> Look:
+            point = getattr(server, "point", server)
+            return Look(point.outer, point.inner if self.shared else None, steps.PROBE * server.kept.reach)
+
+        def absorb(server: Any, mean: Found) -> Any:
+            point = getattr(server, "point", server)
+            outer, kept = self.above.found(point.outer, server.kept, mean.away, mean.square)
+            new = {"outer": outer, "inner": mean.inner} if self.shared else {"outer": outer}
+            new = {"point": point._replace(**new)} if point is not server else new
+            return server._replace(**new, kept=kept)
+
+        phase = Phase("search", send, self.work, absorb)
+        return (Repeat((phase,), 1, lambda server: jnp.asarray(server.kept.rounds == 0, jnp.int32)),)
+
+    def work(self, message: Look, local: Any, data: LocalData, key: jax.Array) -> tuple[Found, Any]:
+        """`STRIDES` steps of x, y settled before each."""
+        below = steps.settling(self.problem, self.hypergradient, None, None, self.sizes[0])
+        sampler = Sampler(*self.sizes, below.train_batches, self.hypergradient.val_batches)
+
+        def step(walk: tuple[Any, ...], batches: Batches) -> tuple[tuple[Any, ...], None]:
+            outer, inner, pace, kept, calls = walk
+            kept, looked = below.look((outer, inner), batches, kept)
+            inner, settling = below.settled(outer, inner, batches, kept, SETTLING)
+            (estimate,), used = below.estimator(kept)(self.problem, ((outer, inner),), batches)
+            pace = pace.after(estimate, message.probe)
+            outer = self.problem.into_set(step_along(outer, -pace.step, estimate))
+            return (outer, inner, pace, kept, calls.plus(looked).plus(settling).plus(used)), None
+
+        zero, inner = jnp.zeros((), dtype_of(message.outer)), message.inner if self.shared else local.inner
+        begun = (
+            Pace(zero, zeros(message.outer), zero),
+            below.start(inner, jax.random.key(0)),
+            no_calls(self.hypergradient),
+        )
+        first = (message.outer, inner, *begun)
+        (outer, inner, pace, _, calls), _ = sampler.walk(step, first, data, key, STRIDES)
+        local = counted(local if self.shared else local._replace(inner=inner), calls)
+        return Found(subtract(message.outer, outer), pace.square / STRIDES, inner if self.shared else None), local
