@@ -22,7 +22,7 @@ from fedbilevel.runs import Run
 
 TABLES = (
     "sites", "facts", "notes", "mapping", "findings", "calibration", "frontier", "contrast", "contrast-floors", "choices",
-    "doubtful",
+    "doubtful", "pooled", "pooled_frontier", "overall", "summary",
 )  # fmt: skip
 """Tables of a run that a brief or a figure tells."""
 COMMANDS = ("fit", "tune", "federate", "audit")
