@@ -148,8 +148,12 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     assert len(run.tables["verdicts"]) == 3
     small = run.tables["small_sites"].set_index("method").loc[OURS]
     assert (small["smallest"], small["rows"], small["splits"]) == ("Switzerland", 37, 2)
-    ours, theirs = (run.rows[(run.rows["method"] == name) & (run.rows["split"] == "natural")] for name in (OURS, "FedAvg"))
-    np.testing.assert_allclose(small["at_all"], np.mean(ours["test_accuracy"].to_numpy() - theirs["test_accuracy"].to_numpy()))
+    ours, theirs = (
+        run.rows[(run.rows["method"] == name) & (run.rows["split"] == "natural")] for name in (OURS, "FedAvg")
+    )
+    np.testing.assert_allclose(
+        small["at_all"], np.mean(ours["test_accuracy"].to_numpy() - theirs["test_accuracy"].to_numpy())
+    )
     (out / "frontier.csv").write_text("a table of an earlier version")
     again = conduct(SMALL, out, compute=False)
     assert "frontier" not in again.tables

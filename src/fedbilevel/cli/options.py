@@ -97,9 +97,9 @@ ClassMetric = Annotated[
 Metric = Annotated[
     str | None,
     typer.Option(
-        help="equal_opportunity (if not given), equalized_odds or demographic_parity; of a number mean_error (if not given) or "
-        "mean_prediction.",
-        autocompletion=one_of((*METRICS, "mean_error", "mean_prediction")),
+        help="equal_opportunity (if not given), equalized_odds, demographic_parity or calibration; of a number mean_error (if "
+        "not given) or mean_prediction.",
+        autocompletion=one_of((*METRICS, "calibration", "mean_error", "mean_prediction")),
     ),
 ]
 Loss = Annotated[

@@ -30,6 +30,7 @@ GAPS = {
     "equal_opportunity": ("equal-opportunity gap", "EqOpp"),
     "equalized_odds": ("equalized-odds gap", "EqOdds"),
     "demographic_parity": ("demographic-parity gap", "DemPar"),
+    "calibration": ("calibration gap", "Calib"),
     "mean_error": ("gap of mean errors", "error gap"),
     "mean_prediction": ("gap of mean predictions", "prediction gap"),
 }

@@ -246,7 +246,8 @@ def ranks(table: pd.DataFrame | None) -> Chart | None:
             if len(ranked):
                 chances.append(f"{word} {ranked['friedman'].iloc[0]:.3f} ({title.lower()})")
     note = (
-        "Two methods whose bars overlap are not told apart: bars are as long as Nemenyi's critical difference at 5 %. Friedman's test, chance that nothing differs: "
+        "Two methods whose bars overlap are not told apart: bars are as long as Nemenyi's critical difference at 5 %. "
+        "Friedman's test, chance that nothing differs: "
         f"{', '.join(chances)}. Cases of one table are not independent, which these tests do not know."
     )
     return sketch.rows("ranks", "Ranks over cases, with critical differences", note, "Measure", axes, 1.0, bars=False)
