@@ -177,7 +177,6 @@ def broken(call, refused, tmp_path, quick, table):
         (["--formulation", "paper"], {}, "formulation='paper' takes two stages: name fedbioacc or fedbio"),
         (["--gap", "0.02", "--strength", "1"], {}, "strength and gap both say how much fairness to ask for"),
         (["--gap", "0.02", "--method", "fedreg"], {}, "gap is an aim along the path of fedpath, and fedreg has none"),
-        (["--metric", "calibration"], {}, "--metric calibration is for FairFederatedClassifier in Python"),
         (["--test-share", "1.5"], {}, "--test-share must lie between 0 and 1"),
         (["--compare-with", "luck"], {}, "--compare-with must be one of"),
         (["--schema", "none.toml"], {}, "There is no file none.toml"),

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import norm
+from scipy.stats import norm, ttest_ind
 from sklearn.metrics import balanced_accuracy_score, brier_score_loss, precision_score, recall_score, roc_auc_score
 
 from fedbilevel.fairness.disclosure import Visible
 from fedbilevel.fairness.metrics import Counts
-from fedbilevel.fairness.scores import ALL, EDGES, Scores, auc_ends, measures
+from fedbilevel.fairness.moments import gap_change
+from fedbilevel.fairness.scores import ALL, EDGES, Scores, auc_ends, measures, miscalibrations
 from fedbilevel.fairness.thresholds import Threshold, decisions
 
 
@@ -214,3 +215,77 @@ def test_nothing_small_follows_from_what_is_shown(cells, known):
     names = visible.listed(list("abcdef")[: len(cells)])
     assert codes.max() == len(names) - 1
     assert ((codes == -1) == visible.left_out).all()
+
+
+def too_sure(count=1500, seed=3, names=3):
+    """Of the last group the probabilities are too far from a half; of the others they are right."""
+    rng = np.random.default_rng(seed)
+    groups, truth = rng.integers(0, names, count), rng.beta(2, 3, count)
+    sharper = truth**2 / (truth**2 + (1 - truth) ** 2)
+    labels = (rng.random(count) < truth).astype(int)
+    return labels, np.where(groups == names - 1, sharper, truth), groups
+
+
+def moments_by_hand(labels, probability, groups, names):
+    """Means of (p - y) p and (p - y) (1 - p) of every group."""
+    parts = [(probability[groups == g], labels[groups == g]) for g in range(names)]
+    return np.array([[np.mean((p - y) * p) for p, y in parts], [np.mean((p - y) * (1 - p)) for p, y in parts]])
+
+
+def test_the_calibration_gap_is_that_of_the_rows_and_adds_up():
+    labels, probability, groups = too_sure()
+    expected = moments_by_hand(labels, probability, groups, 3)
+    whole = Scores.of(labels, probability, groups, 3)
+    np.testing.assert_allclose(whole.miscalibration()[0], expected, atol=1e-12)
+    assert whole.calibration_gap() == pytest.approx(np.ptp(expected, axis=1).max())
+    halves = [Scores.of(labels[k::2], probability[k::2], groups[k::2], 3) for k in (0, 1)]
+    assert (halves[0] + halves[1]).calibration_gap() == pytest.approx(whole.calibration_gap())
+    # The sharp group promises as much on the whole: its mean says nothing, and the two moments do.
+    assert np.ptp(whole.calibration()) < whole.calibration_gap()
+    joined = whole.gathered([0, 0, 1], 2)
+    assert joined.calibration_gap() == pytest.approx(
+        np.ptp(moments_by_hand(labels, probability, groups // 2, 2), axis=1).max()
+    )
+    three = np.stack([1 - probability, 0.4 * probability, 0.6 * probability], axis=1)
+    classes = np.where(labels == 0, 0, 1 + (np.arange(len(labels)) % 2))
+    several = [moments_by_hand((classes == c).astype(int), three[:, c], groups, 3) for c in range(3)]
+    wanted = max(np.ptp(each, axis=1).max() for each in several)
+    assert Scores.of(classes, three, groups, 3).calibration_gap() == pytest.approx(wanted)
+    assert np.isnan(Scores.of(labels, probability, 0 * groups, 3).calibration_gap())
+
+
+def test_ends_of_the_calibration_gap_are_welch_s():
+    labels, probability, groups = too_sure(names=2)
+    scores, values = Scores.of(labels, probability, groups, 2), miscalibrations(labels, probability)
+    low, high = scores.calibration_gap_ends(0.9)
+    ends = []
+    for each in values:  # two comparisons: each at half the share
+        found = ttest_ind(each[groups == 0], each[groups == 1], equal_var=False).confidence_interval(0.95)
+        ends.append(
+            sorted((abs(found.low), abs(found.high)))
+            if found.low * found.high > 0
+            else (0, max(abs(found.low), found.high))
+        )
+    np.testing.assert_allclose((low, high), np.max(ends, axis=0), atol=2e-3)  # variances come from bins
+    assert low > 0
+
+
+def test_intervals_of_a_change_of_calibration_hold_it():
+    """Of 150 samples at least nine in ten: were the level 95 %, fewer would come about once in a hundred times."""
+
+    def both(labels, probability, groups):
+        return miscalibrations(labels, probability), miscalibrations(labels, 0.5 + 0.8 * (probability - 0.5)), groups
+
+    def gap(values, codes):
+        return max(abs(np.mean(each[codes == 0]) - np.mean(each[codes == 1])) for each in values)
+
+    ours, theirs, codes = both(*too_sure(400_000, 9, 2))
+    truth = gap(ours, codes) - gap(theirs, codes)
+    found = []
+    for seed in range(150):
+        ours, theirs, codes = both(*too_sure(600, 10 + seed, 2))
+        found.append(gap_change(ours, theirs, codes, 2))
+        assert found[-1][0] == pytest.approx(gap(ours, codes) - gap(theirs, codes))
+    _, low, high = np.transpose(found)
+    assert np.mean((low <= truth) & (truth <= high)) > 0.9
+    assert np.mean(high - low) < 0.1, "and they say something: gaps are of .05"

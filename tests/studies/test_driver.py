@@ -90,3 +90,17 @@ def test_a_finished_folder_grows_where_the_study_says_so(tmp_path):
     (tmp_path / "run" / "rows.csv").write_text("damaged")
     with pytest.raises(ValueError, match="damaged or was changed"):
         conduct(nothing, tmp_path / "run")
+    again = conduct(nothing, tmp_path / "run", compute=False)
+    assert (again.status, len(again.rows)) == ("complete", 21), "parts are what counts"
+
+
+def test_tables_of_a_run_that_was_stopped(tmp_path):
+    """Nothing is computed; what is missing comes with a later call."""
+    with pytest.raises(ArithmeticError):
+        conduct(Letters("abc", fails="b", grows=True), tmp_path / "run", workers=1)
+    study = Letters("abc", fails="b", grows=True)
+    held = len(conduct(study, tmp_path / "run", compute=False).rows)
+    assert 0 < held < 21
+    assert study.seen == []
+    with pytest.raises(ArithmeticError):
+        conduct(study, tmp_path / "run", workers=1)

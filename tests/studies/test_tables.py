@@ -116,7 +116,7 @@ def test_tables_follow_from_rows():
     verdicts = found["verdicts"]
     np.testing.assert_allclose(verdicts["difference"], -0.004, atol=0.001)
     assert not verdicts["within"].any()
-    assert found["frontier"].groupby("dataset")["hull"].sum().tolist() == [3, 3, 3]
+    assert found["pooled_frontier"].groupby("dataset")["hull"].sum().tolist() == [3, 3, 3]
     ranks = found["overall"].query("which == 'all' and metric == 'test_gap'").set_index("method")["mean_rank"]
     assert ranks.idxmin() == "B"
     assert ranks["FedAvg"] >= 3
@@ -146,6 +146,18 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     assert sites.groupby(["method", "seed"])["rows"].sum().eq(276).all()
     assert len(run.tables["pooled"]) == 2 * 2 * 10
     assert len(run.tables["verdicts"]) == 3
+    small = run.tables["small_sites"].set_index("method").loc[OURS]
+    assert (small["smallest"], small["rows"], small["splits"]) == ("Switzerland", 37, 2)
+    ours, theirs = (
+        run.rows[(run.rows["method"] == name) & (run.rows["split"] == "natural")] for name in (OURS, "FedAvg")
+    )
+    np.testing.assert_allclose(
+        small["at_all"], np.mean(ours["test_accuracy"].to_numpy() - theirs["test_accuracy"].to_numpy())
+    )
+    (out / "frontier.csv").write_text("a table of an earlier version")
+    again = conduct(SMALL, out, compute=False)
+    assert "frontier" not in again.tables
+    pd.testing.assert_frame_equal(again.tables["pooled_frontier"], run.tables["pooled_frontier"])
     written = page.write(out)
     assert "heart-sex" in written.read_text()
 

@@ -67,6 +67,41 @@ class Pairs(NamedTuple):
     changes: Tree
     inverses: jax.Array
 
+    @classmethod
+    def none(cls, model: Tree, memory: int) -> Pairs:
+        several = jax.tree.map(lambda leaf: jnp.zeros((memory, *leaf.shape), leaf.dtype), model)
+        return cls(several, several, jnp.zeros(memory, dtype_of(model)))
+
+    def joined(self, step: Tree, change: Tree, curved: float = CURVED) -> Pairs:
+        """With one more pair in the place of the oldest, unless the loss does not curve upwards along it."""
+        product = dot(step, change)
+        least = jnp.asarray(curved, product.dtype) * jnp.sqrt(squared_norm(step) * squared_norm(change))
+
+        def after(old: jax.Array, new: jax.Array) -> jax.Array:
+            return jnp.concatenate([old[1:], new[None]])
+
+        upwards = product > least
+        grown = jax.tree.map(after, self, Pairs(step, change, 1 / jnp.where(upwards, product, 1)))
+        return select(upwards, grown, self)  # type: ignore[no-any-return]
+
+    def inverse_times(self, vector: Tree, first: Any = 1.0) -> Tree:
+        """H times a vector: the two loops of the paper's Algorithm 2.1, places without a pair doing nothing; without any pair
+        H = ``first``."""
+
+        def back(vector: Tree, pair: Pairs) -> tuple[Tree, jax.Array]:
+            share = pair.inverses * dot(pair.steps, vector)
+            return step_along(vector, -share, pair.changes), share
+
+        def forth(vector: Tree, held: tuple[Pairs, jax.Array]) -> tuple[Tree, None]:
+            pair, share = held
+            return step_along(vector, share - pair.inverses * dot(pair.changes, vector), pair.steps), None
+
+        vector, shares = jax.lax.scan(back, vector, self, reverse=True)
+        latest: Any = jax.tree.map(lambda leaf: leaf[-1], self)
+        inverse, flatness = latest.inverses, squared_norm(latest.changes)
+        size = jnp.where(inverse > 0, 1 / jnp.where(inverse > 0, inverse * flatness, 1), first)
+        return jax.lax.scan(forth, scale(size, vector), (self, shares))[0]
+
 
 class Server(NamedTuple):
     """x with its loss and gradient, the direction d and the length t of the step to be tried, the pairs; how many points were
@@ -99,11 +134,7 @@ class Descent(NamedTuple):
     def first(self, model: Tree) -> Server:
         zero, none = jnp.zeros((), dtype_of(model)), jnp.zeros((), jnp.int32)
         here, unknown = zeros(model), jnp.asarray(True)
-        return Server(model, zero, here, here, zero, self._no_pairs(model), none, none, unknown)
-
-    def _no_pairs(self, model: Tree) -> Pairs:
-        several = jax.tree.map(lambda leaf: jnp.zeros((self.memory, *leaf.shape), leaf.dtype), model)
-        return Pairs(several, several, jnp.zeros(self.memory, dtype_of(model)))
+        return Server(model, zero, here, here, zero, Pairs.none(model, self.memory), none, none, unknown)
 
     def turns(self, server: Server) -> jax.Array:
         """0 when the run has arrived."""
@@ -122,8 +153,9 @@ class Descent(NamedTuple):
     def _stepped(self, server: Server, mean: Reply) -> Server:
         model, gradient = self.point(server), mean.gradient
         step, change = subtract(model, server.outer), subtract(gradient, server.gradient)
-        pairs = select(server.unknown, self._no_pairs(model), joined(server.pairs, step, change))
-        direction = downhill(gradient, pairs)
+        pairs = select(server.unknown, Pairs.none(model, self.memory), server.pairs.joined(step, change))
+        first = 1 / jnp.maximum(jnp.sqrt(squared_norm(gradient)), 1)
+        direction = scale(-1, pairs.inverse_times(gradient, first))
         foreseen = -dot(gradient, direction) / 2
         still = jnp.where(foreseen <= jnp.asarray(self.tolerance, foreseen.dtype), server.still + 1, 0)
         known, none = jnp.asarray(False), jnp.zeros((), jnp.int32)
@@ -133,19 +165,6 @@ class Descent(NamedTuple):
 @algorithm()
 def lbfgs(loss: ModelLoss, init: Start, memory: Count = 10, tolerance: NotNegative = 1e-7) -> Algorithm:
     """L-BFGS on all training rows: ``loss(model, rows)``, ``init`` the first model or a function of the key.
-
-    Args:
-        loss: ``(model, rows) -> scalar``, a mean over the rows.
-        init: The first model, any tree of float arrays, or a function of a key that makes it.
-        memory: How many of the last steps the server keeps.
-        tolerance: The run has arrived, and asks nobody any more, when the loss can fall by no more than this.
-
-    Returns:
-        An `Algorithm`, for `simulate` and `sweep`.
-
-    Raises:
-        ValueError: A number is out of its range.
-        TypeError: An argument is of the wrong kind, or its name is not known.
 
     Args:
         loss: ``(model, rows) -> scalar``, a mean over the rows.
@@ -206,37 +225,3 @@ def _enough(server: Server, mean: Reply) -> jax.Array:
     rounding = ROUNDING * jnp.finfo(slope.dtype).eps * jnp.abs(server.loss)
     allowed = server.loss + jnp.asarray(ARMIJO, slope.dtype) * server.length * slope + rounding.astype(slope.dtype)
     return server.unknown | (mean.loss <= allowed)
-
-
-def joined(pairs: Pairs, step: Tree, change: Tree) -> Pairs:
-    """With one more pair in the place of the oldest, unless the loss does not curve upwards along it."""
-    product = dot(step, change)
-    least = jnp.asarray(CURVED, product.dtype) * jnp.sqrt(squared_norm(step) * squared_norm(change))
-
-    def after(old: jax.Array, new: jax.Array) -> jax.Array:
-        return jnp.concatenate([old[1:], new[None]])
-
-    curved = product > least
-    grown = jax.tree.map(after, pairs, Pairs(step, change, 1 / jnp.where(curved, product, 1)))
-    return select(curved, grown, pairs)  # type: ignore[no-any-return]
-
-
-def downhill(gradient: Tree, pairs: Pairs) -> Tree:
-    """-H g: the two loops of the paper's Algorithm 2.1, places without a pair doing nothing."""
-
-    def back(vector: Tree, pair: Pairs) -> tuple[Tree, jax.Array]:
-        share = pair.inverses * dot(pair.steps, vector)
-        return step_along(vector, -share, pair.changes), share
-
-    def forth(vector: Tree, held: tuple[Pairs, jax.Array]) -> tuple[Tree, None]:
-        pair, share = held
-        return step_along(vector, share - pair.inverses * dot(pair.changes, vector), pair.steps), None
-
-    vector, shares = jax.lax.scan(back, gradient, pairs, reverse=True)
-    latest: Any = jax.tree.map(lambda leaf: leaf[-1], pairs)
-    inverse, flatness = latest.inverses, squared_norm(latest.changes)
-    norm = jnp.sqrt(squared_norm(gradient))
-    first = 1 / jnp.maximum(norm, 1)
-    size = jnp.where(inverse > 0, 1 / jnp.where(inverse > 0, inverse * flatness, 1), first)
-    vector, _ = jax.lax.scan(forth, scale(size, vector), (pairs, shares))
-    return scale(-1, vector)

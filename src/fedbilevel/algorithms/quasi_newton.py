@@ -35,6 +35,7 @@ import jax.numpy as jnp
 
 from fedbilevel.algorithms.arguments import Batch, Count, OuterBatch, Start, algorithm, bilevel
 from fedbilevel.algorithms.coupled import Point, second_products
+from fedbilevel.algorithms.lbfgs import Pairs
 from fedbilevel.algorithms.local import Local, enroll
 from fedbilevel.calculus import (
     Calls,
@@ -64,30 +65,6 @@ CURVED = 1e-6
 FIRST, LONGER, MOST = 0.5, 1.5, 1.5
 
 
-class Moves(NamedTuple):
-    """Moves of y and what they did to the gradient, the latest last; zeros before the first.  Leaves ``[memory, ...]``."""
-
-    points: Tree
-    gradients: Tree
-
-
-def inverse(moves: Moves, vector: Tree) -> Tree:
-    """B times a vector: the two loops of L-BFGS; the vector itself before any move."""
-
-    def back(vector: Tree, pair: Moves) -> tuple[Tree, jax.Array]:
-        share = _ratio(dot(pair.points, vector), dot(*pair))
-        return step_along(vector, -share, pair.gradients), share
-
-    def forth(vector: Tree, held: tuple[Moves, jax.Array]) -> tuple[Tree, None]:
-        pair, share = held
-        return step_along(vector, share - _ratio(dot(pair.gradients, vector), dot(*pair)), pair.points), None
-
-    last = jax.tree.map(lambda leaf: leaf[-1], moves)
-    unit = _ratio(dot(*last), dot(last.gradients, last.gradients))
-    vector, shares = jax.lax.scan(back, vector, moves, reverse=True)
-    return jax.lax.scan(forth, scale(jnp.where(unit > 0, unit, 1), vector), (moves, shares))[0]
-
-
 class Descent(NamedTuple):
     """y with its loss and gradient, the way d on which the next point lies, how far t, and what was learned of the Hessian.
     ``fresh``: the loss is another than before, so that the next value counts whatever it is; ``first``: how far to go then,
@@ -98,15 +75,15 @@ class Descent(NamedTuple):
     gradient: Tree
     way: Tree
     length: jax.Array
-    moves: Moves
+    moves: Pairs
     fresh: jax.Array
     first: jax.Array
 
     @classmethod
     def start(cls, point: Tree, memory: int) -> Descent:
         none, zero = zeros(point), jnp.zeros((), dtype_of(point))
-        empty = jax.tree.map(lambda leaf: jnp.zeros((memory, *leaf.shape), leaf.dtype), point)
-        return cls(point, zero, none, none, zero, Moves(empty, empty), jnp.asarray(True), jnp.ones_like(zero))
+        pairs, fresh = Pairs.none(point, memory), jnp.asarray(True)
+        return cls(point, zero, none, none, zero, pairs, fresh, jnp.ones_like(zero))
 
     @property
     def trial(self) -> Tree:
@@ -123,13 +100,8 @@ class Descent(NamedTuple):
         descends = value <= self.value + DESCENT * self.length * slope + rounding
         there = all_finite((value, gradient)) & (self.fresh | descends)
         moved, changed = subtract(trial, self.point), subtract(gradient, self.gradient)
-        sizes = jnp.sqrt(dot(moved, moved) * dot(changed, changed))
-        learns = there & ~self.fresh & (dot(moved, changed) > CURVED * sizes)
-        pushed = jax.tree.map(
-            lambda kept, new: jnp.concatenate([kept[1:], new[None]]), self.moves, Moves(moved, changed)
-        )
-        moves = select(learns, pushed, self.moves)
-        way, old = scale(-1, inverse(moves, gradient)), jnp.asarray(False)
+        moves = select(there & ~self.fresh, self.moves.joined(moved, changed, CURVED), self.moves)
+        way, old = scale(-1, moves.inverse_times(gradient)), jnp.asarray(False)
         first = jnp.where(self.fresh, self.first, jnp.ones_like(value))
         new = Descent(trial, value, gradient, way, first, moves, old, first)
         shorter = self._replace(length=SHORTER * self.length, fresh=old, first=SHORTER * self.length)
@@ -152,15 +124,15 @@ class Solve(NamedTuple):
     size: jax.Array
 
     @classmethod
-    def begun(cls, adjoint: Tree, residual: Tree, moves: Moves) -> Solve:
-        way = inverse(moves, residual)
+    def begun(cls, adjoint: Tree, residual: Tree, moves: Pairs) -> Solve:
+        way = moves.inverse_times(residual)
         return cls(adjoint, residual, way, dot(residual, way))
 
-    def after(self, product: Tree, moves: Moves) -> Solve:
+    def after(self, product: Tree, moves: Pairs) -> Solve:
         """After (d2g/dy2) times the way is known."""
         share = _ratio(self.size, dot(self.way, product))
         adjoint, residual = step_along(self.adjoint, share, self.way), step_along(self.residual, -share, product)
-        steep = inverse(moves, residual)
+        steep = moves.inverse_times(residual)
         size = dot(residual, steep)
         return Solve(adjoint, residual, step_along(steep, _ratio(size, self.size), self.way), size)
 

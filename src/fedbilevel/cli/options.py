@@ -99,9 +99,9 @@ ClassMetric = Annotated[
 Metric = Annotated[
     str | None,
     typer.Option(
-        help="equal_opportunity (default), equalized_odds or demographic_parity; for numbers mean_error (default) or "
-        "mean_prediction.",
-        autocompletion=one_of((*METRICS, "mean_error", "mean_prediction")),
+        help="equal_opportunity (default), equalized_odds, demographic_parity or calibration; for numbers mean_error (default) "
+        "or mean_prediction.",
+        autocompletion=one_of((*METRICS, "calibration", "mean_error", "mean_prediction")),
     ),
 ]
 Loss = Annotated[

@@ -28,6 +28,7 @@ GAPS = {
     "equal_opportunity": "gap of recall",
     "equalized_odds": "gap of recall, false pos.",
     "demographic_parity": "gap of selected",
+    "calibration": "gap of calibration",
     "mean_error": "gap of mean errors",
     "mean_prediction": "gap of mean predictions",
 }

@@ -265,6 +265,9 @@ def fairness(
     quick: Annotated[
         bool, typer.Option("--quick", help="Short training, no grids: a look, not a measurement.")
     ] = False,
+    as_it_is: Annotated[
+        bool, typer.Option("--as-it-is", help="With --tables: run nothing, make the tables of the parts in OUT.")
+    ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -273,8 +276,10 @@ def fairness(
     Means and 95 % intervals over random splits, and differences to FedAvg on the same split.
     """
     if tables is not None:
-        _over_tables(out, tables, cases, splits, quick, as_json, quiet)
+        _over_tables(out, tables, cases, splits, quick, as_it_is, as_json, quiet)
         return
+    if as_it_is:
+        raise ValueError("--as-it-is is for the study over tables: name --tables too.")
     prepare(out, figures=True)
     from fedbilevel.studies import fairness as study
 
@@ -285,17 +290,23 @@ def fairness(
 
 
 def _over_tables(
-    out: Path | None, tables: str, cases: str | None, splits: int | None, quick: bool, as_json: bool, quiet: bool
-) -> None:
+    out: Path | None, tables: str, cases: str | None, splits: int | None, quick: bool, as_it_is: bool, as_json: bool,
+    quiet: bool,
+) -> None:  # fmt: skip
     if cases is not None:
         raise ValueError("--cases and --tables exclude each other; give one of them.")
+    if as_it_is and (out is None or not out.is_dir()):
+        raise ValueError("--as-it-is needs --out: name the folder of a run that was begun.")
     prepare(out)
     from fedbilevel.studies import tables as study
     from fedbilevel.studies.driver import conduct
 
     design = study.chosen_design(tables, splits, quick)
-    run = conducted(lambda report, line: conduct(design, out, report, line), out, quiet)
-    told = {name: run.tables.get(name) for name in ("verdicts", "duels", "overall", "summary", "frontier")}
+    run = conducted(lambda report, line: conduct(design, out, report, line, compute=not as_it_is), out, quiet)
+    told = {
+        name: run.tables.get(name)
+        for name in ("verdicts", "duels", "overall", "summary", "pooled_frontier", "small_sites")
+    }
     tell(as_json, quiet, for_machines(out, told), _verdicts(run, out))
 
 
@@ -314,6 +325,11 @@ def _verdicts(run: Run, out: Path | None) -> Iterator[Piece]:
         yield "Ours against each method: cases by verdict", counted.reset_index()
     if "overall" in found:
         yield "Mean ranks over cases", found["overall"]
+    if "small_sites" in found:
+        sites = found["small_sites"]
+        spans = {name: _spans(sites, name) for name in ("at_smallest", "at_all")}
+        shown = sites[["dataset", "method", "smallest", "rows", "splits"]].assign(**spans)
+        yield "Accuracy minus FedAvg's at the smallest site, and at all sites", shown[sites["method"] == "ours"]
     yield Text("docs/study-protocol.md says what the words mean.")
     if run.configuration.get("quick"):
         yield Text("Training was short (--quick): this is a look at the command, not a measurement.")

@@ -38,6 +38,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedbilevel.algorithms.arguments import Count, Kind, NotNegative, Positive, algorithm
+from fedbilevel.algorithms.lbfgs import Pairs
 from fedbilevel.calculus import Calls, Tree, counted, no_calls, select
 from fedbilevel.fairness.formulation import Formulation, Weights, spread_of, statistics
 from fedbilevel.fairness.models import Model, decided, mean_of, penalty
@@ -109,13 +110,6 @@ class Solve(NamedTuple):
     solution: jax.Array
     residual: jax.Array
     direction: jax.Array
-
-
-class Pairs(NamedTuple):
-    """The latest directions and their products, the oldest first; zeros before there are so many."""
-
-    directions: jax.Array
-    products: jax.Array
 
 
 class Server(NamedTuple):
@@ -262,7 +256,7 @@ def fedpath(
         return told.loss + strength * spread_of(form, told.sums, total)
 
     def begin(server: Server, right: jax.Array) -> Server:
-        towards = preconditioned(server.pairs, right)
+        towards = server.pairs.inverse_times(right)
         return server._replace(solve=Solve(jnp.zeros_like(right), right, _unit(towards)))
 
     def onward(server: Server, product: jax.Array) -> Server:
@@ -272,9 +266,9 @@ def fedpath(
         bend = along @ product
         upwards = bend > TINY
         length = jnp.where(upwards, (residual @ along) / jnp.where(upwards, bend, 1), 0)
-        pairs = select(upwards, remembered(server.pairs, along, product), server.pairs)
+        pairs = server.pairs.joined(along, product)
         residual = residual - length * product
-        towards = preconditioned(pairs, residual)
+        towards = pairs.inverse_times(residual)
         conjugate = towards - jnp.where(upwards, (towards @ product) / jnp.where(upwards, bend, 1), 0) * along
         return server._replace(solve=Solve(solution + length * along, residual, _unit(conjugate)), pairs=pairs)
 
@@ -337,8 +331,7 @@ def fedpath(
         path = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (number + 1, *leaf.shape)), Path(*point))
         return Server(
             point, point, Solve(nothing, nothing, nothing),
-            Pairs(jnp.zeros((MEMORY, size), kind), jnp.zeros((MEMORY, size), kind)), outer,
-            jnp.eye(cells, dtype=kind), jnp.asarray(RADIUS, kind), jnp.asarray(LONGEST, kind),
+            Pairs.none(inner, MEMORY), outer, jnp.eye(cells, dtype=kind), jnp.asarray(RADIUS, kind), jnp.asarray(LONGEST, kind),
             jnp.zeros(sums.shape, kind), jnp.zeros((), jnp.int32), path,
         )  # fmt: skip
 
@@ -368,33 +361,6 @@ def fedpath(
 def rounds_of(strengths: Sequence[float], steps: int = STEPS, warm: int = WARM) -> int:
     """The last round only looks at where the last step led."""
     return warm + steps * len(strengths)
-
-
-def remembered(pairs: Pairs, direction: jax.Array, product: jax.Array) -> Pairs:
-    return Pairs(
-        *(jnp.concatenate([held[1:], new[None]]) for held, new in zip(pairs, (direction, product), strict=True))
-    )
-
-
-def preconditioned(pairs: Pairs, vector: jax.Array) -> jax.Array:
-    """The pairs' inverse of H times a vector: the two loops of L-BFGS; pairs of zeros change nothing."""
-    bends = jnp.sum(pairs.directions * pairs.products, axis=1)
-    shares = jnp.where(bends > 0, 1 / jnp.where(bends > 0, bends, 1), 0)
-
-    def back(held: jax.Array, pair: Any) -> tuple[jax.Array, jax.Array]:
-        direction, product, share = pair
-        length = share * (direction @ held)
-        return held - length * product, length
-
-    rest, lengths = jax.lax.scan(back, vector, (*pairs, shares), reverse=True)
-    newest = pairs.products[-1] @ pairs.products[-1]
-    rest = rest * jnp.where(newest > 0, bends[-1] / jnp.where(newest > 0, newest, 1), 1)
-
-    def forth(held: jax.Array, pair: Any) -> tuple[jax.Array, None]:
-        direction, product, share, length = pair
-        return held + (length - share * (product @ held)) * direction, None
-
-    return jax.lax.scan(forth, rest, (*pairs, shares, lengths))[0]
 
 
 def bent(bend: jax.Array, step: jax.Array, change: jax.Array) -> jax.Array:

@@ -111,21 +111,7 @@ class Moments:
     def gap_ends(self, criterion: str, level: float = 0.95) -> tuple[float, float]:
         """Both ends of the gap's interval, for sums without further axes; groups of one row have no variance and no part."""
         first, second = CRITERIA[criterion]
-        known = np.flatnonzero(self.rows > 1)
-        pairs = list(combinations(known, 2))
-        if not pairs:
-            return float("nan"), float("nan")
-        from scipy.special import stdtrit
-
-        means, errors = self._mean(first), self._variance(first, second) / np.maximum(self.rows, 1)
-        low, high = 0.0, 0.0
-        for a, b in pairs:
-            both = errors[a] + errors[b]
-            freedom = both**2 / sum(errors[one] ** 2 / (self.rows[one] - 1) for one in (a, b)) if both > 0 else 1.0
-            half = float(stdtrit(freedom, 1 - (1 - level) / (2 * len(pairs))) * np.sqrt(both))
-            distance = abs(float(means[a] - means[b]))
-            low, high = max(low, distance - half), max(high, distance + half)
-        return low, high
+        return mean_gap_ends(self._mean(first)[None], self._variance(first, second)[None], self.rows, level)
 
     def table(self, names: Sequence[Any], scale: Scale = STANDARD, level: float | None = None) -> pd.DataFrame:
         """One row a group: how many rows, and `MEASURES` in the table's units; with ``level`` their intervals too."""
@@ -166,6 +152,25 @@ class Moments:
         return np.asarray((self._mean("eeee") - 2 * share * mixed + share**2 * fourth) / spread**2)
 
 
+def mean_gap_ends(means: Floats, variances: Floats, rows: Floats, level: float = 0.95) -> tuple[float, float]:
+    """Both ends of the interval of the largest difference between two groups' ``means`` [comparison, group], from the variances
+    of single rows; groups of one row have no part."""
+    pairs = list(combinations(np.flatnonzero(rows > 1), 2))
+    if not pairs:
+        return float("nan"), float("nan")
+    from scipy.special import stdtrit
+
+    low, high = 0.0, 0.0
+    for middle, errors in zip(means, variances / np.maximum(rows, 1), strict=True):
+        for a, b in pairs:
+            both = errors[a] + errors[b]
+            freedom = both**2 / sum(errors[one] ** 2 / (rows[one] - 1) for one in (a, b)) if both > 0 else 1.0
+            half = float(stdtrit(freedom, 1 - (1 - level) / (2 * len(pairs) * len(means))) * np.sqrt(both))
+            distance = abs(float(middle[a] - middle[b]))
+            low, high = max(low, distance - half), max(high, distance + half)
+    return low, high
+
+
 def in_units(name: str, value: Any, scale: Scale) -> Any:
     """A measure, or a gap of means, in the table's units."""
     if name == "r2":
@@ -190,17 +195,51 @@ def differences(
     roots = [float(np.sqrt(np.mean(e**2))) for e in errors]
     slopes = [e**2 / (2 * root) if root > 0 else 0 * e for e, root in zip(errors, roots, strict=True)]
     found = {"rmse": around(roots[0] - roots[1], float(np.std(slopes[0] - slopes[1]) / np.sqrt(len(y))))}
-    gaps, pulls = [], np.zeros_like(y)
-    for sign, p, e in zip((1, -1), (ours, theirs), errors, strict=True):
-        values = e if criterion == "mean_error" else np.asarray(p, np.float64)
-        means = Moments.of(y, p, codes, names)._mean(CRITERIA[criterion][0])
-        if np.isfinite(means).sum() < 2:
-            return {**found, "gap": (np.nan, np.nan, np.nan)}
-        high, low = int(np.nanargmax(means)), int(np.nanargmin(means))
-        gaps.append(float(means[high] - means[low]))
-        pulls += sign * values * ((codes == high).astype(float) - (codes == low))
-    spread = sum(np.var(pulls[codes == group]) / np.sum(codes == group) for group in np.unique(codes))
-    return {**found, "gap": around(gaps[0] - gaps[1], float(np.sqrt(spread)))}
+    compared = [
+        (e if criterion == "mean_error" else np.asarray(p, np.float64))[None]
+        for e, p in zip(errors, (ours, theirs), strict=True)
+    ]
+    return {**found, "gap": gap_change(compared[0], compared[1], codes, names, level)}
+
+
+def gap_change(
+    ours: Floats, theirs: Floats, groups: Any, names: int, level: float = 0.95
+) -> tuple[float, float, float]:
+    """The largest difference of two groups' means in ours minus that in theirs, with both ends of its interval; a value of each
+    comparison and row [comparison, n].
+
+    If our gap rests on two groups in one comparison, theirs is at least as large as their own difference there: the change is
+    at most that of this one contrast.  Likewise it is at least that of the contrast which their gap rests on.  The ends are
+    those of all contrasts that a gap may rest on by chance, in either direction where that is chance, too.  Normal.
+    """
+    codes = np.asarray(groups, np.int64)
+    rows = np.bincount(codes, minlength=names)
+    pairs, z = list(combinations(np.flatnonzero(rows), 2)), normal_quantile(level)
+    if not pairs:
+        return np.nan, np.nan, np.nan
+    members = [codes == group for group in range(names)]
+
+    def around(values: Floats, pair: tuple[int, int]) -> tuple[float, float]:
+        """The difference of two groups' means, and its standard error."""
+        here = [values[members[group]] for group in pair]
+        return float(here[0].mean() - here[1].mean()), float(np.sqrt(sum(each.var() / len(each) for each in here)))
+
+    contrasts = [(each, pair) for each in range(len(ours)) for pair in pairs]
+    known = [[around(values[each], pair) for each, pair in contrasts] for values in (ours, theirs)]
+    gaps = [max(abs(value) for value, _ in of) for of in known]
+    ends = []
+    for rests, side in ((1, -1.0), (0, 1.0)):
+        found = []
+        for (each, pair), (value, error), (other, _) in zip(contrasts, known[rests], known[1 - rests], strict=True):
+            if abs(value) + z * error < gaps[rests]:
+                continue
+            one, two = (ours, theirs) if rests == 0 else (theirs, ours)
+            for sign in (-1.0, 1.0) if abs(value) < z * error else (np.sign(value),):
+                apart, error_apart = around(sign * one[each] - (1.0 if other >= 0 else -1.0) * two[each], pair)
+                found.append(apart + z * error_apart)
+        ends.append(side * max(found))
+    change = gaps[0] - gaps[1]
+    return change, min(ends[0], change), max(ends[1], change)
 
 
 def _student(rows: Floats, level: float) -> Floats:

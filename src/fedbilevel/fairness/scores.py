@@ -33,6 +33,7 @@ import pandas as pd
 
 from fedbilevel.engines.stages import Expected
 from fedbilevel.fairness.metrics import Counts, Floats, Integers, normal_quantile, ratio, wilson
+from fedbilevel.fairness.moments import mean_gap_ends
 
 ALL = "(all)"
 """Everybody, as a group of tables."""
@@ -224,6 +225,41 @@ class Scores:
         low, high = wilson(ratio(self.rows[..., 1], size), size, level)
         return predicted - high, predicted - low
 
+    def miscalibration(self) -> tuple[Floats, Floats]:
+        """By comparison and group, the means of (p - y) p and of (p - y) (1 - p) (`formulation.calibration`; of more than two
+        classes, of each), and the variances of single rows.  Means follow from the sums, variances from the bins."""
+        size, both = self.rows.sum(axis=-1), self.sums.sum(axis=-2)
+        among = self.sums[..., 1, 0]
+        means = ratio(both[..., 1] - among, size), ratio(both[..., 0] - both[..., 1] - self.rows[..., 1] + among, size)
+        error = _MIDDLES - np.array([[0.0], [1.0]])
+        variances = []
+        for value in (error * _MIDDLES, error * (1 - _MIDDLES)):
+            first, second = (ratio((self.cells * value**power).sum(axis=(-1, -2)), size) for power in (1, 2))
+            variances.append(np.maximum(second - first**2, 0) * ratio(size, np.maximum(size - 1, 1)))
+        shape = (-1, size.shape[-1])
+        return np.stack(means).reshape(shape), np.stack(variances).reshape(shape)
+
+    def calibration_gap(self) -> float:
+        """The largest difference of two groups in one of the means of `miscalibration`; NaN where fewer than two have rows."""
+        means, _ = self.miscalibration()
+        if (self.rows.sum(axis=-1).reshape(-1, means.shape[1])[0] > 0).sum() < 2:
+            return float("nan")
+        return float((np.nanmax(means, axis=1) - np.nanmin(means, axis=1)).max())
+
+    def calibration_gap_ends(self, level: float = 0.95) -> tuple[float, float]:
+        """Welch's intervals of all pairs of groups and comparisons, at a level that holds for all together."""
+        rows = self.rows.sum(axis=-1)
+        return mean_gap_ends(*self.miscalibration(), rows.reshape(-1, rows.shape[-1])[0].astype(np.float64), level)
+
+    def gathered(self, places: Any, count: int) -> Scores:
+        """Fewer groups: those with the same place become one; -1 is left out."""
+        chosen = np.asarray(places)[None, :] == np.arange(count)[:, None]
+
+        def together(values: Any) -> Any:
+            return np.moveaxis(np.tensordot(chosen.astype(values.dtype), values, axes=(1, -3)), 0, -3)
+
+        return Scores(together(self.cells), together(self.sums))
+
     def curve(self, minimum: int = 1, buckets: int = 10, level: float = 0.95) -> pd.DataFrame:
         """The calibration curve of all groups together: ``predicted`` (mean), ``observed`` (share of positives), ``count``,
         and the ends of Wilson's interval.  Neighbouring bins are joined until a bucket has its share of the rows and
@@ -272,6 +308,17 @@ def measures(
         for end, both in zip(("", "_low", "_high"), zip(*values, strict=True), strict=True):
             table[f"{name}{end}"] = np.concatenate(both, axis=-1).T.ravel()
     return table
+
+
+def miscalibrations(labels: Any, probability: Any) -> Floats:
+    """Of every row (p - y) p and (p - y) (1 - p), [comparison, n]: what `Scores.miscalibration` has the means of."""
+    values = np.asarray(probability, np.float64)
+    label = np.asarray(labels, np.int64)
+    chances, truths = (values[None], label[None]) if values.ndim == 1 else (
+        values.T, label[None] == np.arange(values.shape[1])[:, None]
+    )  # fmt: skip
+    error = chances - truths
+    return np.concatenate([error * chances, error * (1 - chances)])
 
 
 def area(labels: Any, values: Any) -> float:

@@ -102,10 +102,6 @@ class FitOptions:
         check_aims(self.method, self.strength, self.gap, self.accuracy_loss)
         if isinstance(self.strength, str) and self.strength != "auto":
             raise ValueError(f"--strength must be a number or auto, not {self.strength!r}.")
-        if self.metric == "calibration":
-            raise ValueError(
-                "--metric calibration is for FairFederatedClassifier in Python: the tables of a fit measure gaps of decisions."
-            )
         self.program(features=1, groups=2, curvature=0.0)
         self.baseline()
 
@@ -306,6 +302,8 @@ def _fill(
             other = FittedModel.read(model_file(read(folder.path), file_name(baseline.label)))
             ours, theirs = (measuring.answers(each, parts["test"].features) for each in (model, other))
             kind: dict[str, Any] = {"classes": len(schema.labels), "target": encoder.target}
+            if chosen.metric == "calibration":
+                kind["chances"] = [each.probabilities_of(parts["test"].features) for each in (model, other)]
             row |= measuring.differences(parts["test"], ours, theirs, visible, chosen.metric, **kind)
         row |= _costs(program, fitted)
         history = fitted.history.rename(columns={"hessian_vector_calls": "hvp_calls"})
@@ -327,8 +325,8 @@ def _on_test_rows(
     seen = []
     for place in range(len(fitted.frontier.table)):
         point = replace(model, params=jax.tree.map(lambda leaf, place=place: leaf[place], path.inner))
-        said = measuring.answers(point, kept.features)
-        seen.append(measuring.compared(kept, said, model.schema, visible, metric, plain=True))
+        said, chances = measuring.answers(point, kept.features), measuring.chances_of(point, kept.features)
+        seen.append(measuring.compared(kept, said, model.schema, visible, metric, plain=True, chances=chances))
     return fitted.frontier.table.assign(
         test_accuracy=[one["accuracy"] for one in seen], test_gap=[one["gap"] for one in seen]
     )
@@ -402,7 +400,7 @@ def choose_strength(
     candidates += [replace(options, strength=value, compare_with=None) for value in STRENGTHS[options.knob]]
     measured = []
     for number, candidate in enumerate(candidates):
-        decided, held_out = [], []
+        decided, held_out, believed = [], [], []
         for fold in range(FOLDS):
             out = joined([part.take(owner == fold) for part, owner in sites])
             program = candidate.program_of(schema, prepared.smooth)
@@ -410,11 +408,14 @@ def choose_strength(
             fitted, threshold = train(candidate, program, kept, record=False)
             made = FittedModel.of_schema(prepared.encoder, program.model, fitted.params, threshold=threshold)
             decided.append(measuring.answers(made, out.features))
+            believed.append(measuring.chances_of(made, out.features))
             held_out.append(out)
             tell(number * FOLDS + fold + 1, len(candidates) * FOLDS)
         strength = 0.0 if number == 0 else float(candidate.strength or 0)
         plain = options.class_weight is None and options.threshold is None
-        seen = measuring.compared(joined(held_out), np.concatenate(decided), schema, visible, options.metric, plain)
+        chances = None if schema.regression else np.concatenate(believed)
+        together, said = joined(held_out), np.concatenate(decided)
+        seen = measuring.compared(together, said, schema, visible, options.metric, plain, chances)
         measured.append({"strength": strength, **seen})
     table = pd.DataFrame(measured)
     best = _choice(table)

@@ -24,7 +24,7 @@ from fedbilevel.fairness.metrics import Counts, normal_quantile
 from fedbilevel.fairness.models import numbers
 from fedbilevel.fairness.moments import Moments, Scale
 from fedbilevel.fairness.saving import FittedModel
-from fedbilevel.fairness.scores import ALL, Scores, measures
+from fedbilevel.fairness.scores import ALL, Scores, measures, miscalibrations
 from fedbilevel.jobs.sites import Part, Prepared, joined
 from fedbilevel.tables.schema import Margin, Schema
 
@@ -92,8 +92,12 @@ def tally(schema: Schema, labels: Any, said: Any, chances: Any, codes: Any, name
     counts = Counts.of(labels, said, codes, len(names), classes=len(schema.labels))
     if chances is None:
         return Tally(counts, None, names, compared)
-    scored = chances[:, 1] if len(schema.labels) == 2 else chances
-    return Tally(counts, Scores.of(labels, scored, codes, len(names)), names, compared)
+    return Tally(counts, Scores.of(labels, _scored(chances), codes, len(names)), names, compared)
+
+
+def _scored(chances: Any) -> Any:
+    """What `Scores` takes: of two classes the probability of the second."""
+    return chances[:, 1] if chances.shape[1] == 2 else chances
 
 
 def measured(
@@ -110,7 +114,10 @@ def measured(
             return Moments(np.concatenate([of.everybody().sums, of.sums])).table([ALL, *names], scale, LEVEL)
         return measures(of, scores, names, LEVEL, classes)
 
-    def gap(name: str, of: Counts | Moments) -> dict[str, float]:
+    def gap(name: str, of: Counts | Moments, scored: Scores | None) -> dict[str, float]:
+        if metric == "calibration":
+            assert scored is not None
+            return ends(name, scored.calibration_gap(), *scored.calibration_gap_ends(LEVEL))
         ends_of = of.gap_ends(metric, LEVEL) if isinstance(of, Moments) else gap_ends(of, metric, level=LEVEL)
         return ends(name, *(scale.spread * value for value in (of.gap(metric), *ends_of)))
 
@@ -118,7 +125,8 @@ def measured(
     # Of more than two classes, means over them; what is not a class's own has the same value in all.
     everybody: Any = whole.loc[ALL].mean() if several else whole.loc[ALL]
     alone = sums.first(compared)
-    row = gap(f"{part}_gap", alone)
+    scored = None if scores is None else scores.of_groups(range(compared))
+    row = gap(f"{part}_gap", alone, scored)
     for name in MEASURES_OF_NUMBERS if number else OF_EVERYBODY if several else MEASURES:
         row |= ends(f"{part}_{name}", *(everybody.get(f"{name}{end}", np.nan) for end in ("", "_low", "_high")))
     groups = _rows(whole, part, names[:compared])
@@ -130,11 +138,12 @@ def measured(
     curve = NO_ROWS if scores is None else _curves(scores, names, minimum, classes if several else ()).assign(part=part)
     if not schema.margins or not set(names[:compared]) <= set(schema.groups):
         return Measured(row, groups, curve, found)
-    gaps = [{"by": " & ".join(schema.sensitive), "part": part, **gap("gap", alone)}]
+    gaps = [{"by": " & ".join(schema.sensitive), "part": part, **gap("gap", alone, scored)}]
     groups = groups.assign(by=" & ".join(schema.sensitive))
     for margin in margins(schema, names[:compared]):
         column = alone.gathered(margin.places, len(margin.values))
-        gaps.append({"by": margin.name, "part": part, **gap("gap", column)})
+        by_column = None if scored is None else scored.gathered(margin.places, len(margin.values))
+        gaps.append({"by": margin.name, "part": part, **gap("gap", column, by_column)})
         more = _rows(table(column, margin.values), part, margin.values).assign(by=margin.name)
         groups = pd.concat([groups, more], ignore_index=True)
     return Measured(row, groups, curve, found, pd.DataFrame(gaps))
@@ -182,11 +191,16 @@ def answers(model: FittedModel, features: NDArray[np.float32]) -> NDArray[Any]:
     return model.decided(model.probabilities_of(features))
 
 
+def chances_of(model: FittedModel, features: NDArray[np.float32]) -> NDArray[Any] | None:
+    """The probabilities behind that, [n, classes]; None of a number."""
+    return None if model.model.regression else model.probabilities_of(features)
+
+
 def of_rows(part: str, rows: Part, model: FittedModel, visible: Visible, metric: str) -> Measured:
     """The same from rows at hand, of which those in groups that are too small are not looked at."""
     schema, codes = model.schema, visible.codes(rows.groups)
     kept = rows.take(codes >= 0)
-    chances = None if schema.regression else model.probabilities_of(kept.features)
+    chances = chances_of(model, kept.features)
     said = answers(model, kept.features) if chances is None else model.decided(chances)
     names, shown = visible.listed(schema.groups), int(visible.shown.sum())
     told = tally(schema, kept.labels, said, chances, codes[codes >= 0], names, shown)
@@ -226,9 +240,10 @@ def found_at_sites(reports: Mapping[str, Mapping[str, Any]], schema: Schema, tog
 
 
 def compared(
-    rows: Part, said: NDArray[Any], schema: Schema, visible: Visible, metric: str, plain: bool
+    rows: Part, said: NDArray[Any], schema: Schema, visible: Visible, metric: str, plain: bool, chances: Any = None
 ) -> dict[str, Any]:
-    """What choosing a strength looks at: accuracy (balanced unless ``plain``; of a number R2), gap, and if it is of use."""
+    """What choosing a strength looks at: accuracy (balanced unless ``plain``; of a number R2), gap, and if it is of use;
+    ``chances``: the probabilities [n, classes] behind what was ``said`` of classes."""
     groups = len(schema.groups)
     if schema.regression:
         sums = Moments.of(rows.labels, said, rows.groups, groups)
@@ -237,9 +252,14 @@ def compared(
     counts = rows.counted(said, groups, len(schema.labels))
     shown = Counts(counts.cells[visible.shown]).present()
     found = findings.of_model(shown, range(len(shown.rows)), metric)
+    if metric == "calibration":
+        scores = Scores.of(rows.labels, _scored(chances), rows.groups, groups)
+        gap = scores.of_groups(np.flatnonzero(visible.shown)).calibration_gap()
+    else:
+        gap = shown.gap(metric)
     return {
         "accuracy": float(counts.overall("accuracy") if plain else counts.balanced_accuracy()),
-        "gap": float(shown.gap(metric)),
+        "gap": float(gap),
         "usable": not any(finding.code.startswith(("selects", "never")) for finding in found),
     }
 
@@ -252,9 +272,10 @@ def differences(
     metric: str,
     classes: int = 2,
     target: tuple[float, float] | None = None,
+    chances: Sequence[Any] = (),
 ) -> dict[str, float]:
     """Accuracy and gap minus those of another model on the same rows, from the `answers` of both, with the intervals of the
-    differences; of a number, whose mean and spread are its ``target``, RMSE and gap."""
+    differences; of a number, whose mean and spread are its ``target``, RMSE and gap.  ``chances``: of both, [n, classes]."""
     codes, number = visible.codes(rows.groups), int(visible.shown.sum())
     alone = (codes >= 0) & (codes < number)
     if target is not None:
@@ -269,10 +290,14 @@ def differences(
         tuple(np.asarray(column, np.int64)[alone] for column in (codes, rows.labels, ours, theirs)), shape
     )
     joint = np.bincount(place, minlength=int(np.prod(shape))).reshape(shape)
-    gaps = [Counts(joint.sum(axis=axis)).gap(metric) for axis in (-1, -2)]
     seen = codes >= 0
     right = [(np.asarray(each)[seen] == rows.labels[seen]) * 1.0 for each in (ours, theirs)]
-    gap = ends("gap_difference", gaps[0] - gaps[1], *gap_difference_ends(joint, metric, LEVEL))
+    if metric == "calibration":
+        both = [miscalibrations(rows.labels[alone], _scored(each)[alone]) for each in chances]
+        gap = ends("gap_difference", *moments.gap_change(both[0], both[1], codes[alone], number, LEVEL))
+    else:
+        gaps = [Counts(joint.sum(axis=axis)).gap(metric) for axis in (-1, -2)]
+        gap = ends("gap_difference", gaps[0] - gaps[1], *gap_difference_ends(joint, metric, LEVEL))
     return gap | _paired("accuracy_difference", *right)
 
 

@@ -22,7 +22,7 @@ from fedbilevel.runs import Run
 
 TABLES = (
     "sites", "facts", "notes", "mapping", "findings", "calibration", "frontier", "contrast", "contrast-floors", "choices",
-    "doubtful",
+    "doubtful", "pooled", "pooled_frontier", "overall", "summary",
 )  # fmt: skip
 """Tables of a run that a brief or a figure tells."""
 COMMANDS = ("fit", "tune", "federate", "audit")
@@ -39,6 +39,7 @@ TERMS = {
     "equal-opportunity gap (EqOpp)": "the largest true-positive rate of a group minus the smallest; 0 is fair by this measure",
     "equalized-odds gap (EqOdds)": "the same, of true- or false-positive rates, whichever differ more",
     "demographic-parity gap (DemPar)": "the same, of selection rates",
+    "calibration gap (Calib)": "the same, of how far probabilities are above the truth, among likely and among unlikely rows",
     "mean error": "where a number is predicted: how far predictions are above the truth on average; its gap is 0 if fair",
     "R²": "the share of a number's variance that predictions explain; always saying the mean explains 0",
     "interval": "95 % of such intervals hold the true value; a wide one means few rows",
@@ -113,6 +114,8 @@ def _groups(run: Run, ours: Any) -> list[str]:
     if "mean_error" in frame.columns:
         return _means(run, frame, ours)
     target = about.get("target", "the target")
+    if about.get("metric") == "calibration":
+        return _believed(frame, ours)
     sentences = []
     for rate in CRITERIA.get(str(about.get("metric")), ()):
         there, yes = frame[frame[rate].notna()], about.get("positive", "positive")
@@ -123,6 +126,25 @@ def _groups(run: Run, ours: Any) -> list[str]:
             sentences.append(_shares(there, rate, f"{target} = {yes}"))
     larger = "The larger of the differences" if len(sentences) > 1 else "The difference"
     return sentences and [*sentences, *_chance(ours, lambda share: f"{_points(share)} in 100", larger)]
+
+
+def _believed(groups: pd.DataFrame, row: Any) -> list[str]:
+    """How far probabilities are above the observed share, by group; of more than two classes, in that which differs most."""
+    if "label" in groups.columns and len(groups):
+        widest = groups.groupby("label")["calibration"].agg(lambda values: values.max() - values.min()).idxmax()
+        groups = groups[groups["label"] == widest]
+    there = groups[groups["calibration"].notna()].sort_values("calibration")
+    if len(there) < 2:
+        return []
+    said = [
+        f"{_points(abs(value))} in 100 too {'many' if value > 0 else 'few'} in the group {name}"
+        for name, value in there[["group", "calibration"]].iloc[[0, -1]].itertuples(index=False)
+    ]
+    told = "The difference between groups, among likely or among unlikely rows,"
+    return [
+        f"Probabilities promise {said[0]} and {said[1]}.",
+        *_chance(row, lambda share: f"{_points(share)} in 100", told),
+    ]
 
 
 def _means(run: Run, groups: pd.DataFrame, row: Any) -> list[str]:

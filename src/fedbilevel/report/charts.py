@@ -159,6 +159,9 @@ CAPTIONS = {
     "doubtful": "Rows whose labels are doubtful: how many; which ones is in a list of the site's own",
     "mapping": "Mapping applied: what was changed in the tables of the sites",
     "effects": "What each feature does: odds ratios with 95 % intervals",
+    "verdicts": "Ours against the pooled frontier, in accuracy at our gap",
+    "duels": "Ours minus every other method: gap and accuracy, with 95 % intervals",
+    "small_sites": "Accuracy minus FedAvg's at the smallest site, at all sites, and at the site that loses most",
 }
 """What a command's own tables are called on its page."""
 

@@ -40,6 +40,7 @@ TITLES = {
     "compare": "Runs side by side",
     "rates": "The convergence theorems, measured",
     "fairness": "Fairness over many splits",
+    "tables": "Fairness over tables",
 }
 VERDICTS = {
     "best": ("best", "best, beyond noise"),
@@ -105,7 +106,7 @@ def page_of(run: Run) -> Page:
     drawn = figures
     if run.command == "tune":
         from fedbilevel.report.tuning import charts as drawn
-    elif run.command in ("rates", "fairness") or {"calibration", "frontier"} & set(run.others):
+    elif run.command in ("rates", "fairness", "tables") or {"calibration", "frontier"} & set(run.others):
         from fedbilevel.report.studies import charts as drawn
     return Page(run, told, drawn(told), tables)
 

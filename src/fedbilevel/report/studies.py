@@ -26,10 +26,10 @@ def charts(reading: Reading) -> list[Chart]:
     tables = reading.run.tables
     if reading.run.command == "rates":
         return rates(tables) if tables else []
-    calibrated = reading.run.others.get("calibration")
+    calibrated = tables.get("calibration")
     usual, more = figures(reading), front(tables, reading) if calibrated is None else calibration(calibrated)
-    path = frontier(reading.run.others.get("frontier"))
-    return [*usual[:1], *(chart for chart in (path, more) if chart is not None), *usual[1:]]
+    own = (frontier(tables.get("frontier")), limits(tables, reading), ranks(tables.get("overall")), more)
+    return [*usual[:1], *(chart for chart in own if chart is not None), *usual[1:]]
 
 
 def write_figures(command: str, tables: Tables, folder: Path) -> list[Path]:
@@ -140,7 +140,7 @@ def calibration(table: pd.DataFrame) -> Chart | None:
 def frontier(table: pd.DataFrame | None) -> Chart | None:
     """Accuracy against gap along a path of strengths, on training rows and, where there are any, on test rows; the model that
     is used, and the gap that a fair model would show on the training rows."""
-    if table is None or "chosen" not in table:  # the study over tables has a frontier of pooled rows under this name
+    if table is None:
         return None
     used = table[table["chosen"]].iloc[0]
     parts = {"training rows": "", **({"test rows": "test_"} if "test_gap" in table else {})}
@@ -163,6 +163,94 @@ def frontier(table: pd.DataFrame | None) -> Chart | None:
         "the gap that a fair model shows on so many training rows on average."
     )
     return sketch.chart("frontier", "plane", "Frontier: accuracy against gap", note)
+
+
+def limits(tables: Tables, reading: Reading) -> Chart | None:
+    """The study over tables: every method's mean accuracy and gap beside the frontier of pooled rows, a panel a case with its
+    first kind of sites."""
+    points = tables.get("pooled_frontier")
+    if points is None:
+        return None
+    limit, across, up = (
+        "pooled rows",
+        Axis("gap, test rows (left is fairer)", "rate", floor=0),
+        Axis("accuracy", "rate"),
+    )
+    sketch = Sketch([*reading.names, limit])
+    last = len(reading.names)
+    means = reading.rows.groupby(["dataset", "split", "method"], sort=False)[["test_gap", "test_accuracy"]].mean()
+    first = {block.key[0]: block.key for block in reversed(reading.blocks)}
+    for number, (case, key) in enumerate(reversed(first.items())):
+        hull = points[(points["dataset"] == case) & points["hull"]].sort_values("test_gap")
+        drawn: dict[str, tuple[float, float]] = {
+            name: tuple(means.loc[(*key, name)]) for name in reading.names if (*key, name) in means.index
+        }
+        marks = [
+            Mark(reading.names.index(name), *place, tip=f"{name}: accuracy {place[1]:.4f}, gap {place[0]:.3f}")
+            for name, place in drawn.items()
+        ]
+        for name, (gap, accuracy) in drawn.items():
+            told = {
+                "case": title_of(key),
+                "method": name,
+                "accuracy": shown(accuracy, "rate"),
+                "gap": shown(gap, "rate"),
+            }
+            sketch.tell(number, reading.names.index(name), told)
+        for row in hull.to_dict("records"):
+            told = {"case": title_of(key), "method": f"{limit}, {row['kind']} {row['setting']:g}"}
+            told |= {what: shown(row[f"test_{what}"], "rate") for what in ("accuracy", "gap")}
+            sketch.tell(number, last, told)
+        line = Line(last, "", tuple(hull["test_gap"]), tuple(hull["test_accuracy"]))
+        floor = float(hull["floor"].iloc[0]) if len(hull) else None
+        sketch.panels.append(
+            Panel(number, title_of(key), across, up, marks=tuple(marks), lines=(line,), baseline=floor)
+        )
+    note = (
+        "Line: what models reach that see all rows in one place. Dotted: the gap that a fair model shows on so many test rows "
+        "on average. Means over the splits."
+    )
+    return sketch.chart("limits", "plane", "Beside the pooled frontier", note)
+
+
+def ranks(table: pd.DataFrame | None) -> Chart | None:
+    """Critical differences over cases: mean ranks, each with half of Nemenyi's critical difference to either side."""
+    if table is None:
+        return None
+    same = table["cases"].nunique() == 1  # none but cases of the bar were run
+    which = {"bar": "Cases of the bar"} | ({} if same else {"all": "All cases"})
+    axes = {
+        "test_gap": ("gap", Axis("mean rank by gap (1 is the fairest)", "number")),
+        "test_accuracy": ("accuracy", Axis("mean rank by accuracy (1 is the most accurate)", "number")),
+    }
+    sketch = Sketch(tuple(dict.fromkeys(table["method"])))
+    sketch.titles, chances = [], []
+    for block, (some, title) in enumerate(which.items()):
+        here = table[table["which"] == some]
+        sketch.titles.append(f"{title} ({int(here['cases'].max()) if len(here) else 0})")
+        for metric, (word, _) in axes.items():
+            ranked = here[here["metric"] == metric].sort_values("mean_rank")
+            for row in ranked.to_dict("records"):
+                half, series = row["critical_difference"] / 2, sketch.names.index(row["method"])
+                text = f"{row['mean_rank']:.2f}"
+                span = Span(row["mean_rank"], row["mean_rank"] - half, row["mean_rank"] + half)
+                sketch.bar(metric, (block, series), row["method"], span, f", mean rank by {word}", text)
+                told = {"cases": sketch.titles[block], "measure": word, "method": row["method"]}
+                chance = row["wilcoxon_holm"]
+                told |= {"mean rank": f"{row['mean_rank']:.2f}", "critical difference": f"{2 * half:.2f}"}
+                sketch.tell(
+                    block,
+                    series,
+                    told | {"ours against it, Wilcoxon, Holm": "" if chance != chance else f"{chance:.3f}"},
+                )
+            if len(ranked):
+                chances.append(f"{word} {ranked['friedman'].iloc[0]:.3f} ({title.lower()})")
+    note = (
+        "Two methods whose bars overlap are not told apart: bars are as long as Nemenyi's critical difference at 5 %. "
+        "Friedman's test, chance that nothing differs: "
+        f"{', '.join(chances)}. Cases of one table are not independent, which these tests do not know."
+    )
+    return sketch.rows("ranks", "Ranks over cases, with critical differences", note, "Measure", axes, 1.0, bars=False)
 
 
 def _slope(curves: list[Curve], start: float, exponent: float, name: str) -> list[Curve]:

@@ -127,9 +127,9 @@ class RunFolder:
 
         ``order``: the keys in the order their rows are to have (default: all, sorted), so that the tables do not depend on
         which part was ready first; parts that it leaves out are dropped, with their models.  ``extra``: further tables, each
-        written as a CSV file of its name.
+        written as a CSV file of its name.  A run that grows is merged again whenever it is told how.
         """
-        if not self.complete:
+        if not self.complete or (self._grows and order is not None):
             with _explained(self.path, "save results in"):
                 self._merge(list(order) if order is not None else sorted(self._keys), extra or {})
             self.log("complete")

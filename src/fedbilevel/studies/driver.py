@@ -87,19 +87,22 @@ def conduct(
     report: Report | None = None,
     line: str = "",
     workers: int | None = None,
+    compute: bool = True,
 ) -> Run:
     """Compute what ``out`` does not hold yet, and return all of it.
 
-    ``out``: a run folder; None keeps nothing.  ``workers``: threads; by default one a core.
+    ``out``: a run folder; None keeps nothing.  ``workers``: threads; by default one a core.  Without ``compute`` the tables are
+    made (anew) from the parts that are there, which a study that grows keeps.
     """
     about: dict[str, Any] = {"command": study.command, "configuration": study.configuration(), "grows": study.grows}
     home = TemporaryDirectory(prefix="fedbilevel-") if out is None else nullcontext(str(out))
     with home as path, RunFolder.open(path, line=line, **about) as folder:
         parts = study.parts()
         left = [part for part in parts if not all(map(folder.done, part.keys))]
-        if left:
+        if left and compute:
             _Crew(study, folder, parts, left, report or (lambda standing: None)).work(workers or _cores())
-        run = folder.finish() if folder.complete else folder.finish(*study.merged(folder))
+        done = folder.complete and compute
+        run = folder.finish() if done else folder.finish(*study.merged(folder))
         if out is not None:
             study.write(run)
         return run

@@ -9,10 +9,11 @@ Tables of a run (`Run.tables`):
 - sites: accuracy and true-positive rate of every method on the test rows of every site.
 - pooled: one row per case, split and model of the frontier.
 - summary: means, corrected intervals and paired differences to FedAvg.
-- frontier: the points of the frontier, which of them are on the hull, and the gap of a fair model.
+- pooled_frontier: the points of the frontier, which of them are on the hull, and the gap of a fair model.
 - verdicts: ours against the frontier at our gap.
 - duels: ours against every method: win, tie, loss and what lies between.
 - overall: mean ranks over cases, with Friedman's and Wilcoxon's tests.
+- small_sites: every method's accuracy minus FedAvg's at the smallest site and at all sites, and its worst site.
 """
 
 from __future__ import annotations
@@ -259,10 +260,11 @@ class Design(Study):
         order = sorted(
             parts, key=lambda key: tuple(places.get(word, int(word) if word.isdigit() else 0) for word in key.split())
         )
-        rows, points = (
-            pd.concat([parts[key][name] for key in order if name in parts[key]]) for name in ("rows", "pooled")
-        )
-        return order, summarise(rows, points)
+        held = {name: [parts[key][name] for key in order if name in parts[key]] for name in ("rows", "pooled", "sites")}
+        if not held["rows"] or not held["pooled"]:
+            raise ValueError(f"{folder.path} holds no case with its frontier yet: let the run finish its first parts.")
+        rows, points, *sites = (pd.concat(frames) for frames in held.values() if frames)
+        return order, summarise(rows, points, *sites)
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
@@ -388,8 +390,8 @@ def reduced(rows: PooledRows, outside: np.ndarray, bound: float) -> np.ndarray:
         return np.asarray(lottery._pmf_predict(outside)[:, 1])
 
 
-def summarise(rows: pd.DataFrame, points: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """All tables from the rows and the points of the frontier; nothing is run."""
+def summarise(rows: pd.DataFrame, points: pd.DataFrame, sites: pd.DataFrame | None = None) -> dict[str, pd.DataFrame]:
+    """All tables from the rows, the points of the frontier and the rows of sites; nothing is run."""
     filled = rows.fillna(WORST)
     summary, duels, verdicts = [], [], []
     frontier = pd.concat([_frontier(own) for _, own in points.groupby("dataset", sort=False)], ignore_index=True)
@@ -400,13 +402,16 @@ def summarise(rows: pd.DataFrame, points: pd.DataFrame) -> dict[str, pd.DataFram
             how: dict[str, Any] = {"split": "seed", "interval": "corrected", "test_share": TEST_SHARE}
             table = comparison_table(group, baseline=BASELINE, metrics=METRICS, **how).reset_index()
             summary.append(table.assign(**place))
+        known = points[points["dataset"] == name]
         if several and OURS in set(group["method"]):
             duels.append(_duels(group).assign(**place))
-            known = points[points["dataset"] == name]
+        if OURS in set(group["method"]) and len(known):
             verdicts.append({**place, **_verdict(group, known, frontier[frontier["dataset"] == name])})
     made = {"summary": summary, "duels": duels}
     tables = {name: pd.concat(some, ignore_index=True) if some else pd.DataFrame() for name, some in made.items()}
-    tables |= {"frontier": frontier, "verdicts": pd.DataFrame(verdicts), "overall": overall(filled)}
+    tables |= {"pooled_frontier": frontier, "verdicts": pd.DataFrame(verdicts), "overall": overall(filled)}
+    if sites is not None:
+        tables["small_sites"] = small_sites(sites)
     return {name: table for name, table in tables.items() if len(table)}
 
 
@@ -467,13 +472,19 @@ def _verdict(group: pd.DataFrame, points: pd.DataFrame, frontier: pd.DataFrame) 
         same = points[(points["kind"] == kind) & (points["setting"] == setting)].set_index("seed")
         limit = limit + share * same["test_accuracy"]
     both = ours.index.intersection(limit.index)
-    span = paired_difference(ours.loc[both, "test_accuracy"], limit.loc[both], **CORRECTED)
+    ours_there, there = ours.loc[both, "test_accuracy"], limit.loc[both]
+    one = len(both) < 2
+    span = (
+        Span(float((ours_there - there).mean()))
+        if one
+        else Span(*paired_difference(ours_there, there, **CORRECTED)[:3])
+    )
     plain = frontier[(frontier["kind"] == "exact") & (frontier["setting"] == 0)].iloc[0]
     return {
         "splits": len(both), "test_gap": gap, "test_accuracy": float(ours["test_accuracy"].mean()),
         "pooled_gap": float(plain["test_gap"]), "pooled_accuracy": float(plain["test_accuracy"]),
         "frontier_accuracy": float(limit.mean()), "floor": float(plain["floor"]),
-        **Span(*span[:3]).columns("difference"), "within": span.estimate >= -WITHIN, "clear": span.low >= -WITHIN,
+        **span.columns("difference"), "within": span.value >= -WITHIN, "clear": span.low >= -WITHIN,
     }  # fmt: skip
 
 
@@ -507,6 +518,31 @@ def verdict(gap: int, accuracy: int) -> str:
         return "trade"
     both = gap + accuracy
     return {2: "win", 1: "better", 0: "tie", -1: "worse", -2: "loss"}[both]
+
+
+def small_sites(sites: pd.DataFrame) -> pd.DataFrame:
+    """Does a small site lose?  Accuracy minus FedAvg's, paired by split: of the site with the fewest rows, of all sites by
+    their rows, and of the site where that is smallest on average."""
+    lines = []
+    for name, of_case in sites.groupby("dataset", sort=False):
+        sizes = of_case.groupby("site")["rows"].mean()
+        accuracy = of_case.pivot_table(index=["method", "seed"], columns="site", values="accuracy")
+        together = (accuracy * sizes).sum(axis=1) / sizes.sum()
+        smallest = str(sizes.idxmin())
+        for method in dict.fromkeys(of_case["method"]):
+            both = accuracy.loc[method].index.intersection(accuracy.loc[BASELINE].index)
+            if method == BASELINE or len(both) < 2:
+                continue
+            change = accuracy.loc[method].loc[both] - accuracy.loc[BASELINE].loc[both]
+            whole = together[method][both] - together[BASELINE][both]
+            worst = str(change.mean().idxmin())
+            line = {"dataset": name, "method": method, "splits": len(both), "sites": len(sizes)}
+            line |= {"smallest": smallest, "rows": round(float(sizes[smallest]))}
+            line |= Span(*across_splits(change[smallest], **CORRECTED)[:3]).columns("at_smallest")
+            line |= Span(*across_splits(whole, **CORRECTED)[:3]).columns("at_all")
+            line |= {"worst": worst, "rows_there": round(float(sizes[worst]))}
+            lines.append(line | Span(*across_splits(change[worst], **CORRECTED)[:3]).columns("at_worst"))
+    return pd.DataFrame(lines)
 
 
 def overall(rows: pd.DataFrame) -> pd.DataFrame:
