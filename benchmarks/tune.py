@@ -9,16 +9,25 @@ table of the page.
 import argparse
 import csv
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from fedbilevel import datasets
+from fedbilevel.algorithms.lbfgs import lbfgs
 from fedbilevel.datasets import partition
+from fedbilevel.engines.simulate import execute
+from fedbilevel.engines.simulation import Options, Simulation
+from fedbilevel.fairness.methods import ENOUGH
 from fedbilevel.fairness.models import Model
+from fedbilevel.fairness.trainer import capacity_for, padded
+from fedbilevel.problem import ClientData
 from fedbilevel.tables.encoder import Encoder
+from fedbilevel.tuning.problem import UNPENALISED
 from fedbilevel.tuning.program import TuneProgram, column_places, reading_of
 from fedbilevel.tuning.search import CANDIDATES, PARTS, Search, held_out_loss
 from fedbilevel.tuning.simulation import Tuner
@@ -65,14 +74,69 @@ def solved(model, features, labels, ridge, start=None):
     return params
 
 
-def exact_search(model, sites, seed):
-    """The same candidates and the same rows held out, without FedAvg: every candidate's model is the exact one."""
+def held_out(model, sites, seed):
+    """Every site's rows without those it holds out, as `Search` does, and these."""
     kept, out = [], []
     for number, (features, labels) in enumerate(sites):
         codes = np.zeros(len(labels)) if model.regression else labels
         held = partition.folds(codes, PARTS, seed=seed + number) == 0
         kept.append((features[~held], labels[~held]))
         out.append((features[held], labels[held]))
+    return kept, out
+
+
+@dataclass(frozen=True)
+class Ridged:
+    """The loss of one candidate; its ridge comes with the rows, so that all candidates share a program."""
+
+    model: Model
+
+    def __call__(self, params, rows):
+        losses = self.model.losses(self.model.scores(params, rows["features"]), rows["labels"])
+        square = jnp.sum(params[:-1] ** 2) * rows["ridge"] + UNPENALISED * jnp.sum(params[-1] ** 2)
+        return jnp.mean(losses + square / 2)
+
+
+class FitSearch:
+    """The same candidates and rows held out, trained as `fedbilevel fit` trains FedAvg's model: by L-BFGS at the server."""
+
+    def __init__(self, model):
+        self.model, self.made = model, {}
+
+    def trained(self, sites, ridge):
+        """The model, and the bytes of its training."""
+        rows = [
+            {
+                "features": x.astype(np.float32),
+                "labels": y.astype(np.float32),
+                "ridge": np.full(len(y), ridge, np.float32),
+            }
+            for x, y in sites
+        ]
+        data = ClientData.from_clients(rows)
+        data = padded(data, capacity_for(int(data.train_sizes.max())))
+        algorithm = lbfgs(Ridged(self.model), np.zeros(self.model.features, np.float32))
+        shape = data.train["features"].shape
+        if shape not in self.made:
+            self.made[shape] = Simulation(algorithm, data, Options("samples", record_every=ENOUGH, diagnostics="cheap"))
+        result = execute(self.made[shape].on(data), algorithm.settings, ENOUGH, 0, None)
+        last = result.history.iloc[-1]
+        return np.asarray(result.outer, np.float64), int(last["bytes_up"] + last["bytes_down"])
+
+    def run(self, sites, seed):
+        """The chosen model, the bytes of all trainings, and their mean."""
+        kept, out = held_out(self.model, sites, seed)
+        x, y = (np.concatenate(part) for part in zip(*out, strict=True))
+        tried = [(self.trained(kept, ridge), ridge) for ridge in CANDIDATES]
+        ridge = min((held_out_loss(self.model, params, x, y), ridge) for (params, _), ridge in tried)[1]
+        params, again = self.trained(sites, ridge)
+        costs = [bytes_ for (_, bytes_), _ in tried] + [again]
+        return params, sum(costs), sum(costs) / len(costs)
+
+
+def exact_search(model, sites, seed):
+    """The same candidates and the same rows held out, without FedAvg: every candidate's model is the exact one."""
+    kept, out = held_out(model, sites, seed)
     (x, y), (x_out, y_out), (x_all, y_all) = (
         tuple(np.concatenate(part) for part in zip(*rows, strict=True)) for rows in (kept, out, sites)
     )
@@ -89,7 +153,7 @@ def split(name, table, labels, sites, seed, tuner, searches):
     codes = sites if regression else sites * 2 + labels.astype(np.int64)
     train, test = partition.train_test_split(pd.Series(codes.astype(str)), test_share=0.3, seed=seed)
     encoder = Encoder.learn(table)
-    features, held_out = encoder.transform(table.iloc[train]), encoder.transform(table.iloc[test])
+    features, unseen = encoder.transform(table.iloc[train]), encoder.transform(table.iloc[test])
     known, truth = labels[train], labels[test]
     if regression:
         mean, spread = known.mean(), known.std()
@@ -100,21 +164,23 @@ def split(name, table, labels, sites, seed, tuner, searches):
     rows = [(features[part], known[part]) for part in partition.by_column(sites[train])]
     reading = reading_of(model, WHAT, minimum=1)
     program = TuneProgram(reading, WHAT, column_places(encoder.columns), len(rows), len(train), fold_seed=1000 * seed)
-    search = searches.setdefault(model, Search(model))
+    search, fitted = searches.setdefault(model, (Search(model), FitSearch(model)))
     ours, others = tuner.run(program, rows, seed, record=False), search.run(rows, seed)
+    as_fit, fit_bytes, fit_run_bytes = fitted.run(rows, seed)
     exact = exact_search(model, rows, seed)
     default = solved(model, features, known, 1 / len(train))
     params = {
         "tuned": ours.params,
         "folds": ours.folded.mean(axis=0),
         "search": others.params,
+        "fit": as_fit,
         "exact": exact,
         "default": default,
     }
     line = {"table": name, "split": seed, "rows": len(train), "sites": len(rows), "features": features.shape[1]}
     for method, found in params.items():
-        line[f"{method}_loss"] = held_out_loss(model, found, held_out, truth)
-        scores = held_out @ np.asarray(found, np.float64)
+        line[f"{method}_loss"] = held_out_loss(model, found, unseen, truth)
+        scores = unseen @ np.asarray(found, np.float64)
         line[f"{method}_right"] = float(
             1 - np.mean((scores - truth) ** 2) / np.mean(truth**2) if regression else np.mean((scores > 0) == truth)
         )
@@ -122,6 +188,8 @@ def split(name, table, labels, sites, seed, tuner, searches):
         "tuned_bytes": ours.bytes_up + ours.bytes_down,
         "search_bytes": others.bytes_all,
         "run_bytes": others.bytes_one,
+        "fit_bytes": fit_bytes,
+        "fit_run_bytes": fit_run_bytes,
     }
     return line | costs | {"ridge": others.ridge}
 
@@ -160,6 +228,27 @@ def measured(file="benchmarks/results/tune.csv"):
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def summary(results):
+    lines = []
+    for name, table in results.groupby("table", sort=False):
+        line = {
+            "table": name,
+            "splits": len(table),
+            "rows": int(table["rows"].iloc[0]),
+            "sites": int(table["sites"].iloc[0]),
+        }
+        for other in ("search", "fit", "exact", "default", "folds"):
+            line[f"vs {other}"] = " ".join(against(table, other))
+        line |= {name: table[f"{name}_loss"].mean() for name in ("tuned", "search")}
+        line["right"] = (table["tuned_right"] - table["search_right"]).mean()
+        line["bytes of search / ours"] = (table["search_bytes"] / table["tuned_bytes"]).mean()
+        line["ours / one run"] = (table["tuned_bytes"] / table["run_bytes"]).mean()
+        line["bytes of search as fit / ours"] = (table["fit_bytes"] / table["tuned_bytes"]).mean()
+        line["ours / one run as fit"] = (table["tuned_bytes"] / table["fit_run_bytes"]).mean()
+        lines.append(line)
+    return pd.DataFrame(lines)
 
 
 def main():

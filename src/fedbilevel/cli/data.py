@@ -26,12 +26,13 @@ def _about(entry: Entry) -> dict[str, Any]:
     package = entry.package
     where = "ships with fedbilevel"
     if package is not None:
-        where = _size(entry.path) if entry.here else f"not here: fedbilevel data get {entry.name}"
+        where = str(entry.path) if entry.here else f"not here: fedbilevel data get {entry.name}"
     source = None if package is None else f"{package} ({package.client})"
     return {
         "name": entry.name, "title": entry.title, "rows": entry.rows, "target": entry.target, "positive": entry.positive,
         "sensitive": list(entry.sensitive), "sites": list(entry.sites), "licence": entry.licence,
-        "citation": entry.citation, "package": source, "sha256": entry.checksums, "here": entry.here, "where": where,
+        "citation": entry.citation, "bytes": entry.size,
+        "package": source, "sha256": entry.checksums, "here": entry.here, "where": where,
     }  # fmt: skip
 
 
@@ -42,12 +43,14 @@ def list_all(as_json: AsJson = False, quiet: Quiet = False) -> None:
     from fedbilevel.datasets.catalogue import ENTRIES
 
     every = [_about(entry) for entry in ENTRIES]
-    columns = ["name", "rows", "target", "sensitive", "sites", "here"]
+    columns = ["name", "rows", "bytes", "target", "sensitive", "sites", "here"]
     table = pd.DataFrame([[one[column] for column in columns] for one in every], columns=columns)
     for column in ("sensitive", "sites"):
         table[column] = table[column].str.join(", ")
     table["here"] = ["ships" if e.package is None else "yes" if e.here else "" for e in ENTRIES]
     table["rows"] = table["rows"].map("{:,}".format)
+    table["bytes"] = table["bytes"].map(_size)
+    table = table.rename(columns={"bytes": "size"})
     shown = [
         "`fedbilevel data show NAME`: licence, citation, SHA-256.  `fedbilevel data get NAME`: have what is not here yet."
     ]
@@ -69,9 +72,11 @@ def show(name: Name, sites: Sites = None, as_json: AsJson = False, quiet: Quiet 
         else "Sites: none by nature; fedbilevel.datasets.partition makes them.",
         f"Licence: {entry.licence}",
         f"Cite: {entry.citation}",
-        *([] if entry.package is None else [f"Fetched from the package {about['package']}."]),
+        f"Ships with fedbilevel, {_size(entry.size)}."
+        if entry.package is None
+        else f"Fetched from the package {about['package']}, {_size(entry.size)}.",
         *(f"SHA-256 of {file}: {digest}" for file, digest in entry.checksums.items()),
-        f"Where: {about['where']}",
+        *([] if entry.package is None else [f"Where: {about['where']}"]),
     ]
     if not entry.here or entry.images is not None:
         tell(as_json, quiet, about, said)
@@ -116,7 +121,9 @@ def get(
     elif was_here:
         said.append(f"{name} is here already: {entry.path}")
     said += [
-        f"{one.name}: from {_about(one)['package']}, SHA-256 checked, kept as {_size(one.path)}." for one in fetched
+        f"{one.name}: from {_about(one)['package']}, SHA-256 checked, kept as {one.path} ({_size(one.path.stat().st_size)})."
+        for one in fetched
+        if one.path is not None
     ]
     said += [f"Licence: {entry.licence}", f"Cite: {entry.citation}"]
     files: list[Path] = []
@@ -132,8 +139,5 @@ def get(
     tell(as_json, quiet, told, said)
 
 
-def _size(path: Path | None) -> str:
-    if path is None:
-        return ""
-    size = path.stat().st_size
-    return f"{path} ({size / 1e6:.1f} MB)" if size > 1e6 else f"{path} ({size / 1e3:.0f} kB)"
+def _size(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size > 1e6 else f"{size / 1e3:.0f} kB"

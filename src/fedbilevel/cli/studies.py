@@ -161,8 +161,9 @@ def bench(
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="Any of quadratic, precise, precise-20, ridge, logistic, cleaning, representation, imbalance. "
-            "[default: all but logistic]"
+            help="Any of quadratic, precise, precise-20, ridge, logistic, cleaning, representation, imbalance "
+            "[default: all but logistic]; with --mnist: mnist-representation, mnist-imbalance, mnist-cleaning, each also with "
+            "-shards [default: all]."
         ),
     ] = None,
     algorithms: Annotated[
@@ -184,6 +185,13 @@ def bench(
     data: Annotated[Path | None, typer.Option(help="Folder with MNIST files, in place of the small digits.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; a stopped run in it continues.")] = None,
     quick: Annotated[bool, typer.Option(help="A quick look: one task, five algorithms, short runs.")] = False,
+    mnist: Annotated[
+        bool,
+        typer.Option(
+            "--mnist",
+            help="FedNest's experiments on MNIST: 100 clients, 5 algorithms, 4 step sizes, 3 draws, 400 exchanges.",
+        ),
+    ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -194,7 +202,7 @@ def bench(
     prepare(out)
     from fedbilevel.studies import bench as study
 
-    chosen = study.design_of(tasks, algorithms, seeds, budget, rounds, quick, data)
+    chosen = study.design_of(tasks, algorithms, seeds, budget, rounds, quick, data, mnist)
     result = conducted(lambda report, line: study.run(out, chosen, report, line), out, quiet)
     told = for_machines(out, {"ranking": result.ranking, "targets": result.targets, "scores": result.scores})
     tell(as_json, quiet, {**told, "configuration": result.configuration}, _bench(result, out))

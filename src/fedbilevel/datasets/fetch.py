@@ -30,13 +30,14 @@ SECONDS = 1800
 
 @dataclass(frozen=True)
 class Package:
-    """An archive that a package client can fetch; ``sha256``: of the whole archive."""
+    """An archive that a package client can fetch; ``sha256``: of the whole archive, which has ``size`` bytes."""
 
     client: str
     name: str
     version: str
     archive: str
     sha256: str
+    size: int
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"

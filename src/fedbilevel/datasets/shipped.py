@@ -269,6 +269,15 @@ def _is_paper(encoding: str) -> bool:
     return encoding == "paper"
 
 
+def shipped_bytes(names: Sequence[str]) -> int:
+    """How many bytes these files have as they ship, compressed."""
+    return sum(len(_compressed(name)) for name in names)
+
+
 def read_file(name: str) -> bytes:
     """The original bytes of one of the files inside the package, which are compressed there."""
-    return lzma.decompress(resources.files("fedbilevel.datasets").joinpath("data", f"{name}.xz").read_bytes())
+    return lzma.decompress(_compressed(name))
+
+
+def _compressed(name: str) -> bytes:
+    return resources.files("fedbilevel.datasets").joinpath("data", f"{name}.xz").read_bytes()

@@ -35,6 +35,12 @@ NAMES = {
     "cleaning": "Data cleaning",
     "representation": "Hyper-representation",
     "imbalance": "Loss tuning",
+    "mnist-representation": "MNIST, hyper-representation",
+    "mnist-representation-shards": "MNIST, hyper-representation, shards",
+    "mnist-imbalance": "MNIST, loss tuning",
+    "mnist-imbalance-shards": "MNIST, loss tuning, shards",
+    "mnist-cleaning": "MNIST, data cleaning",
+    "mnist-cleaning-shards": "MNIST, data cleaning, shards",
 }
 SCORES = {"progress": "progress to the minimum", "explained": "variance explained"}
 """Where the name of a score does not say it."""

@@ -24,6 +24,7 @@ import pandas as pd
 import fedbilevel as fb
 from fedbilevel import tasks
 from fedbilevel.calculus import Tree
+from fedbilevel.datasets import load_images
 from fedbilevel.engines.simulation import Options, Simulation
 from fedbilevel.plan import Algorithm, phases_of
 from fedbilevel.plugins import plugins, suited
@@ -31,6 +32,7 @@ from fedbilevel.problem import BilevelProblem, whole_number
 from fedbilevel.report.bench import RANKED, BenchResult, crossing, summarise, with_bytes
 from fedbilevel.studies.driver import Part, Report, Study, conduct, listed
 from fedbilevel.tasks import Images, Task, digits, read_mnist
+from fedbilevel.tasks.images import from_bytes
 from fedbilevel.tasks.task import LOWER_LEVELS
 
 LOCAL_STEPS = 5
@@ -49,6 +51,7 @@ SERIES_STEP = 0.5
 """Times 1/curvature: minibatches of `BATCH` rows curve up to about twice as much as whole sets."""
 CONCENTRATION = 1.0
 NOISE = 0.6
+DIGITS, MNIST = "digits", "mnist"
 TUNING_SEED = 1_000_000
 """Step sizes are chosen on a draw that no reported run sees."""
 WORKERS = 2
@@ -61,12 +64,15 @@ OUTER_RANGE = (1 / 30, 30.0)
 
 class Steps(NamedTuple):
     """The two step sizes a search sets, the inner one (of the adjoint too, where there is one) and the outer one; and what the
-    task fixes: local steps, and the terms of a series that costs an exchange for each."""
+    task fixes: local steps, the terms of a series that costs an exchange for each and of one that does not, and the rows of
+    a minibatch."""
 
     inner: float
     outer: float
     local: int = LOCAL_STEPS
     sent_terms: int = SENT_TERMS
+    terms: int = TERMS
+    batch: int = BATCH
 
 
 Maker = Callable[[Task, Steps], Algorithm]
@@ -98,8 +104,8 @@ def _made(factory: Callable[..., Algorithm], **options: Any) -> Maker:
         series_step = SERIES_STEP / task.curvature
         values: dict[str, Any] = {
             "inner_step": steps.inner, "outer_step": steps.outer, "adjoint_step": steps.inner, "local_steps": steps.local,
-            "hypergradient": fb.neumann(TERMS, series_step), "series_step": series_step, "terms": steps.sent_terms,
-            "batch_size": BATCH,
+            "hypergradient": fb.neumann(steps.terms, series_step), "series_step": series_step, "terms": steps.sent_terms,
+            "batch_size": steps.batch,
         }  # fmt: skip
         return factory(task.problem, **suited(factory, values) | options)
 
@@ -126,7 +132,7 @@ def _automatic(
 ) -> Entry:
     def make(task: Task, steps: Steps) -> Algorithm:
         values = {"local_steps": _unequal(task) if unequal else steps.local, "terms": steps.sent_terms}
-        return factory(task.problem, **suited(factory, values) | options, batch_size=BATCH)
+        return factory(task.problem, **suited(factory, values) | options, batch_size=steps.batch)
 
     return Entry(title, lower_level, make, tuned=False)
 
@@ -187,24 +193,65 @@ ENTRIES |= {
 
 
 class Drawn(NamedTuple):
-    """How a task of the bench is drawn, ``make(images, seed, lower_level)`` (``images`` says whether it uses them), and what is
-    asked of the methods there: the ``share`` of the gain to be reached, and what is fixed in `Steps`."""
+    """How a task of the bench is drawn, ``make(images, seed, lower_level)`` (``images`` says which it uses), and what is
+    asked of the methods there: the ``share`` of the gain to be reached, and what is fixed in `Steps`.  ``sampled``: so many
+    clients take part in a round; None: all.  ``iterations``: of the solver that looks for y(x), and whether it is asked after
+    every run: on large tasks ordinary training alone is solved."""
 
     make: Callable[[Images | None, int, str], Task]
-    images: bool = True
+    images: str | None = DIGITS
     share: float = RANKED
     local_steps: int = LOCAL_STEPS
     sent_terms: int = SENT_TERMS
     levels: tuple[str, ...] = LOWER_LEVELS
+    terms: int = TERMS
+    batch: int = BATCH
+    sampled: int | None = None
+    iterations: int = 200
+    solved: bool = True
+
+    @property
+    def fixed(self) -> tuple[int, ...]:
+        return self.local_steps, self.sent_terms, self.terms, self.batch
 
 
 def _plain(make: Callable[..., Task], **options: Any) -> Drawn:
-    return Drawn(lambda images, seed, level: make(seed, lower_level=level, **options), images=False)
+    return Drawn(lambda images, seed, level: make(seed, lower_level=level, **options), images=None)
 
 
 def _pictured(make: Callable[..., Task], **options: Any) -> Drawn:
     return Drawn(lambda images, seed, level: make(images, seed, lower_level=level, **options))
 
+
+def _as_fednest(make: Callable[..., Task], terms: int, batch: int, **options: Any) -> Drawn:
+    """On MNIST with FedNest's 100 clients, of which 10 take part in a round, and its minibatches and series."""
+    pictured = _pictured(make, clients=100, **options)
+    about: dict[str, Any] = {"levels": ("global",), "sampled": 10, "iterations": 100, "solved": False}
+    return pictured._replace(images=MNIST, sent_terms=terms, terms=terms, batch=batch, **about)
+
+
+_NETWORK: dict[str, Any] = {"hidden": (200,), "scale": 4.0}
+"""FedNest's width; the scale gives the first layer's outputs about the spread they have with FedNest's start."""
+_FEDNEST = {
+    "mnist-representation": _as_fednest(
+        tasks.hyper_representation, 5, 64, train=300, validation=300, test=100, ridge=0.001, **_NETWORK
+    ),
+    "mnist-representation-shards": _as_fednest(
+        tasks.hyper_representation, 5, 64, train=480, validation=120, test=100, shards=2, ridge=0.001, **_NETWORK
+    ),
+    "mnist-imbalance": _as_fednest(
+        tasks.loss_tuning, 3, 10, train=74, validation=74, imbalance=0.01, ridge=0.001, **_NETWORK
+    ),
+    "mnist-imbalance-shards": _as_fednest(
+        tasks.loss_tuning, 3, 10, train=118, validation=30, imbalance=0.01, shards=2, ridge=0.001, **_NETWORK
+    ),
+    "mnist-cleaning": _as_fednest(tasks.data_cleaning, 5, 64, train=300, validation=300, test=100, noise=NOISE),
+    "mnist-cleaning-shards": _as_fednest(
+        tasks.data_cleaning, 5, 64, train=480, validation=120, test=100, noise=NOISE, shards=2
+    ),
+}
+"""How FedNest's published code deals MNIST: alike, half of a client's rows for validation; or in two shards a client, a
+fifth of them.  In loss tuning all rows have a long tail, those for validation too.  Data cleaning is not among its tasks."""
 
 _QUADRATIC = _plain(tasks.known_quadratic)
 TASKS = {
@@ -216,6 +263,7 @@ TASKS = {
     "cleaning": _pictured(tasks.data_cleaning, noise=NOISE, concentration=CONCENTRATION),
     "representation": _pictured(tasks.hyper_representation, concentration=CONCENTRATION),
     "imbalance": _pictured(tasks.loss_tuning),
+    **_FEDNEST,
 }
 """A progress of .999 can be asked for where the answer is known; elsewhere it would lie within the noise of test rows.  Five
 terms of the mean Hessian's series allow a progress of .9983 on quadratics, ten of .99995."""
@@ -239,8 +287,7 @@ class Pairing(NamedTuple):
         return TASKS[self.task]
 
     def algorithm_for(self, task: Task, pair: tuple[float, float]) -> Algorithm:
-        fixed = self.asked.local_steps, self.asked.sent_terms
-        return self.entry.algorithm(task, self.entry.steps(task, pair, *fixed))
+        return self.entry.algorithm(task, self.entry.steps(task, pair, *self.asked.fixed))
 
 
 def factors(budget: int) -> list[tuple[float, float]]:
@@ -280,11 +327,18 @@ class Design(Study):
 
     @cached_property
     def images(self) -> Images | None:
-        if any(TASKS[task].images for task in self.tasks):
-            return digits() if self.data is None else read_mnist(self.data)
-        if self.data is not None:
-            raise ValueError("--data is given, but none of these tasks uses images.")
-        return None
+        """Of all tasks that use any."""
+        used = {TASKS[task].images for task in self.tasks} - {None}
+        if len(used) > 1:
+            raise ValueError("--tasks: those with MNIST run by themselves; leave the others to another run.")
+        if self.data is not None and used != {DIGITS}:
+            raise ValueError("--data is given, but none of these tasks uses images of one's own.")
+        if used == {MNIST}:
+            held = load_images(MNIST)
+            return from_bytes(MNIST, held.train_images, held.train_labels, held.test_images, held.test_labels)
+        if not used:
+            return None
+        return digits() if self.data is None else read_mnist(self.data)
 
     def configuration(self) -> dict[str, Any]:
         names = ("tasks", "algorithms", "seeds", "budget", "rounds", "points")
@@ -315,10 +369,14 @@ class Design(Study):
         return {pairing.key: found for pairing, found in self.bench.compared(part.what).items()}
 
 
-FULL = Design(tuple(name for name in TASKS if name != "logistic"), tuple(ENTRIES))
+FULL = Design(tuple(name for name in TASKS if name not in ("logistic", *_FEDNEST)), tuple(ENTRIES))
 QUICK = Design(
     ("ridge",), ("fedbio", "fedbioacc", "fedbio-global", "simfbo", "fednest"), seeds=2, budget=3, rounds=60, points=6
 )
+FIELD = Design(
+    tuple(_FEDNEST), ("fedbio-global", "simfbo", "fedmsa-auto", "fednest", "lfednest"),
+    seeds=3, budget=4, rounds=400, points=12,
+)  # fmt: skip
 
 
 def design_of(
@@ -329,15 +387,18 @@ def design_of(
     rounds: int | None = None,
     quick: bool = False,
     data: Path | None = None,
+    mnist: bool = False,
 ) -> Design:
-    """The default design (or the quick one) with some of it replaced; names are separated by commas."""
+    """The default design (or the quick one, or that on MNIST) with some of it replaced; names are separated by commas."""
+    if quick and mnist:
+        raise ValueError("--quick and --mnist are two designs: choose one.")
     changes: dict[str, Any] = {"seeds": seeds, "budget": budget, "rounds": rounds}
     for name, number in changes.items():
         whole_number(f"--{name}", number, optional=True)
     changes["tasks"] = None if tasks is None else listed("--tasks", tasks, TASKS)
     changes["algorithms"] = None if algorithms is None else listed("--algorithms", algorithms, ENTRIES)
     given = {name: value for name, value in changes.items() if value is not None}
-    return replace(QUICK if quick else FULL, **given, data=data)
+    return replace(QUICK if quick else FIELD if mnist else FULL, **given, data=data)
 
 
 def run(
@@ -375,14 +436,17 @@ class Bench:
         walks = [trial.walked for trials in tried.values() for trial in trials if trial.walked.finite]
         gain = max((_told(walked.rows[-1], task)["score"] - start for walked in walks), default=0.0)
         target = start + pairings[0].asked.share * gain if gain > 0 else math.nan
-        return {pairing: self.measured(pairing, *chosen(trials, task, target)) for pairing, trials in tried.items()}
+        solves = pairings[0].asked.solved
+        return {
+            pairing: self.measured(pairing, *chosen(trials, task, target, solves)) for pairing, trials in tried.items()
+        }
 
     def trials(self, pairing: Pairing) -> list[Trial]:
         """``budget`` pairs of factors on a draw of their own."""
         task, run, found = self.draw(pairing, TUNING_SEED), None, []
         for pair in factors(self.design.budget if pairing.entry.tuned else 1):
             algorithm = pairing.algorithm_for(task, pair)
-            run = run or prepared(algorithm, task)
+            run = run or prepared(algorithm, task, pairing.asked.sampled)
             found.append(Trial(pair, self.walk(run, algorithm.settings, task, TUNING_SEED), run))
         return found
 
@@ -418,6 +482,8 @@ class Bench:
         if not walked.finite:
             lost = [name for name in row if name.startswith("test_") or name in ("score", "objective", "detection_auc")]
             return {**row, **dict.fromkeys([*lost, "solved"], math.nan)}
+        if not pairing.asked.solved:
+            return {**row, "solved": math.nan}
         solved = task.evaluate(walked.outer, settled_inner(task, walked.outer, walked.inner))
         return {**row, "solved": solved[task.score]}
 
@@ -429,13 +495,15 @@ class Bench:
                 outer, inner = task.problem.init(jax.random.key(seed))
                 outer = task.problem.into_set(outer)
                 stacked = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (task.data.clients, *leaf.shape)), inner)
-                self._untuned[key] = task.evaluate(outer, settled_inner(task, outer, stacked))[task.score]
+                solved = settled_inner(task, outer, stacked, pairing.asked.iterations)
+                self._untuned[key] = task.evaluate(outer, solved)[task.score]
             return self._untuned[key]
 
 
-def chosen(trials: list[Trial], task: Task, target: float) -> tuple[Trial, dict[str, Any]]:
+def chosen(trials: list[Trial], task: Task, target: float, solves: bool = True) -> tuple[Trial, dict[str, Any]]:
     """The trial that reaches the target with the fewest bytes (of several, the one with the best score in the end) or, where
-    none does, the one with the best objective in the end; trials that diverge reach nothing."""
+    none does, the one with the best objective in the end, ``solves`` saying whether at y(x) too; trials that diverge reach
+    nothing."""
     paths = [pd.DataFrame([_told(row, task) for row in trial.walked.rows]) for trial in trials if trial.walked.finite]
     finite = [trial for trial in trials if trial.walked.finite]
     arrived = [crossing(with_bytes(path), target) for path in paths]
@@ -447,7 +515,7 @@ def chosen(trials: list[Trial], task: Task, target: float) -> tuple[Trial, dict[
     if needs:
         best = finite[min(needs)[2]]
     else:
-        best = trials[int(np.argmin([_worth(task, trial.walked) for trial in trials]))]
+        best = trials[int(np.argmin([_worth(task, trial.walked, solves) for trial in trials]))]
     about: dict[str, Any] = {"inner_factor": best.pair[0], "outer_factor": best.pair[1]}
     about |= {
         "tuning_bytes": min(needs)[0] if needs else math.nan,
@@ -457,7 +525,7 @@ def chosen(trials: list[Trial], task: Task, target: float) -> tuple[Trial, dict[
     return best, {**about, "diverged_in_tuning": len(trials) - len(finite)}
 
 
-def _worth(task: Task, walked: Walk) -> float:
+def _worth(task: Task, walked: Walk, solves: bool) -> float:
     """The larger of f(x, y) at the run's own y and f(x, y(x)) at the solution, on validation rows.
 
     The first alone would favour inner variables that lag behind (f may be smaller there than anywhere it can stay), the
@@ -465,8 +533,8 @@ def _worth(task: Task, walked: Walk) -> float:
     """
     if not walked.finite:
         return math.inf
-    solved = settled_inner(task, walked.outer, walked.inner)
-    return max(float(outer_value(task.problem, walked.outer, inner, task.data.val)) for inner in (walked.inner, solved))
+    held = [walked.inner, settled_inner(task, walked.outer, walked.inner)] if solves else [walked.inner]
+    return max(float(outer_value(task.problem, walked.outer, inner, task.data.val)) for inner in held)
 
 
 def _told(row: dict[str, Any], task: Task) -> dict[str, Any]:
@@ -506,9 +574,10 @@ def most_exchanges(run: Simulation) -> int:
     return sum(times for (_, times), answered in phases if answered)
 
 
-def prepared(algorithm: Algorithm, task: Task) -> Simulation:
+def prepared(algorithm: Algorithm, task: Task, sampled: int | None = None) -> Simulation:
     """The checked and laid-out simulation; it serves every setting of the step sizes."""
-    return Simulation(algorithm, task.data, Options(record_every=1, diagnostics="cheap", devices=jax.devices()[:1]))
+    about: dict[str, Any] = {"participation": sampled, "diagnostics": "cheap", "devices": jax.devices()[:1]}
+    return Simulation(algorithm, task.data, Options(record_every=1, **about))
 
 
 def walk(run: Simulation, settings: Any, task: Task, *, seed: int, exchanges: int, points: int) -> Walk:
@@ -531,7 +600,8 @@ def walk(run: Simulation, settings: Any, task: Task, *, seed: int, exchanges: in
         if not (moment.finite and np.isfinite(row["objective"])):
             break
         began = began if rows else moment.seconds
-        talked += int(np.sum(np.asarray(moment.state.messages)[exchanges_of(run)])) // task.data.clients
+        members = run.loop.layout.cohort or task.data.clients
+        talked += int(np.sum(np.asarray(moment.state.messages)[exchanges_of(run)])) // members
         row = {**row, "round": talked, "iteration": moment.done, "seconds": moment.seconds - began}
         outer, inner = run.answer(settings, moment.state)
         rows.append(row | {f"test_{name}": value for name, value in task.evaluate(outer, inner).items()})
@@ -549,7 +619,7 @@ def _moments(rounds: int, points: int) -> list[int]:
     return sorted({round(float(moment)) for moment in np.geomspace(1, rounds, points)})
 
 
-def settled_inner(task: Task, outer: Tree, inner: Tree) -> Tree:
+def settled_inner(task: Task, outer: Tree, inner: Tree, iterations: int = 200) -> Tree:
     """y(x), solved from ``inner`` (leaves [clients, ...]) on whole sets: what the outer variable alone is worth.
 
     For a global lower level all clients get the one solution.
@@ -573,7 +643,7 @@ def settled_inner(task: Task, outer: Tree, inner: Tree) -> Tree:
         return float(loss), flat(jax.tree.leaves(slope))
 
     train = jax.device_put(task.data.train)
-    solved = tree(minimize(value, flat(firsts), jac=True, method="L-BFGS-B", options={"maxiter": 200}).x)
+    solved = tree(minimize(value, flat(firsts), jac=True, method="L-BFGS-B", options={"maxiter": iterations}).x)
     if not shared:
         return solved
     return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (task.data.clients, *leaf.shape)), solved)

@@ -32,7 +32,7 @@ looks); a global one fits a single head, as in D. A. Tarzanagh et al., FedNest, 
 learned so that the model does well on all classes alike.
 
     inner:  g_m(x, y) = mean_i w[b_i] CE(s * (a_i y) + o; b_i) + ridge/2 |y|^2     x = (offsets o, log scales, log weights)
-    outer:  f_m(x, y) = mean_j CE(y; a_j, b_j)                                       plain loss, every class equally often
+    outer:  f_m(x, y) = mean_j v_j CE(y; a_j, b_j)                   plain loss, weights by which every class counts the same
 
 One additive offset and one multiplicative scale for each class's logit, and one weight for each class: the parametric
 cross-entropy of M. Li et al., AutoBalance, NeurIPS 2021, which FedNest tunes over clients.  All zeros is the ordinary
@@ -53,7 +53,7 @@ from numpy.typing import NDArray
 
 from fedbilevel.calculus import Tree
 from fedbilevel.problem import BilevelProblem, ClientData, whole_number
-from fedbilevel.tasks.images import CLASSES, Images, deal, deal_images, gather, proportions
+from fedbilevel.tasks.images import CLASSES, Images, deal, deal_images, deal_shards, gather, proportions
 from fedbilevel.tasks.task import FixedStart, Task, accuracy, largest_moment, shape, whole_numbers
 
 
@@ -68,9 +68,9 @@ def softmax_loss(outer: Tree, inner: jax.Array, batch: Any) -> jax.Array:
     return jnp.mean(cross_entropies(batch["features"] @ inner, batch["labels"]))
 
 
-def penalty(ridge: float, inner: jax.Array) -> jax.Array:
+def penalty(ridge: float, inner: Tree) -> jax.Array:
     """ridge/2 times the squared norm."""
-    return jnp.asarray(0.5 * ridge * jnp.sum(inner**2))
+    return jnp.asarray(0.5 * ridge * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(inner)))
 
 
 def balanced_accuracy(decisions: NDArray[Any], labels: NDArray[Any]) -> float:
@@ -116,6 +116,7 @@ def data_cleaning(
     test: int = 60,
     noise: float | Sequence[float] = 0.5,
     concentration: float | None = None,
+    shards: int | None = None,
     ridge: float = 0.01,
 ) -> Task:
     """One draw: ``train`` and ``validation`` rows a client, of whose training labels a share ``noise`` is wrong.
@@ -135,6 +136,7 @@ def data_cleaning(
         test: Test rows of a client.
         noise: Share of wrong labels, for all clients or for each.
         concentration: Of the Dirichlet draw of labels; None: alike.
+        shards: Runs of rows sorted by label that make a client's rows, in place of a concentration.
         ridge: Of the inner loss.
 
     Returns:
@@ -145,7 +147,7 @@ def data_cleaning(
         raise ValueError(f"weights must be 'samples' or 'trust', not {weights!r}.")
     generator = np.random.default_rng(seed)
     sizes = (train, validation, test)
-    dealt = deal_images(images, generator, clients=clients, sizes=sizes, concentration=concentration)
+    dealt = deal_images(images, generator, clients=clients, sizes=sizes, concentration=concentration, shards=shards)
     observed, corrupted = corrupt(dealt.train.labels, noise, generator)
     rows = np.arange(clients * train, dtype=np.int32).reshape(clients, train)
     batch = {"features": dealt.train.features, "labels": observed, "row": rows}
@@ -222,14 +224,15 @@ class HeadLoss:
 
 @dataclass(frozen=True)
 class RepresentationStart:
-    """Random layers from the run's key (variance 1/in), a head of zeros."""
+    """Random layers from the run's key (variance scale^2/in), a head of zeros."""
 
     widths: tuple[int, ...]
+    scale: float = 1.0
 
     def __call__(self, key: jax.Array) -> tuple[Layers, jax.Array]:
         keys = jax.random.split(key, len(self.widths) - 1)
         layers = [
-            jax.random.normal(key, shape, jnp.float32) / shape[0] ** 0.5
+            self.scale * jax.random.normal(key, shape, jnp.float32) / shape[0] ** 0.5
             for key, shape in zip(keys, pairwise(self.widths), strict=True)
         ]
         return layers, jnp.zeros((self.widths[-1] + 1, CLASSES), jnp.float32)
@@ -246,7 +249,9 @@ def hyper_representation(
     validation: int = 100,
     test: int = 60,
     concentration: float | None = None,
+    shards: int | None = None,
     ridge: float = 0.01,
+    scale: float = 1.0,
 ) -> Task:
     """One draw; ``hidden`` are the widths of the representation's layers.  ``evaluate`` gives "accuracy" on test rows.
 
@@ -263,7 +268,9 @@ def hyper_representation(
         validation: Validation rows of a client.
         test: Test rows of a client.
         concentration: Of the Dirichlet draw of labels; None: alike.
+        shards: Runs of rows sorted by label that make a client's rows, in place of a concentration.
         ridge: Of the inner loss.
+        scale: Of the layers at the start, times one over the root of their inputs.
 
     Returns:
         A `Task`.
@@ -274,8 +281,8 @@ def hyper_representation(
         whole_number("hidden", width)
     generator = np.random.default_rng(seed)
     sizes = (train, validation, test)
-    dealt = deal_images(images, generator, clients=clients, sizes=sizes, concentration=concentration)
-    start = RepresentationStart((dealt.train.features.shape[-1], *map(int, hidden)))
+    dealt = deal_images(images, generator, clients=clients, sizes=sizes, concentration=concentration, shards=shards)
+    start = RepresentationStart((dealt.train.features.shape[-1], *map(int, hidden)), scale)
 
     def evaluate(outer: Tree, inner: Tree) -> dict[str, float]:
         seen = represent([np.asarray(matrix) for matrix in outer], dealt.test.features, np)
@@ -306,14 +313,42 @@ class LossParameters(NamedTuple):
     log_weights: Any
 
 
+def scores_of(model: Any, features: Any, library: Any = jnp) -> Any:
+    """Logits of a softmax regression, or of a network: a list whose last matrix is the head."""
+    if not isinstance(model, list):
+        return features @ model
+    return represent(model[:-1], features, library) @ model[-1]
+
+
 @dataclass(frozen=True)
 class TunedLoss:
     ridge: float
 
-    def __call__(self, outer: LossParameters, inner: jax.Array, batch: Any) -> jax.Array:
-        logits = (batch["features"] @ inner) * jnp.exp(outer.log_scales) + outer.offsets
+    def __call__(self, outer: LossParameters, inner: Tree, batch: Any) -> jax.Array:
+        logits = scores_of(inner, batch["features"]) * jnp.exp(outer.log_scales) + outer.offsets
         weights = jnp.exp(outer.log_weights)[batch["labels"]]
         return jnp.mean(weights * cross_entropies(logits, batch["labels"])) + penalty(self.ridge, inner)
+
+
+def balanced_loss(outer: Tree, inner: Tree, batch: Any) -> jax.Array:
+    """The plain loss with rows weighed so that every class counts the same."""
+    return jnp.mean(batch["weights"] * cross_entropies(scores_of(inner, batch["features"]), batch["labels"]))
+
+
+@dataclass(frozen=True)
+class TuningStart:
+    """The plain loss and a model of zeros or, with ``widths``, a network as `RepresentationStart` draws it."""
+
+    columns: int
+    widths: tuple[int, ...]
+    scale: float
+
+    def __call__(self, key: jax.Array) -> tuple[LossParameters, Tree]:
+        plain = jnp.zeros(CLASSES, jnp.float32)
+        if not self.widths:
+            return LossParameters(plain, plain, plain), jnp.zeros((self.columns, CLASSES), jnp.float32)
+        layers, head = RepresentationStart((self.columns, *self.widths), self.scale)(key)
+        return LossParameters(plain, plain, plain), [*layers, head]
 
 
 def bounded(outer: LossParameters) -> LossParameters:
@@ -330,16 +365,22 @@ def loss_tuning(
     clients: int = 5,
     train: int = 50,
     validation_per_class: int = 6,
+    validation: int | None = None,
     imbalance: float = 0.05,
     concentration: float | None = None,
+    shards: int | None = None,
+    hidden: Sequence[int] = (),
     ridge: float = 0.01,
+    scale: float = 1.0,
 ) -> Task:
     """One draw: the k-th of the ten classes (in an order drawn by the seed) is ``imbalance ** (k / 9)`` times as frequent in
     training as the first.
 
-    Every client has ``train`` rows of the long tail, skewed further by ``concentration``, and ``validation_per_class``
-    rows of every class.  ``evaluate`` gives "balanced_accuracy" (the score) and "tail_accuracy", the mean over the three
-    rarest classes, on equally many test rows of every class, the same for all clients.
+    Every client has ``train`` rows of the long tail, skewed further by ``concentration`` or ``shards``.  It validates on
+    ``validation_per_class`` rows of every class, or on ``validation`` rows of its own long tail, weighed so that every class
+    counts the same.  With ``hidden`` the model is a network, and the inner problem is not convex.  ``evaluate`` gives
+    "balanced_accuracy" (the score) and "tail_accuracy", the mean over the three rarest classes, on equally many test rows of
+    every class, the same for all clients.
 
     Args:
         images: From `digits` or `read_mnist`.
@@ -347,34 +388,54 @@ def loss_tuning(
         lower_level: "local" or "global".
         clients: How many.
         train: Training rows of a client.
-        validation_per_class: Validation rows of a client and class.
+        validation_per_class: Validation rows of a client and class...
+        validation: ...or validation rows of a client with the long tail of its training rows; None: the former.
         imbalance: How frequent the rarest class is, against the most frequent.
         concentration: Of the Dirichlet draw of labels; None: alike.
+        shards: Runs of rows sorted by label that make a client's rows, in place of a concentration.
+        hidden: Widths of a network's layers; none: a softmax regression.
         ridge: Of the inner loss.
+        scale: Of these layers at the start, times one over the root of their inputs.
 
     Returns:
         A `Task`.
     """
     whole_numbers({"clients": clients, "train": train, "validation_per_class": validation_per_class})
+    if shards is not None and (concentration is not None or validation is None):
+        raise ValueError("shards takes a number of validation rows, and no concentration.")
     if not 0 < imbalance <= 1:
         raise ValueError(f"imbalance={imbalance!r} must lie in (0, 1]: the rarest class against the most frequent one.")
     generator = np.random.default_rng(seed)
     order = generator.permutation(CLASSES)
     frequency = np.empty(CLASSES)
     frequency[order] = imbalance ** (np.arange(CLASSES) / (CLASSES - 1))
-    val = _equal_rows(images.labels, clients, validation_per_class, generator)
-    free = np.setdiff1d(np.arange(images.labels.size), val)
-    shares = proportions(CLASSES, clients, concentration, generator) * frequency
-    rare = free[deal(images.labels[free], shares / shares.sum(axis=1, keepdims=True), train, generator)]
+    if validation is None:
+        val = _equal_rows(images.labels, clients, validation_per_class, generator)
+        free = np.setdiff1d(np.arange(images.labels.size), val)
+    else:
+        free = np.arange(images.labels.size)
+    if shards is None:
+        shares = proportions(CLASSES, clients, concentration, generator) * frequency
+        shares /= shares.sum(axis=1, keepdims=True)
+        rare = free[deal(images.labels[free], shares, train + (validation or 0), generator)]
+    else:
+        tail = _long_tail(images.labels, frequency, clients * (train + (validation or 0)), generator)
+        rare = generator.permuted(tail[deal_shards(images.labels[tail], clients, shards, generator)], axis=1)
+    if validation is not None:
+        rare, val = np.split(rare, [train], axis=1)
     held = _equal_rows(images.test_labels, 1, int(np.bincount(images.test_labels, minlength=CLASSES).min()), generator)
     dealt = gather(images, rare, val, held)
-    one_a_class = shape(CLASSES)
-    start = FixedStart(
-        LossParameters(one_a_class, one_a_class, one_a_class), shape(dealt.train.features.shape[-1], CLASSES)
-    )
+    counted = np.bincount(dealt.val.labels.ravel(), minlength=CLASSES)
+    weights = (dealt.val.labels.size / (CLASSES * np.maximum(counted, 1)))[dealt.val.labels].astype(np.float32)
+    columns, widths = dealt.train.features.shape[-1], tuple(map(int, hidden))
+    start, seen = TuningStart(columns, widths, scale), dealt.train.features
+    if widths:  # no bound: what the head's problem curves where the network starts
+        seen = represent([np.asarray(layer) for layer in start(jax.random.key(seed))[1][:-1]], seen, np)
 
     def evaluate(outer: Tree, inner: Tree) -> dict[str, float]:
-        decisions = np.argmax(dealt.test.features[0] @ np.asarray(inner), axis=-1)
+        few = 1 if lower_level == "global" else clients  # they all have the same model there
+        model = jax.tree.map(lambda leaf: np.asarray(leaf)[:few], inner)
+        decisions = np.argmax(scores_of(model, dealt.test.features[0], np), axis=-1)
         labels = np.broadcast_to(dealt.test.labels[0], decisions.shape)
         tail = np.isin(labels, order[-3:])
         return {
@@ -384,13 +445,27 @@ def loss_tuning(
 
     return Task(
         name="imbalance",
-        problem=BilevelProblem(TunedLoss(ridge), softmax_loss, start, bounded, lower_level=lower_level),
-        data=ClientData(train=dealt.train.batch(), val=dealt.val.batch()),
+        problem=BilevelProblem(TunedLoss(ridge), balanced_loss, start, bounded, lower_level=lower_level),
+        data=ClientData(train=dealt.train.batch(), val={**dealt.val.batch(), "weights": weights}),
         evaluate=evaluate,
         score="balanced_accuracy",
-        curvature=0.5 * largest_moment(dealt.train.features) + ridge,
+        curvature=0.5 * largest_moment(seen) + ridge,
         outer_step=0.3,
         facts={"order": order, "frequency": frequency},
+    )
+
+
+def _long_tail(labels: Any, frequency: Any, total: int, generator: np.random.Generator) -> Any:
+    """``total`` row numbers whose classes are as frequent as asked, up to rounding; a class gives no more rows than it has."""
+    counts = np.bincount(labels, minlength=CLASSES)
+    wanted = np.minimum(np.floor(frequency / frequency.sum() * total).astype(int), counts)
+    while wanted.sum() < total:  # what rounding and small classes leave over goes to those with rows left
+        room = np.flatnonzero(wanted < counts)
+        if not room.size:
+            raise ValueError(f"A long tail of {total} rows needs more than the {labels.size} there are: ask for fewer.")
+        wanted[room[np.argmax((frequency / (wanted + 1))[room])]] += 1
+    return np.concatenate(
+        [generator.permutation(np.flatnonzero(labels == label))[: wanted[label]] for label in range(CLASSES)]
     )
 
 

@@ -15,7 +15,7 @@ import math
 import zipfile
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,10 +82,16 @@ def read_mnist(folder: str | Path, pool: int = 2) -> Images:
         raise ValueError(f"pool must be at least 1, not {pool}.")
     archive = home / "mnist.npz"
     parts = _read_archive(archive) if archive.exists() else _read_folder(home)
-    ready = {name: (_pooled(images, pool), labels.astype(np.int32)) for name, (images, labels) in parts.items()}
-    if "t10k" not in ready:
-        return _set_aside("mnist", *ready["train"])
-    return Images("mnist", *ready["train"], *ready["t10k"])
+    if "t10k" in parts:
+        return from_bytes("mnist", *parts["train"], *parts["t10k"], pool=pool)
+    images, labels = parts["train"]
+    return _set_aside("mnist", _pooled(images, pool), labels.astype(np.int32))
+
+
+def from_bytes(source: str, images: Any, labels: Any, test_images: Any, test_labels: Any, pool: int = 2) -> Images:
+    """`Images` from bytes [rows, height, width], such as `fedbilevel.datasets.load_images` gives."""
+    parts = (_pooled(images, pool), labels.astype(np.int32), _pooled(test_images, pool), test_labels.astype(np.int32))
+    return Images(source, *parts)
 
 
 def read_idx(file: Path, kind: str) -> NDArray[np.uint8]:
@@ -227,6 +233,22 @@ def deal(
     return dealt
 
 
+def deal_shards(labels: NDArray[np.integer], clients: int, shards: int, generator: np.random.Generator) -> RowNumbers:
+    """Rows sorted by label and cut into ``clients * shards`` equal runs, of which every client gets ``shards``:
+    [clients, rows], as in B. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data"
+    (2017).  What is left over by the cut is dealt to nobody."""
+    whole_numbers({"clients": clients, "shards": shards})
+    length = labels.size // (clients * shards)
+    if not length:
+        raise ValueError(
+            f"{clients} clients with {shards} shards each need more than the {labels.size} rows there are."
+        )
+    mixed = generator.permutation(labels.size)  # which rows of a class lie beside each other is chance
+    ordered = mixed[np.argsort(labels[mixed], kind="stable")][: clients * shards * length]
+    runs = ordered.reshape(clients * shards, length)
+    return np.asarray(runs[generator.permutation(clients * shards)].reshape(clients, shards * length))
+
+
 class Dealt(NamedTuple):
     train: ClientRows
     val: ClientRows
@@ -235,17 +257,27 @@ class Dealt(NamedTuple):
 
 def deal_images(
     images: Images, generator: np.random.Generator, *, clients: int, sizes: tuple[int, int, int],
-    concentration: float | None = None,
+    concentration: float | None = None, shards: int | None = None,
 ) -> Dealt:  # fmt: skip
     """``sizes`` rows for training, validation and testing on every client, all three with the client's own proportions.
 
-    Test rows come from the images set aside for testing, whatever the generator.
+    ``shards``: so many runs of rows sorted by label make a client's rows, and test rows are dealt alike.  Test rows come
+    from the images set aside for testing, whatever the generator.
     """
     train, val, test = sizes
     whole_numbers({"clients": clients, "train": train, "validation": val, "test": test})
+    if shards is not None and concentration is not None:
+        raise ValueError("Clients differ by shards or by a concentration, not by both.")
     shares = proportions(CLASSES, clients, concentration, generator)
-    mixed = generator.permuted(deal(images.labels, shares, train + val, generator), axis=1)
-    return gather(images, mixed[:, :train], mixed[:, train:], deal(images.test_labels, shares, test, generator))
+    if shards is None:
+        dealt = deal(images.labels, shares, train + val, generator)
+    else:
+        dealt = deal_shards(images.labels, clients, shards, generator)
+    mixed = generator.permuted(dealt, axis=1)
+    if mixed.shape[1] < train + val:
+        raise ValueError(f"{clients} clients have {mixed.shape[1]} rows each in shards, fewer than {train} + {val}.")
+    own = mixed[:, : train + val]
+    return gather(images, own[:, :train], own[:, train:], deal(images.test_labels, shares, test, generator))
 
 
 def gather(images: Images, train: RowNumbers, val: RowNumbers, test: RowNumbers) -> Dealt:

@@ -116,4 +116,7 @@ def largest_moment(features: NDArray[Any]) -> float:
     It bounds the curvature of least squares; half of it bounds that of softmax regression, a quarter that of logistic
     regression.
     """
+    rows, columns = features.shape[1:]
+    if rows < columns:  # the same eigenvalues from the smaller matrix
+        features = np.swapaxes(features, 1, 2) * (columns / rows) ** 0.5
     return float(np.linalg.eigvalsh(second_moments(features).astype(np.float64)).max())
