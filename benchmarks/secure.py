@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import harness
@@ -68,13 +69,17 @@ class Sites:
 
     def ask_each(self, task: str, requests: dict, seconds: float = 0.0) -> dict:
         return {
-            name: Reply(self.timed(task, lambda n=name: getattr(self.masking[n], task)(requests[n])))
-            for name in requests
+            name: Reply(self.timed(task, partial(getattr(self.masking[name], task), request)))
+            for name, request in requests.items()
         }
 
     def enough(self, sites: list, what: str) -> None:
         if len(sites) < self.settings.needed:
             raise RuntimeError(what)
+
+
+def masked(masking: Masking, request: dict, row: np.ndarray, share: float, ring: Fixed) -> list[np.ndarray]:
+    return masking.mask(request, request["exchange"], to_words([row], share, ring), ring)
 
 
 def one_sum(count: int, size: int, lost: int, ring: Fixed = NARROW) -> dict:
@@ -85,18 +90,13 @@ def one_sum(count: int, size: int, lost: int, ring: Fixed = NARROW) -> dict:
         kind = np.float32 if ring is NARROW else np.float64
         values = np.random.default_rng(0).normal(size=(count, size)).astype(kind)
         share = 2.0 ** -np.ceil(np.log2(count))
-        for _ in range(2):  # the first sum makes what is made once a run
+        for exchange in ("work/0/0/0", "work/0/1/0"):  # the first sum makes what is made once a run
+            enclosed = sums.enclosed({site: {} for site in sites.masking}, exchange)
             sites.spent.clear()
-            enclosed = sums.enclosed(
-                dict.fromkeys(sites.masking, {}), "work/0/0/0" if not sums.number else "work/0/1/0"
-            )
-            packed = {}
-            for site, row in list(zip(enclosed, values, strict=True))[: count - lost]:
-                request = enclosed[site]
-                mask = lambda s=site, r=row, q=request: sites.masking[s].mask(
-                    q, q["exchange"], to_words([r], share, ring), ring
-                )  # noqa: E731
-                packed[site] = sites.timed("mask", mask)
+            packed = {
+                site: sites.timed("mask", partial(masked, sites.masking[site], enclosed[site], row, share, ring))
+                for site, row in list(zip(enclosed, values, strict=True))[: count - lost]
+            }
             began, asked = time.process_time(), sites.spent["mask"]
             *total, mass = ring.decode(sums.total(packed, ring))
             whole = time.process_time() - began
@@ -109,7 +109,7 @@ def one_sum(count: int, size: int, lost: int, ring: Fixed = NARROW) -> dict:
             "site": at_sites / len(packed),
             "coordinator": whole - (at_sites - asked),
             "error": float(np.abs(np.array(total) / mass - mean).max()),
-            "traffic": (values.itemsize * size + extra[0] + reply + extra[1]) / plain,
+            "traffic": float(values.itemsize * size + extra[0] + reply + extra[1]) / plain,
         }
 
 
