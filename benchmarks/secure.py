@@ -3,24 +3,28 @@
     python benchmarks/secure.py              # the sums; tables for docs/secure-sums.md on standard output
     python benchmarks/secure.py --rounds     # a server and three sites on this machine, runs with and without in turn
 
-Processor seconds of a site are the mean over all sites of advertising, masking (all adverts verified) and unmasking; those of
-the coordinator are of taking the masks away, with nobody lost and with a tenth of the sites lost after they had advertised.
-Replies are in single precision.  benchmarks/flower.py has the same of Flower's SecAgg+.
+Processor seconds of a site are the mean over all sites of masking and unmasking, and where sites are lost of repairing; those
+of the coordinator are of handing letters on and taking the masks away, with nobody lost and with a tenth of the sites lost
+before they masked.  Replies are in single precision.  Bytes are counted by a coordinator and sites that talk to each other.
+benchmarks/flower.py has the same of Flower's SecAgg+.
 """
 
 import argparse
 import json
 import statistics
 import sys
+import tempfile
 import time
+from functools import partial
+from pathlib import Path
 
 import harness
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedbilevel.engines.fixed import NARROW, WIDE, to_words
-from fedbilevel.federation.protocol.secure import Cohort, SecureSite, recovered
-from fedbilevel.federation.protocol.sums import ADVERT, LETTER, SHARE
+from fedbilevel.engines.fixed import NARROW, WIDE, Fixed, to_words
+from fedbilevel.federation.protocol.settings import JobSettings
+from fedbilevel.federation.protocol.sums import Masking, Sums
 
 SITES, SIZES = (3, 10, 30, 100), (20, 10_000, 1_000_000)
 MOST = 30_000_000
@@ -37,44 +41,83 @@ class Key:
         self.keys[name].public_key().verify(signature, message)
 
 
-def one_sum(count: int, size: int, lost: int) -> dict:
-    names = [f"{number:03d}" for number in range(count)]
-    keys = {name: Ed25519PrivateKey.generate() for name in names}
-    cohort = Cohort.usual("bench", names)
-    sites = [SecureSite(name, cohort, name.encode().ljust(32), Key(keys, name)) for name in names]
-    hellos = [site.hello() for site in sites]
-    for site in sites:
-        site.meet(hellos)
-    values = np.random.default_rng(0).normal(size=(count, size)).astype(np.float32)
-    watch = [time.process_time()]
-    adverts = [] if cohort.complete else [site.advertise("0") for site in sites]
-    watch.append(time.process_time())
-    alive, share = sites[: count - lost], 2.0 ** -np.ceil(np.log2(count))
-    masked = {}
-    for site, row in zip(alive, values, strict=False):
-        masked[site.name] = NARROW.pack(site.mask("0", adverts, to_words([row], share, NARROW)))
-    watch.append(time.process_time())
-    shares = {} if cohort.complete else {site.name: site.unmask("0", adverts, sorted(masked)) for site in alive}
-    watch.append(time.process_time())
-    words = {name: NARROW.unpack(packed) for name, packed in masked.items()}
-    *total, mass = NARROW.decode(recovered(cohort, "0", adverts, words, shares))
-    watch.append(time.process_time())
-    advertise, mask, unmask, recover = np.diff(watch)
-    mean = values[: len(alive)].mean(axis=0, dtype=np.float64)
-    return {
-        "site": (advertise / count + (mask + unmask) / len(alive)),
-        "coordinator": recover,
-        "error": float(np.abs(np.array(total) / mass - mean).max()),
-    }
+class Reply:
+    def __init__(self, content: dict) -> None:
+        self.content = content
 
 
-def bytes_of(count: int, size: int, width: int) -> tuple[int, int]:
-    """Down and up a site and sum, beside ``width`` bytes a number without secure sums."""
-    ring = (NARROW if width == 4 else WIDE).width // 8
-    down, up = width * size, ring * (size + 2)
-    if count > 3:
-        down, up = down + count * (ADVERT + LETTER), up + ADVERT + (count - 1) * LETTER + count * SHARE
-    return down, up
+class Sites:
+    """All sites of a run in this process: what a coordinator asks through, with processor seconds a task."""
+
+    def __init__(self, count: int, folder: Path) -> None:
+        names = tuple(f"{number:03d}" for number in range(count))
+        keys = {name: Ed25519PrivateKey.generate() for name in names}
+        self.settings = JobSettings("bench", "fair", names, secure=True)
+        for name in names:
+            (folder / name).mkdir()
+        self.masking = {name: Masking(name, self.settings, Key(keys, name), folder / name) for name in names}
+        self.spent: dict[str, float] = {}
+
+    def timed(self, task: str, ask):
+        began = time.process_time()
+        told = ask()
+        self.spent[task] = self.spent.get(task, 0.0) + time.process_time() - began
+        return told
+
+    def ask_all(self, task: str, request: dict) -> dict:
+        return self.ask_each(task, dict.fromkeys(self.masking, request))
+
+    def ask_each(self, task: str, requests: dict, seconds: float = 0.0) -> dict:
+        return {
+            name: Reply(self.timed(task, partial(getattr(self.masking[name], task), request)))
+            for name, request in requests.items()
+        }
+
+    def enough(self, sites: list, what: str) -> None:
+        if len(sites) < self.settings.needed:
+            raise RuntimeError(what)
+
+
+def masked(masking: Masking, request: dict, row: np.ndarray, share: float, ring: Fixed) -> list[np.ndarray]:
+    return masking.mask(request, request["exchange"], to_words([row], share, ring), ring)
+
+
+def one_sum(count: int, size: int, lost: int, ring: Fixed = NARROW) -> dict:
+    with tempfile.TemporaryDirectory() as name:
+        sites = Sites(count, Path(name))
+        sums = Sums(sites.settings, sites, 1)
+        sums.meet()
+        kind = np.float32 if ring is NARROW else np.float64
+        values = np.random.default_rng(0).normal(size=(count, size)).astype(kind)
+        share = 2.0 ** -np.ceil(np.log2(count))
+        for exchange in ("work/0/0/0", "work/0/1/0"):  # the first sum makes what is made once a run
+            enclosed = sums.enclosed({site: {} for site in sites.masking}, exchange)
+            sites.spent.clear()
+            packed = {
+                site: sites.timed("mask", partial(masked, sites.masking[site], enclosed[site], row, share, ring))
+                for site, row in list(zip(enclosed, values, strict=True))[: count - lost]
+            }
+            began, asked = time.process_time(), sites.spent["mask"]
+            *total, mass = ring.decode(sums.total(packed, ring))
+            whole = time.process_time() - began
+        at_sites = sum(sites.spent.values())
+        mean = values[: len(packed)].mean(axis=0, dtype=np.float64)
+        extra = [np.mean([sums.costs[site][way] for site in packed]) for way in (0, 1)]
+        reply = np.mean([sum(array.nbytes for array in arrays) for arrays in packed.values()])
+        plain = 2 * values.itemsize * size
+        return {
+            "site": at_sites / len(packed),
+            "coordinator": whole - (at_sites - asked),
+            "error": float(np.abs(np.array(total) / mass - mean).max()),
+            "traffic": float(values.itemsize * size + extra[0] + reply + extra[1]) / plain,
+        }
+
+
+def exponent(told: dict, size: int, what: str) -> float:
+    """p of the fit ``c sites^p`` to what sums of so many numbers take, from ten sites on."""
+    rows = {count: told.get(f"{count} sites, {size} numbers") for count in SITES if count >= 10}
+    points = [(count, row[what]) for count, row in rows.items() if row is not None]
+    return float(np.polyfit(*np.log(np.array(points)).T, 1)[0])
 
 
 def main() -> None:
@@ -109,16 +152,23 @@ def main() -> None:
                 if count * size > options.most:
                     continue
                 kept = [one_sum(count, size, 0) for _ in range(options.repeats)]
+                wide = one_sum(count, size, 0, WIDE)
                 lossy = one_sum(count, size, count // 10) if count >= 10 else None
-                traffic = [sum(bytes_of(count, size, width)) / (2 * width * size) for width in (4, 8)]
                 told[f"{count} sites, {size} numbers"] = row = {
                     "site_ms": 1e3 * statistics.median(each["site"] for each in kept),
                     "coordinator_ms": 1e3 * statistics.median(each["coordinator"] for each in kept),
+                    "site_lossy_ms": None if lossy is None else 1e3 * lossy["site"],
                     "coordinator_lossy_ms": None if lossy is None else 1e3 * lossy["coordinator"],
-                    "error": max(each["error"] for each in kept), "traffic_32": traffic[0], "traffic_64": traffic[1],
+                    "error": max(each["error"] for each in kept), "traffic_32": kept[0]["traffic"],
+                    "traffic_64": wide["traffic"], "traffic_lossy_32": None if lossy is None else lossy["traffic"],
                 }  # fmt: skip
                 shown = (f"{value:.3g}" if value is not None else "" for value in row.values())
                 print(f"| {count} | {size:,} | " + " | ".join(shown) + " |", flush=True)
+        told["exponent"] = {
+            f"{what}, {size} numbers": exponent(told, size, f"{what}_ms")
+            for what in ("site", "coordinator")
+            for size in SIZES[:2]
+        }
     which = f"-{options.sites}" if options.sites != 3 else ""
     harness.save(f"secure-rounds{which}" if options.rounds else "secure", options.repeats, told)
     print(json.dumps(told, indent=1))

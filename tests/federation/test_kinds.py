@@ -1,4 +1,4 @@
-"""Every kind of run over real processes, on a federation that is started once: fits and audits of classes and of numbers."""
+"""Every kind of run over real processes, on a federation that is started once: fits, audits and tuning."""
 
 import json
 import subprocess
@@ -10,8 +10,9 @@ import pytest
 
 from fedbilevel import storage
 from fedbilevel.engines.stages import TELL
+from fedbilevel.federation.nvflare.job import RUNS
 from fedbilevel.federation.protocol.policy import FILE, Source
-from fedbilevel.jobs import audit, federate
+from fedbilevel.jobs import audit, federate, tune
 from fedbilevel.jobs.fit import FitOptions
 from fedbilevel.jobs.predict import fitted_model
 from fedbilevel.runs import read
@@ -63,15 +64,7 @@ def test_fits_and_audits_of_classes_and_numbers(federation, tables, tmp_path):
     settings = {name: federate.job(fit, schema, SITES, run=f"kinds-{name}") for name, (fit, schema) in FITS.items()}
     orders = {name: federation.supervise(one) for name, one in settings.items()}
     audits = {target: audit_both_ways(federation, tables, tmp_path, target, said) for target, said in AUDITS.items()}
-    columns = tuple(kinds(1, 0).columns)
-    wanted = {}
-    for name, one in settings.items():  # meanwhile
-        sources = {each: Source(table=tmp_path / f"{each}.csv", columns=columns) for each in SITES}
-        here = {
-            each: site(tmp_path / name, each, one, source, tell=TELL, minimum_cell=10)
-            for each, source in sources.items()
-        }
-        wanted[name] = coordinate(tmp_path / name, one, Direct(here))[-1]
+    wanted = {name: in_this_process(tmp_path, one) for name, one in settings.items()}  # meanwhile
     for name, (fit, schema) in FITS.items():
         assert orders[name].finish()["status"] == "complete"
         out = tmp_path / f"run-{name}"
@@ -100,16 +93,51 @@ def test_fits_and_audits_of_classes_and_numbers(federation, tables, tmp_path):
         assert len(read(tmp_path / target).groups)
 
 
+def in_this_process(folder, settings):
+    """The last of a run's arrays, from sites with the same tables."""
+    sources = {each: Source(table=folder / f"{each}.csv", columns=tuple(kinds(1, 0).columns)) for each in SITES}
+    here = {
+        each: site(folder / settings.run, each, settings, source, tell=TELL, minimum_cell=10)
+        for each, source in sources.items()
+    }
+    return coordinate(folder / settings.run, settings, Direct(here))[-1]
+
+
+def test_tuning_by_command(federation, tables, tmp_path):
+    """`federate tune`, with secure sums as it comes: the model of sites in one process, and a page."""
+    schema = Schema("stage", TWO.classes, "late", (), ("everybody",), FEATURES)
+    schema.write(tmp_path / "schema.toml")
+    told = command(
+        federation, "tune", "--schema", tmp_path / "schema.toml", "--rounds", "2", "--folds", "2", "--run", "kinds-tune",
+        "--out", tmp_path / "tuned", "--json",
+    )  # fmt: skip
+    options = tune.TuneOptions(("penalties",), folds=2, rounds=2, splits=1, compare=False)
+    wanted = in_this_process(tmp_path, tune.job(schema, options, SITES, run="kinds-tune", secure=True))
+    answer, complaint = told.communicate(timeout=240)
+    assert told.returncode == 0, complaint
+    assert json.loads(answer)["folder"] == str(tmp_path / "tuned")
+    np.testing.assert_allclose(fitted_model(tmp_path / "tuned").params, wanted, rtol=1e-4, atol=1e-5)
+    assert set(read(tmp_path / "tuned").others["choices"]["kind"]) == {"penalty"}
+    assert (tmp_path / "tuned/page.html").exists()
+    log = (federation.kits.server / RUNS / "kinds-tune/log.txt").read_text()
+    assert "secure sums of 3 sites or more: no single reply is seen" in log
+
+
 def audit_both_ways(federation, tables, folder, target, prediction):
     """(The command at work on the sites, the audit of their files.)"""
     schema = audit.question(tables, target, prediction, ["sex"])
     schema.write(folder / f"{target}.toml")
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "fedbilevel.cli", "federate", "audit", "--schema", folder / f"{target}.toml", "--json",
-            "--admin", federation.kits.admin, "--server", federation.kits.server, "--out", folder / target,
-            *(word for name in SITES for word in ("--site", name)),
-        ],
+    words = ("--schema", folder / f"{target}.toml", "--json", "--out", folder / target)
+    return command(federation, "audit", *words), audit.run(
+        tables, schema, folder / f"here-{target}", audit.AuditOptions()
+    ).run
+
+
+def command(federation, name, *words):
+    """`federate NAME`, at work on the sites."""
+    sites = (word for each in SITES for word in ("--site", each))
+    kits = ("--admin", federation.kits.admin, "--server", federation.kits.server)
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedbilevel.cli", "federate", name, *words, *kits, *sites],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=federation.environment,
     )  # fmt: skip
-    return process, audit.run(tables, schema, folder / f"here-{target}", audit.AuditOptions()).run

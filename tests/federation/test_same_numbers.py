@@ -1,5 +1,7 @@
 """The coordinator and its sites, called directly, compute what `simulate` computes: the same seed, the same numbers."""
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,9 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.algorithms.fedavg import fedavg
+from fedbilevel.fairness.fedpath import fedpath, rounds_of
+from fedbilevel.fairness.formulation import Formulation, Weights
+from fedbilevel.fairness.models import Model
 from fedbilevel.federation.protocol.program import ArrayProgram
 from fedbilevel.plan import Phase, Relay, Repeat, ServerStep
 from tests.federation import programs
@@ -148,3 +153,49 @@ def test_every_construct_of_a_plan(tmp_path, monkeypatch):
     # Parcels are bytes down for the site they go to, from the second exchange on.
     first, *others = rows[(rows["site"] == "site-2")]["bytes_down"]
     assert max(others) > first
+
+
+@dataclass(frozen=True)
+class OfKind(Model):
+    """A model with parameters of another type."""
+
+    dtype: str = "float32"
+
+    @property
+    def start(self):
+        first = super().start
+        return lambda key: first(key).astype(self.dtype)
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32"])
+def test_what_fedpath_makes_of_the_last_digit(tmp_path, monkeypatch, kind, shared_compilation):
+    """It solves systems with the Hessian, and so makes of a difference in the last digit as much as the condition of the
+    Hessian allows: in double precision nothing is seen of that, in single precision it takes digits that others keep."""
+    rng = np.random.default_rng(0)
+    labels, groups = rng.integers(2, size=(3, 40)), rng.integers(2, size=(3, 40))
+    features = rng.normal(size=(3, 40, 5)) * [1, 1, 1, 0.1, 0.03] + labels[..., None] * [1.0, 0.5, 0, 0, 0]
+    rows = {
+        "features": features.astype(kind), "labels": labels.astype(kind), "groups": groups.astype(np.int32),
+        "cells": (2 * groups + labels).astype(np.int32),
+    }  # fmt: skip
+    ridge, path = 1e-3, [1.0]
+    made = fedpath(Formulation(ridge=None), OfKind("logistic", 5, dtype=kind), 2, 120.0, ridge, path)
+    data = fb.ClientData(rows)
+    example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
+    monkeypatch.setattr(
+        programs, "program", lambda arguments: ArrayProgram(made, rounds_of(path), (example, None), "samples")
+    )
+    settings = settings_for("fedavg", secure=True)
+    sites = array_sites(tmp_path, settings)
+    for client, name in enumerate(sites):
+        leaves = jax.tree.leaves(jax.tree.map(lambda leaf, c=client: leaf[c], rows))
+        np.savez(tmp_path / f"{name}.npz", **{f"train{number}": leaf for number, leaf in enumerate(leaves)})
+    outer, inner, *_ = coordinate(tmp_path, settings, Direct(sites))
+    wanted = fb.simulate(made, data, rounds_of(path), seed=5, weights="samples", record_every=None, secure=True).outer
+    assert inner.dtype == kind
+    pooled, last = features.reshape(-1, 5), np.asarray(wanted.inner[-1], np.float64)
+    chance, weights = 1 / (1 + np.exp(-pooled @ last)), np.asarray(Weights(4)(outer[-1]))[rows["cells"].ravel()]
+    hessian = (pooled * (weights * chance * (1 - chance))[:, None]).T @ pooled / 120 + ridge * np.eye(5)
+    allowed = np.finfo(kind).eps * np.linalg.cond(hessian) * np.abs(last).max()
+    np.testing.assert_allclose(inner, wanted.inner, rtol=0, atol=allowed)
+    print(kind, allowed, np.abs(inner - wanted.inner).max(), np.linalg.cond(hessian))

@@ -369,13 +369,13 @@ class Coordinator:
         label = Label(progress.stage, progress.round, ordinal, progress.attempt)
         arrays = to_arrays(self.compiled.send(self.server, item=item))
         like = wanted = self.compiled.reply_like(item)
-        more_down, more_up = 0, 0
         answers: dict[str, Tree] = {}
+        before = len(rows)
         while True:
             requests = self._requests(label, item, arrays)
             if self.sums is not None:
                 requests = self.sums.enclosed(requests, f"work/{label.stage}/{label.round}/{label.ordinal}")
-                wanted, (more_down, more_up) = self.sums.masked_like(like), self.sums.overhead
+                wanted = self.sums.masked_like(like)
             replies = self.attendance.ask("work", requests, settings.reply_timeout)
             for site, request in requests.items():
                 reply = replies.get(site)
@@ -383,9 +383,8 @@ class Coordinator:
                 if site in answers and site not in self.ready and not self._admit(site, replies[site]):
                     del answers[site]
                     outcome = "refused: its number of rows"
-                down = size_of(arrays) + size_of(request["parcel"] or []) + more_down
-                up = size_of(to_arrays(answers[site])) + more_up if site in answers else 0
-                progress.bytes_down, progress.bytes_up = progress.bytes_down + down, progress.bytes_up + up
+                down = size_of(arrays) + size_of(request["parcel"] or [])
+                up = size_of(to_arrays(answers[site])) if site in answers else 0
                 rows.append(
                     {
                         "stage": label.stage, "round": label.round, "ordinal": ordinal, "phase": self.compiled.phase(item).name,
@@ -399,16 +398,24 @@ class Coordinator:
                 break
             self.asked, self.spared = self.spared, set()  # without those that were to be left out it is too few
         self.attendance.enough([*answers], f"answered in round {label.round + 1} of {self.stage.name}")
-        lost = self._cohort() - answers.keys()
-        if self.cohort is not None and lost:
-            self.record.say(f"round {label.round + 1} goes on without {', '.join(sorted(lost))}")
-        self.cohort = set(answers)
         if self.sums is None:
             weights = np.array([self._weight(site) if site in answers else 0.0 for site in settings.sites])
             replied = stacked([answers.get(site) for site in settings.sites], like)
         else:
             weights = np.ones(1)
-            replied = stacked([self.sums.mean({site: answers[site][0] for site in answers}, like)], like)
+            replied = stacked([self.sums.mean(answers, like)], like)
+            answers = {site: answers[site] for site in self.sums.counted}
+        for row in rows[before:]:
+            more = [0, 0] if self.sums is None else self.sums.costs[row["site"]]
+            if row["outcome"].startswith("answered") and row["site"] not in answers:
+                row["outcome"] = "lost before the sum"
+            row["bytes_down"], row["bytes_up"] = row["bytes_down"] + more[0], row["bytes_up"] + more[1]
+            progress.bytes_down += row["bytes_down"]
+            progress.bytes_up += row["bytes_up"]
+        lost = self._cohort() - answers.keys()
+        if self.cohort is not None and lost:
+            self.record.say(f"round {label.round + 1} goes on without {', '.join(sorted(lost))}")
+        self.cohort = set(answers)
         self.server, parcels, finite = self.compiled.absorb(
             self.server, replied, weights, label.round, ordinal, item=item
         )

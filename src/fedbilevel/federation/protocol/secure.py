@@ -1,26 +1,40 @@
 """Sums that show nobody's single reply: secure aggregation with dropouts.
 
-K. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, with fresh masks for every
-ticket (one sum).  The coordinator relays everything and learns the sum, and nothing else, as long as fewer than ``threshold``
-sites work with it:
+After K. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, with fresh masks
+for every label (one sum).  The coordinator relays everything and learns one sum for a label, and nothing else:
 
-    hello       once a run: a site's keys for sealed letters and for its signature, signed with its certificate
-    advertise   per ticket: a key for masks, signed; and letters with one Shamir share each of that key and of its own seed
-    mask        x_u + PRG(b_u) + sum over v > u of PRG(s_uv) - sum over v < u of PRG(s_uv)   (mod 2^64)
-    unmask      of every site whose masked numbers arrived, the share of its seed b; of every other, the share of its key s
+    hello       once a run: a site's key, signed with its certificate; two sites have k_uv in common (X25519)
+    mask        x_u + PRG(b_u) + sum over v > u of PRG(m_uv) - sum over v < u of PRG(m_uv)   (mod 2^64), m_uv from k_uv
+    repair      only where sites were lost: what their masks left in the numbers of each survivor, masked in the same way
+    unmask      of every site whose masked numbers arrived, a share of its seed b
 
-``b_u`` is a site's own seed for the ticket, ``s_uv`` what two sites agree on (X25519, HKDF) about the same question: sites that
-were asked differently have masks that do not cancel.  A site's two secrets never leave together: it hands out one kind of share
-of each other site, once an exchange, also where a run is submitted again.  Two lists of survivors would need two thresholds, so
-a threshold above half of the cohort keeps a lying coordinator from both.
+``m_uv`` depends on the label, on what the sites were asked and on who takes part, so sites that were told different things
+have masks that do not cancel.  It is new for every label, and so are seeds: nothing of one sum helps with another.
 
-Where a sum needs every site of the cohort (three of three), nobody's masks are ever taken out, so there is nothing to share:
-the masks of a pair follow from the keys in their greetings, there are no seeds and no adverts, and a sum takes one exchange.
+*Seeds* are Shamir's: b_u is the value at 0 of a polynomial of degree ``threshold`` - 1, whose value at v is the share of site
+v.  The polynomial goes through ``threshold`` points, that of u and those of the sites after it in the cohort, which u and v
+both draw from k_uv: nothing is sent for them.  Each other site is sent its share minus a number that is drawn likewise
+(`Masked`).
+
+*Lost sites.*  Bonawitz et al. share the keys of the pairwise masks as well and give those of lost sites away.  Here the
+survivors add up what is left of these masks in a second sum, whose own masks depend on the list of survivors.  It comes out
+only if all of them were given the same list.  A site gives shares for the list it has repaired last, or for all where it has
+repaired nothing, and then no other; a list it repairs later must be part of the earlier ones.
+
+*Why one sum only*, while fewer than 2 ``threshold`` - n of the n sites work with a coordinator that lies.  Let c sites do so;
+the n - c others are honest.  A repair comes out only if every honest site on its list takes part: at least threshold - c.
+Two such groups have a site in common, since 2 (threshold - c) > n - c, so of two lists one is part of the other.  Let L be
+the smallest, or everybody where nothing was repaired.  The honest sites on L give no share of a seed of a site outside L, and
+the n - threshold others are fewer than the threshold - c that are needed: what sites outside L sent stays masked.  The masks
+between two sites on L are in their numbers and in no repair, so nothing comes out but the sum over L, which has ``threshold``
+sites or more.
+
+Where a sum needs every site of the cohort (three of three), nobody's masks are ever taken out: there are no seeds and no
+shares, and a sum takes one exchange.
 
 What travels is fixed point modulo 2^64 or less (`fedbilevel.engines.fixed`); what holds modulo 2^64 holds for the lower bits.
-Keys, letters and masks are X25519, Ed25519, HKDF,
-ChaCha20 and ChaCha20-Poly1305 of ``cryptography``.  Every secret of a ticket follows from the site's master secret and the
-ticket, so a site that was killed goes on with the same numbers; what it has answered is kept in `Answered`.
+Keys and masks are X25519, HKDF and ChaCha20 of ``cryptography``.  Every secret follows from the site's master secret and the
+label, so a site that was killed goes on with the same numbers; what it has answered is kept in `Answered`.
 """
 
 from __future__ import annotations
@@ -30,25 +44,25 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedbilevel.engines.fixed import Words
 from fedbilevel.federation.protocol.settings import LEAST, quorum
 
-PRIME = 2**255 - 19
-"""Shares are numbers below it; secrets have 31 bytes, so every one fits."""
-SECRET = 31
-NOTHING_TO_SHARE = "Every site is needed for a sum of this cohort: there are no adverts, and nothing is unmasked."
+PRIME = 2**127 - 1
+"""Seeds and shares are numbers below it: seeds have 127 bits."""
+SHARE = 16
+"""Bytes of a share, a letter, or the digest of a seed."""
+NOTHING_TO_SHARE = "Every site is needed for a sum of this cohort: nothing is repaired, and nothing is unmasked."
 
 
 class Insecure(ValueError):
@@ -85,43 +99,66 @@ class Cohort:
         """Whether a sum needs all of them."""
         return self.threshold == len(self.names)
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         return _hash("cohort", self.run, *self.names, str(self.threshold))
 
-    def place(self, name: str) -> int:
-        """Where a site's shares are taken: 1, 2, ..."""
-        return self.names.index(name) + 1
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Where the sites' shares are taken: 1, 2, ..."""
+        return {name: place for place, name in enumerate(self.names, 1)}
+
+    def after(self, name: str) -> tuple[str, ...]:
+        """All sites in the order in which ``name`` shares a seed: itself first, and those from the threshold on by letter."""
+        start = self.places[name] - 1
+        return self.names[start:] + self.names[:start]
+
+    def letter(self, sender: str, receiver: str) -> int | None:
+        """Which of a site's letters goes to another one; None where that one needs none."""
+        number = (self.places[receiver] - self.places[sender]) % len(self.names) - self.threshold
+        return number if number >= 0 else None
+
+    def roll(self, names: Iterable[str]) -> str:
+        """A list of sites as it travels: a 1 for each of them among all."""
+        there = set(names)
+        return "".join("1" if name in there else "0" for name in self.names)
+
+    def called(self, roll: str) -> list[str]:
+        """The list that a roll stands for, in order."""
+        if len(roll) != len(self.names) or set(roll) - {"0", "1"}:
+            raise Insecure("A list of sites has a 0 or a 1 for every site of the cohort, and nothing else.")
+        return [name for name, there in zip(self.names, roll, strict=True) if there == "1"]
 
 
 class Hello(NamedTuple):
-    """Once a run: the key that letters to a site are sealed for, and the one that it signs adverts with."""
+    """Once a run: the key that a site agrees with the others by."""
 
     name: str
     key: bytes
-    signing: bytes
     certificate: bytes
     signature: bytes
 
 
-class Advert(NamedTuple):
-    """Once a ticket: a key for masks, the digest of the seed, and a sealed letter to every other site.
+class Masked(NamedTuple):
+    """A site's part of a sum.  ``seed``: the digest of its seed; ``letters``: the shares of those who cannot draw them, each
+    minus a number that only the two know, in the order of `Cohort.after`.
 
-    A letter is nobody else's business and cannot be changed, so a site is sent its own alone, and no signature covers it.
+    Whoever changes a letter changes the share that its reader gives by as much, learns nothing, and spoils the sum.
     """
 
-    name: str
-    key: bytes
-    seed: bytes
-    signature: bytes
-    letters: dict[str, bytes]
+    words: Words
+    seed: bytes = b""
+    letters: tuple[int, ...] = ()
 
 
-class Shares(NamedTuple):
-    """What a site gives to unmask a sum, by site: shares of seeds (whose numbers arrived), of keys (whose did not)."""
+class Asked(NamedTuple):
+    """The sum that a site has masked last: ``about``, all that the masks of pairs depend on."""
 
-    seeds: dict[str, int]
-    keys: dict[str, int]
+    label: str
+    exchange: str
+    present: tuple[str, ...]
+    about: bytes
+    size: int
 
 
 class Identity(Protocol):
@@ -138,8 +175,8 @@ class Identity(Protocol):
 
 
 class Answered:
-    """What a site has answered: what it masked for a ticket, whom it unmasked an exchange for.  With ``file`` every answer is
-    on disk before it leaves."""
+    """What a site has answered: what it masked for a label, whom it repaired it for last, whom it unmasked an exchange for.
+    With ``file`` every answer is on disk before it leaves."""
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file
@@ -149,17 +186,21 @@ class Answered:
                 kind, name, value = json.loads(line)
             except ValueError:
                 continue  # cut short by a crash, so nothing of it left
-            self.known.setdefault((kind, name), value)
+            self.known[kind, name] = value
 
-    def first(self, kind: str, name: str, value: str) -> str:
-        """The first value that was settled on under this name: ``value`` unless there was one before."""
-        if (kind, name) not in self.known:
+    def note(self, kind: str, name: str, value: str) -> None:
+        if self.known.get((kind, name)) != value:
             if self.file is not None:
                 with self.file.open("a") as file:
                     file.write("\n" * (file.tell() > 0) + json.dumps([kind, name, value]))
                     file.flush()
                     os.fsync(file.fileno())
             self.known[kind, name] = value
+
+    def first(self, kind: str, name: str, value: str) -> str:
+        """The first value that was settled on under this name: ``value`` unless there was one before."""
+        if (kind, name) not in self.known:
+            self.note(kind, name, value)
         return self.known[kind, name]
 
 
@@ -175,275 +216,207 @@ class SecureSite:
         self.answered = answered or Answered()
         self._master = master
         self._channel = X25519PrivateKey.from_private_bytes(self._derive("channel"))
-        self._signing = Ed25519PrivateKey.from_private_bytes(self._derive("signing"))
-        self._agreed: dict[str, bytes] = {}
-        self._letters: dict[str, ChaCha20Poly1305] = {}
-        self._signers: dict[str, Ed25519PublicKey] = {}
-        self._verified: tuple[str, Sequence[Advert]] = ("", ())
+        self._common: dict[str, bytes] = {}
+        self._asked: Asked | None = None
 
     def hello(self) -> Hello:
-        keys = [private.public_key().public_bytes_raw() for private in (self._channel, self._signing)]
-        signature = self.identity.sign(_hash("hello", self.cohort.digest, self.name, *keys))
-        return Hello(self.name, keys[0], keys[1], self.identity.certificate, signature)
+        key = self._channel.public_key().public_bytes_raw()
+        signature = self.identity.sign(_hash("hello", self.cohort.digest, self.name, key))
+        return Hello(self.name, key, self.identity.certificate, signature)
 
     def meet(self, hellos: Sequence[Hello]) -> None:
         """Take the keys of those who are there, each signed by the site it is said to be of."""
         names = [hello.name for hello in hellos]
-        if names != sorted(set(names)) or not set(names) <= set(self.cohort.names) or self.name not in names:
-            raise Insecure("The greetings are not those of the cohort, one each and this site's own among them.")
-        if len(names) < self.cohort.threshold:
-            raise Insecure(f"{len(names)} sites are fewer than the {self.cohort.threshold} a sum needs.")
-        self._agreed, self._letters, self._signers = {}, {}, {}
+        self._check(names, self.cohort.names, "The greetings are not those of the cohort")
+        common = {}
         for hello in hellos:
-            signed = _hash("hello", self.cohort.digest, hello.name, hello.key, hello.signing)
+            signed = _hash("hello", self.cohort.digest, hello.name, hello.key)
             try:
                 self.identity.verify(hello.name, hello.certificate, signed, hello.signature)
             except InvalidSignature as error:
                 raise Insecure(f"A greeting that is said to be of {hello.name} is not signed by it.") from error
-            self._signers[hello.name] = Ed25519PublicKey.from_public_bytes(hello.signing)
-            if hello.name == self.name:
-                if hello.key != self._channel.public_key().public_bytes_raw():
-                    raise Insecure("Somebody else's key is passed off as this site's.")
-                continue
-            agreed = self._agreed[hello.name] = self._channel.exchange(X25519PublicKey.from_public_bytes(hello.key))
-            pair = sorted((self.name, hello.name))
-            self._letters[hello.name] = ChaCha20Poly1305(_stretch(agreed, _hash("letters", self.cohort.digest, *pair)))
-
-    def advertise(self, label: str) -> Advert:
-        """The key for the masks of ``label``, and shares of its two secrets for everybody else."""
-        if self.cohort.complete:
-            raise Insecure(NOTHING_TO_SHARE)
-        if not self._letters:
-            raise Insecure("The sites have not met yet.")
-        keys, seeds = (self._shares(label, kind) for kind in ("key", "seed"))
-        letters = {}
-        for other, sealed in self._letters.items():
-            place = self.cohort.place(other) - 1
-            # One letter a label and receiver, so a nonce made of the label is used once with this key.
-            about = _hash("letter", self.cohort.digest, label, self.name, other)
-            text = b"".join(shares[place].to_bytes(32, "big") for shares in (keys, seeds))
-            letters[other] = sealed.encrypt(about[:12], text, about)
-        key, seed = self._mask_key(label).public_key().public_bytes_raw(), _digest(self._secret(label, "seed"))
-        signature = self._signing.sign(_advertised(self.cohort, label, self.name, key, seed))
-        return Advert(self.name, key, seed, signature, letters)
+            if hello.name != self.name:
+                common[hello.name] = self._channel.exchange(X25519PublicKey.from_public_bytes(hello.key))
+            elif hello.key != self._channel.public_key().public_bytes_raw():
+                raise Insecure("Somebody else's key is passed off as this site's.")
+        self._common = common
 
     def mask(
-        self, label: str, adverts: Sequence[Advert], words: Words, exchange: str = "", question: bytes = b""
-    ) -> Words:
-        """``words`` behind the masks of everybody who advertised, or of the whole cohort where a sum needs that: the same
+        self, label: str, present: Sequence[str], words: Words, exchange: str = "", question: bytes = b""
+    ) -> Masked:
+        """``words`` behind the masks that this site has in common with all others who are ``present``, and its own: the same
         answer to the same question, no other after it.
 
         ``exchange``: what the sum is for, by name; ``question``: all that the sites were asked, which must be the same for all.
         """
-        present = self._read(label, adverts)
-        asked = _hash("masked", label, exchange, question, *present, *(advert.key for advert in adverts))
-        digest = hashlib.sha256(asked + words.tobytes()).hexdigest()
-        if self.answered.first("masked", label, f"{digest} {exchange}") != f"{digest} {exchange}":
+        if not self._common:
+            raise Insecure("The sites have not met yet.")
+        if self.cohort.complete and list(present) != list(self.cohort.names):
+            raise Insecure(f"{len(present)} sites are not the {self.cohort.threshold} that a sum of this cohort needs.")
+        self._check(present, {self.name, *self._common}, "Those who take part are not sites that have met")
+        about = _hash("sum", self.cohort.digest, label, exchange, question, *present)
+        settled = f"{hashlib.sha256(about + words.tobytes()).hexdigest()} {exchange}"
+        if self.answered.first("masked", label, settled) != settled:
             raise Insecure(f"{label} was answered before, to another question.")
-        masked, pairs = words, self._agreed
-        if not self.cohort.complete:
-            masked = words + _stream(_stretch(self._secret(label, "seed"), b"self"), words.size)
-            own, others = self._mask_key(label), (advert for advert in adverts if advert.name != self.name)
-            pairs = {advert.name: own.exchange(X25519PublicKey.from_public_bytes(advert.key)) for advert in others}
-        for other, agreed in pairs.items():
-            stream = _stream(_stretch(agreed, _about(self.cohort, label, question, self.name, other)), words.size)
-            masked = masked + stream if self.name < other else masked - stream
-        return masked
+        self._asked = Asked(label, exchange or label, tuple(present), about, words.size)
+        masked = words + self._streams(present, about, words.size)
+        if self.cohort.complete:
+            return Masked(masked)
+        order, threshold = self.cohort.after(self.name), self.cohort.threshold
+        drawn = [self._drawn(label, self.name, other) for other in order]
+        seed, *shares = (_combined(weights, drawn[:threshold]) for weights in self._weights)
+        masked = masked + _own_stream(self.cohort, label, self.name, seed, words.size)
+        letters = ((share - less) % PRIME for share, less in zip(shares, drawn[threshold:], strict=True))
+        return Masked(masked, _digest(self.cohort, label, self.name, seed), tuple(letters))
 
-    def unmask(self, label: str, adverts: Sequence[Advert], survivors: Sequence[str]) -> Shares:
-        """One share of each site that advertised: of its seed if its numbers arrived, of its key if not."""
+    def repair(self, label: str, survivors: Sequence[str]) -> Words:
+        """What the masks of lost sites left in this site's numbers, to be taken away: masked, so that only the sum over the
+        survivors comes out, and only if all of them are given the same list."""
+        asked = self._sum(label, survivors)
+        alive = " ".join(survivors)
+        before = self.answered.known.get(("repaired", label), " ".join(asked.present))
+        if not set(survivors) <= set(before.split()):
+            raise Insecure(f"{label} was repaired before, for a list without some of these survivors: {before}.")
+        if len(survivors) == len(asked.present):
+            raise Insecure("Nobody is said to be lost, so there is nothing to repair.")
+        if self.answered.known.get(("unmasked", asked.exchange), alive) != alive:
+            raise Insecure(f"{asked.exchange} was unmasked before, for another list of survivors.")
+        self.answered.note("repaired", label, alive)
+        lost = [name for name in asked.present if name not in survivors]
+        masks = self._streams(survivors, _hash("repair", asked.about, *survivors), asked.size)
+        return masks - self._streams(lost, asked.about, asked.size)
+
+    def unmask(self, label: str, survivors: Sequence[str], letters: Mapping[str, int]) -> dict[str, int]:
+        """A share of the seed of every survivor; ``letters``: those that came for this site, by their senders."""
+        asked = self._sum(label, survivors)
+        alive = " ".join(survivors)
+        if self.answered.known.get(("repaired", label), " ".join(asked.present)) != alive:
+            raise Insecure(f"{label} is to be unmasked for another list of survivors than the one it was repaired for.")
+        # An exchange that is done again, by another submission of the run, tells no other sum than before.
+        before = self.answered.first("unmasked", asked.exchange, alive)
+        if before != alive:
+            raise Insecure(f"{asked.exchange} was unmasked before, for another list of survivors: {before}.")
+        shares = {}
+        for other in survivors:
+            drawn = self._drawn(label, other, self.name)
+            if self.cohort.letter(other, self.name) is None:
+                shares[other] = drawn
+            elif other in letters:
+                shares[other] = (drawn + letters[other]) % PRIME
+            else:
+                raise Insecure(f"The letter of {other} is missing.")
+        return shares
+
+    def _sum(self, label: str, survivors: Sequence[str]) -> Asked:
+        """The sum at hand, where the survivors can be those of it."""
         if self.cohort.complete:
             raise Insecure(NOTHING_TO_SHARE)
-        present = self._read(label, adverts)
-        alive = sorted(set(survivors))
-        masked = self.answered.known.get(("masked", label))
-        if masked is None:
-            raise Insecure(f"{label} is to be unmasked, but this site has masked nothing for it.")
-        if len(alive) < len(survivors) or not set(alive) <= set(present) or self.name not in alive:
-            raise Insecure("The list of survivors names strangers, names twice, or leaves out the site it was sent to.")
-        if len(alive) < self.cohort.threshold:
-            raise Insecure(
-                f"{len(alive)} survivors are fewer than the {self.cohort.threshold} a sum needs: nothing is unmasked."
-            )
-        # An exchange that is done again, by another submission of the run, tells no other sum than before.
-        exchange = masked.partition(" ")[2] or label
-        before = self.answered.first("unmasked", exchange, " ".join(alive))
-        if before != " ".join(alive):
-            raise Insecure(f"{exchange} was unmasked before, for another list of survivors: {before}.")
-        seeds, keys = {self.name: self._shares(label, "seed")[self.cohort.place(self.name) - 1]}, {}
-        for advert in adverts:
-            if advert.name == self.name:
-                continue
-            about = _hash("letter", self.cohort.digest, label, advert.name, self.name)
-            try:
-                text = self._letters[advert.name].decrypt(about[:12], advert.letters[self.name], about)
-            except (InvalidTag, KeyError) as error:
-                raise Insecure(
-                    f"The letter of {advert.name} cannot be opened: it is not what that site sealed."
-                ) from error
-            key, seed = (int.from_bytes(half, "big") for half in (text[:32], text[32:]))
-            if advert.name in alive:
-                seeds[advert.name] = seed
-            else:
-                keys[advert.name] = key
-        return Shares(seeds, keys)
+        if self._asked is None or self._asked.label != label:
+            raise Insecure(f"{label} is not what this site has masked last, since it was started.")
+        self._check(survivors, self._asked.present, "The survivors are not sites of the sum")
+        return self._asked
 
-    def _read(self, label: str, adverts: Sequence[Advert]) -> list[str]:
-        """The names of those who advertised, every advert being its site's own; of all where a sum needs all."""
-        if self.cohort.complete:
-            if adverts or not self._agreed:
-                raise Insecure(NOTHING_TO_SHARE if adverts else "The sites have not met yet.")
-            return list(self.cohort.names)
-        names = [advert.name for advert in adverts]
-        if self._verified[0] == label and self._verified[1] is adverts:
-            return names
-        if names != sorted(set(names)) or not set(names) <= set(self._signers) or self.name not in names:
-            raise Insecure(
-                "The adverts are not of different sites of the cohort, in its order and with this site's own."
-            )
+    def _check(self, names: Sequence[str], known: Iterable[str], otherwise: str) -> None:
+        if list(names) != sorted(set(names)) or not set(names) <= set(known) or self.name not in names:
+            raise Insecure(f"{otherwise}, one each and this site among them.")
         if len(names) < self.cohort.threshold:
-            raise Insecure(f"{len(names)} sites are fewer than the {self.cohort.threshold} a sum needs.")
-        for advert in adverts:
-            signed = _advertised(self.cohort, label, advert.name, advert.key, advert.seed)
-            try:
-                self._signers[advert.name].verify(advert.signature, signed)
-            except InvalidSignature as error:
-                raise Insecure(f"A message that is said to be of {advert.name} is not signed by it.") from error
-        own = next(advert for advert in adverts if advert.name == self.name)
-        if own.key != self._mask_key(label).public_key().public_bytes_raw():
-            raise Insecure("Somebody else's key is passed off as this site's.")
-        self._verified = label, adverts
-        return names
+            raise Insecure(
+                f"{len(names)} sites are fewer than the {self.cohort.threshold} a sum needs: nothing is unmasked."
+            )
+
+    def _streams(self, names: Iterable[str], about: bytes, size: int) -> Words:
+        """The masks that this site has in common with each of ``names``, added up with their signs."""
+        total = np.zeros(size, np.uint64)
+        for other in names:
+            if other != self.name:
+                stream = _stream(_stretch(self._common[other], _hash("pair", about)), size)
+                total = total + stream if self.name < other else total - stream
+        return total
+
+    def _drawn(self, label: str, sender: str, receiver: str) -> int:
+        """A number that two sites draw alike for the share of ``receiver`` of the seed of ``sender``; one that this site alone
+        can draw where the two are one, or have not met."""
+        other = receiver if sender == self.name else sender
+        secret = self._common.get(other) or self._derive("alone", other)
+        about = _hash("share", self.cohort.digest, label, sender, receiver)
+        return int.from_bytes(_stretch(secret, about), "big") % PRIME
+
+    @cached_property
+    def _weights(self) -> list[list[int]]:
+        """What makes the seed, and every share that goes by letter, of the shares before the threshold."""
+        places = [self.cohort.places[name] for name in self.cohort.after(self.name)]
+        drawn, sent = places[: self.cohort.threshold], places[self.cohort.threshold :]
+        return [lagrange(drawn, at) for at in (0, *sent)]
 
     def _derive(self, *about: str) -> bytes:
         return _stretch(self._master, _hash("site", self.cohort.digest, self.name, *about))
-
-    def _secret(self, label: str, kind: str) -> bytes:
-        return self._derive(label, kind)[:SECRET]
-
-    def _shares(self, label: str, kind: str) -> list[int]:
-        drawn = self._derive(label, kind, "polynomial")
-        return share(self._secret(label, kind), self.cohort.threshold, len(self.cohort.names), drawn)
-
-    def _mask_key(self, label: str) -> X25519PrivateKey:
-        return _key_of(self._secret(label, "key"))
 
 
 def recovered(
     cohort: Cohort,
     label: str,
-    adverts: Sequence[Advert],
-    masked: Mapping[str, Words],
-    shares: Mapping[str, Shares],
-    question: bytes = b"",
+    masked: Mapping[str, Masked],
+    repairs: Iterable[Words],
+    shares: Mapping[str, Mapping[str, int]],
 ) -> Words:
-    """The coordinator's step: the sum over the sites in ``masked``, by the shares that ``threshold`` of them gave."""
-    alive = sorted(masked)
-    present = {advert.name: advert for advert in adverts}
-    if not cohort.complete and not set(alive) <= set(present):
-        raise Insecure("Masked numbers came from a site that had not advertised.")
-    if len(alive) < cohort.threshold:
+    """The coordinator's step: the sum over the sites in ``masked``, by their ``repairs`` where sites were lost, and by the
+    shares of seeds that ``threshold`` of them gave."""
+    if len(masked) < cohort.threshold:
         raise Insecure(
-            f"{len(alive)} sites answered, fewer than the {cohort.threshold} a sum needs: the round has no sum."
+            f"{len(masked)} sites answered, fewer than the {cohort.threshold} a sum needs: the round has no sum."
         )
-    size = {words.size for words in masked.values()}
-    if len(size) > 1:
+    parts = [*(each.words for each in masked.values()), *repairs]
+    if len({part.size for part in parts}) > 1:
         raise Insecure("The sites' numbers differ in how many they are.")
-    total = np.zeros(size.pop(), np.uint64)
-    for words in masked.values():
-        total = total + words
+    total: Words = np.sum(parts, axis=0, dtype=np.uint64)
     if cohort.complete:
         return total
-    for name in alive:
-        secret = _joined(
-            cohort, name, {giver: given.seeds[name] for giver, given in shares.items() if name in given.seeds}
-        )
-        if _digest(secret) != present[name].seed:
-            raise Insecure(f"The shares of {name}'s seed do not make the seed it advertised: a site gave a wrong one.")
-        total = total - _stream(_stretch(secret, b"self"), total.size)
-    for name in sorted(set(present) - set(alive)):
-        key = _key_of(
-            _joined(cohort, name, {giver: given.keys[name] for giver, given in shares.items() if name in given.keys})
-        )
-        if key.public_key().public_bytes_raw() != present[name].key:
-            raise Insecure(f"The shares of {name}'s key do not make the key it advertised: a site gave a wrong one.")
-        for other in alive:
-            agreed = key.exchange(X25519PublicKey.from_public_bytes(present[other].key))
-            stream = _stream(_stretch(agreed, _about(cohort, label, question, name, other)), total.size)
-            # What ``other`` added for the pair is taken back.
-            total = total - stream if other < name else total + stream
+    whole = {giver: given for giver, given in shares.items() if given.keys() >= masked.keys()}
+    if len(whole) < cohort.threshold:
+        raise Insecure(f"{len(whole)} sites gave shares, and {cohort.threshold} are needed: the round has no sum.")
+    givers = sorted(whole)[: cohort.threshold]
+    weights = lagrange([cohort.places[giver] for giver in givers], 0)
+    for name, each in masked.items():
+        seed = _combined(weights, [whole[giver][name] for giver in givers])
+        if _digest(cohort, label, name, seed) != each.seed:
+            raise Insecure(f"The shares of {name}'s seed do not make the seed it has: a site gave a wrong one.")
+        total = total - _own_stream(cohort, label, name, seed, total.size)
     return total
 
 
-def _joined(cohort: Cohort, name: str, given: Mapping[str, int]) -> bytes:
-    """A secret of the site ``name`` from the shares that the others gave."""
-    if len(given) < cohort.threshold:
-        raise Insecure(
-            f"{len(given)} shares of a secret of {name} came, and {cohort.threshold} are needed: the round has no sum."
-        )
-    few = sorted(given)[: cohort.threshold]
-    secret: int = join({cohort.place(giver): given[giver] for giver in few})
-    # Shares that do not belong together make some other number; the caller sees that it is not what was advertised.
-    return (secret % (1 << 8 * SECRET)).to_bytes(SECRET, "big")
-
-
-def share(secret: bytes, threshold: int, count: int, seed: bytes) -> list[int]:
-    """Shamir's shares 1 .. ``count``: any ``threshold`` of them make the secret, fewer say nothing about it.
-
-    The other coefficients are those that ``seed`` stands for, two blocks of the stream each so that the remainder is even.
-    """
-    drawn = _bytes(seed, 64 * (threshold - 1))
-    coefficients = [int.from_bytes(secret, "big")]
-    coefficients += [int.from_bytes(drawn[64 * k : 64 * k + 64], "big") % PRIME for k in range(threshold - 1)]
-    shares = []
-    for place in range(1, count + 1):
-        value = 0
-        for coefficient in reversed(coefficients):
-            value = (value * place + coefficient) % PRIME
-        shares.append(value)
-    return shares
-
-
-def join(shares: Mapping[int, int]) -> int:
-    """The secret that ``shares`` (place: value) lie around: Lagrange's polynomial at 0."""
-    secret = 0
-    for place, value in shares.items():
+def lagrange(places: Sequence[int], at: int) -> list[int]:
+    """The weights with which values at ``places`` make the value ``at`` of the polynomial through them, modulo `PRIME`."""
+    weights = []
+    for place in places:
         above = below = 1
-        for other in shares:
+        for other in places:
             if other != place:
-                above, below = above * other % PRIME, below * (other - place) % PRIME
-        secret = (secret + value * above * pow(below, -1, PRIME)) % PRIME
-    return secret
+                above, below = above * (at - other) % PRIME, below * (place - other) % PRIME
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    return weights
 
 
-def _advertised(cohort: Cohort, label: str, name: str, key: bytes, seed: bytes) -> bytes:
-    return _hash("advert", cohort.digest, label, name, key, seed)
+def _combined(weights: Sequence[int], values: Sequence[int]) -> int:
+    return sum(weight * value for weight, value in zip(weights, values, strict=True)) % PRIME
 
 
-def _about(cohort: Cohort, label: str, question: bytes, *pair: str) -> bytes:
-    """What the mask of a pair is for."""
-    return _hash("pair", cohort.digest, label, question, *sorted(pair))
+def _own_stream(cohort: Cohort, label: str, name: str, seed: int, size: int) -> Words:
+    about = _hash("self", cohort.digest, label, name)
+    return _stream(_stretch(seed.to_bytes(SHARE, "big"), about), size)
 
 
-def _digest(secret: bytes) -> bytes:
-    return _hash("seed", secret)
-
-
-def _key_of(secret: bytes) -> X25519PrivateKey:
-    return X25519PrivateKey.from_private_bytes(_stretch(secret, b"mask key"))
+def _digest(cohort: Cohort, label: str, name: str, seed: int) -> bytes:
+    return _hash("seed", cohort.digest, label, name, seed.to_bytes(SHARE, "big"))[:SHARE]
 
 
 def _stretch(secret: bytes, about: bytes) -> bytes:
-    return HKDF(hashes.SHA256(), 32, salt=None, info=b"fedbilevel secure sum 1 " + about).derive(secret)
-
-
-def _bytes(key: bytes, count: int) -> bytes:
-    """ChaCha20's stream; every key is used for one stream only, so the nonce may be zero."""
-    return Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(count))
+    return HKDF(hashes.SHA256(), 32, salt=None, info=b"fedbilevel secure sum 2 " + about).derive(secret)
 
 
 def _stream(key: bytes, size: int) -> Words:
-    return np.frombuffer(_bytes(key, 8 * size), "<u8").astype(np.uint64)
+    """ChaCha20's stream; every key is used for one stream only, so the nonce may be zero."""
+    drawn = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * size))
+    return np.frombuffer(drawn, "<u8").astype(np.uint64, copy=False)
 
 
 def _hash(*parts: str | bytes) -> bytes:

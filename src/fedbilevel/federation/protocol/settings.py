@@ -15,7 +15,7 @@ from typing import Any
 from fedbilevel.hints import whole_number
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-TASKS = ("survey", "prepare", "work", "measure", "finish", "hello", "meet", "unmask")
+TASKS = ("survey", "prepare", "work", "measure", "finish", "hello", "meet", "repair", "unmask")
 """What a coordinator can ask a site."""
 OPERATIONAL = ("min_sites", "reply_timeout", "start_timeout", "record_every")
 """What may differ when a run is submitted again: it decides how to wait, not what is computed."""

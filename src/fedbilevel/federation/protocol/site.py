@@ -33,7 +33,7 @@ from fedbilevel.federation.protocol.vault import NOTES, Label, Vault, read_array
 from fedbilevel.plan import Phase, phases_of
 from fedbilevel.problem import ClientData
 
-MASKED = ("hello", "meet", "unmask")
+MASKED = TASKS[-4:]
 Say = Callable[[str], None]
 
 
@@ -87,9 +87,8 @@ class Site:
         """This site's part in secure sums."""
         if self.masking is None:
             raise Refused("request", "The run has no secure sums.")
-        if task == "hello":
-            return self.masking.hello()
-        return self.masking.meet(request) if task == "meet" else self.masking.unmask(request)
+        told: dict[str, Any] = getattr(self.masking, task)(request)
+        return told
 
     def _check_sums(self) -> None:
         """Whether what training tells of this site leaves as the site wants it."""
@@ -105,7 +104,7 @@ class Site:
             return {"numbers": told}
         hidden, shown = in_sums(self.program, told)
         words = exact_words(np.concatenate([*(np.ravel(each) for each in hidden.values()), np.zeros(0)]))
-        return {"numbers": shown, "arrays": [self.masking.mask(request, f"survey/{number}", words)]}
+        return {"numbers": shown, "arrays": self.masking.mask(request, f"survey/{number}", words)}
 
     def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         """Read and encode the rows of a stage, and compile its work."""
@@ -142,7 +141,7 @@ class Site:
             self.policy.require("rows")
         self.say(f"ready for {stage.name}: {rows} training rows, {stage.rounds} rounds of {stage.algorithm.name}")
         if self.masking is not None:  # the rows of all sites are told in sum
-            told = "ticket" in request and [self.masking.mask(request, f"rows/{number}", exact_words(rows))]
+            told = "ticket" in request and self.masking.mask(request, f"rows/{number}", exact_words(rows))
             return {"arrays": told} if told else {}
         return {"rows": rows} if self.policy.may_tell("rows") else {}
 
@@ -190,7 +189,7 @@ class Site:
         if not self.policy.may_tell("objective"):
             if self.masking is None:
                 return {}
-            return {"arrays": [self.masking.mask(request, exchange, np.zeros(3, np.uint64))]}
+            return {"arrays": self.masking.mask(request, exchange, np.zeros(3, np.uint64))}
         server = to_tree(request["arrays"], self.compiled.server_like, "the coordinator's state")
         kept = self.vault.state(Label.read(request["since"]), self.number, self.enrolled)
         local = self._with_parcel(kept.local, request)
@@ -199,15 +198,15 @@ class Site:
             return [np.asarray(self.compiled.measure(server, local, self.data), np.float64)]
 
         like = [np.zeros((), np.float64)]
-        (value,) = self.door.reply("measure", compute, like, request["arrays"], label, seal)
-        return {"objective": float(value)} if seal is None else {"arrays": [value]}
+        arrays = self.door.reply("measure", compute, like, request["arrays"], label, seal)
+        return {"objective": float(arrays[0])} if seal is None else {"arrays": arrays}
 
     def _seal(
         self, request: dict[str, Any], exchange: str, words: Callable[[Arrays], Words], ring: Fixed = WIDE
     ) -> Callable[[Arrays], Arrays] | None:
         """What masks a reply, where the run has secure sums."""
         masking = self.masking
-        return None if masking is None else lambda arrays: [masking.mask(request, exchange, words(arrays), ring)]
+        return None if masking is None else lambda arrays: masking.mask(request, exchange, words(arrays), ring)
 
     def _share(self, request: dict[str, Any]) -> float:
         """The weight of this site's reply, over a power of two that those of all sites together do not exceed."""
@@ -244,7 +243,7 @@ class Site:
         expected = in_sums(self.program, self.program.expected(None), "report")[0]
         parts = [np.ravel(told.get(name, np.zeros(like.shape))) for name, like in expected.items()]
         words = exact_words(np.concatenate([[float(bool(numbers))], *parts]))
-        return {"numbers": {}, "arrays": [self.masking.mask(request, "finish", words)]}
+        return {"numbers": {}, "arrays": self.masking.mask(request, "finish", words)}
 
     def _common(self, request: dict[str, Any]) -> tuple[Numbers, list[Tree]]:
         """What all sites are said to have agreed on and answered: the same throughout the run, and in keeping with what this

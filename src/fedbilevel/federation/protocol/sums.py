@@ -1,9 +1,9 @@
 """Secure sums as they travel: what a site does for one (`Masking`), and what the coordinator does (`Sums`).
 
-Coordinator and sites meet once a submission.  Then a sum takes two exchanges: the request that asks for masked numbers carries
-the adverts, and the one that unmasks brings back the adverts for the next sum.  It takes one where it needs every site, since
-then there is nothing to unmask.  A ticket, ``submission.number``, names a sum;
-its exchange (``work/0/12/0``: stage, round, ordinal) is the same whenever the round is done again.
+Coordinator and sites meet once a submission.  Then a sum takes two exchanges: masked numbers come with letters for the others,
+which the request to unmask hands on.  Where sites were lost, there is one more between the two (``repair``).  A sum takes one
+exchange where it needs every site, since then there is nothing to unmask.  A ticket, ``submission.number``, names a sum; its
+exchange (``work/0/12/0``: stage, round, ordinal) is the same whenever the round is done again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +23,16 @@ from fedbilevel import storage
 from fedbilevel.calculus import Tree
 from fedbilevel.engines.fixed import LIMBS, WIDE, Fixed, Words, exact_sums, ring_of, to_mean
 from fedbilevel.engines.stages import Expected, Program, Refused
-from fedbilevel.federation.protocol.payload import BadReply, to_tree
+from fedbilevel.federation.protocol.payload import Arrays, BadReply, size_of, to_tree
 from fedbilevel.federation.protocol.secure import (
-    Advert,
+    SHARE,
     Answered,
     Cohort,
     Hello,
     Identity,
     Insecure,
+    Masked,
     SecureSite,
-    Shares,
     recovered,
 )
 from fedbilevel.federation.protocol.settings import JobSettings, RunFailed, TooFewSites
@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 
 MASTER, ANSWERED = "secure.key", "answered.jsonl"
 LONGEST = 1 << 16
-"""Bytes of a certificate, or letters of an advert."""
-ADVERT, LETTER, SHARE = 128, 80, 32
-"""Bytes: of an advert without letters, of a letter, of a share."""
+"""Bytes of a certificate."""
 
 
 def question_of(request: Mapping[str, Any]) -> bytes:
@@ -74,38 +72,41 @@ class Masking:
             storage.write(file, secrets.token_bytes(32), mode=0o600)
         cohort = Cohort.usual(settings.digest, settings.sites)
         self.site = SecureSite(name, cohort, file.read_bytes(), identity, Answered(folder / ANSWERED))
-        self._adverts: tuple[str, list[Advert]] = ("", [])
+        self._ring = WIDE
 
-    def hello(self) -> dict[str, Any]:
+    def hello(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"hello": self.site.hello()._asdict()}
 
     def meet(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        self.site.meet([_read(Hello, hello) for hello in request["hellos"]])
-        return self._advertised(request["ticket"])
+        self.site.meet([_read_hello(hello) for hello in request["hellos"]])
+        return {}
 
-    def mask(self, request: Mapping[str, Any], exchange: str, words: Words, ring: Fixed = WIDE) -> np.ndarray:
+    def mask(self, request: Mapping[str, Any], exchange: str, words: Words, ring: Fixed = WIDE) -> Arrays:
         """What travels of ``words``.  One more word counts the sites: a sum in which it is wrong is no sum."""
         if request.get("exchange") != exchange:
             raise Insecure(f"What is asked for is called {request.get('exchange')!r} and not {exchange!r}.")
-        ticket = _ticket(request["ticket"])
-        self._adverts = ticket, [_read(Advert, advert) for advert in request["adverts"]]
-        counted = np.append(words, np.uint64(1))
-        return ring.pack(self.site.mask(ticket, self._adverts[1], counted, exchange, question_of(request)))
+        self._ring, counted = ring, np.append(words, np.uint64(1))
+        present = self._listed(request, "present")
+        masked = self.site.mask(_ticket(request), present, counted, exchange, question_of(request))
+        packed: Arrays = [ring.pack(masked.words)]
+        return packed if self.site.cohort.complete else [*packed, _rows([masked.seed, *map(_bytes, masked.letters)])]
+
+    def repair(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return {"arrays": [self._ring.pack(self.site.repair(_ticket(request), self._listed(request, "survivors")))]}
 
     def unmask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        ticket, survivors = _ticket(request["ticket"]), request["survivors"]
-        if self._adverts[0] != ticket:
-            raise Insecure(f"{ticket} is to be unmasked, but this site has masked nothing for it since it was started.")
-        if not all(isinstance(name, str) for name in survivors):
-            raise Insecure("The survivors are no list of names.")
-        shares = self.site.unmask(ticket, self._adverts[1], survivors)
-        told = {
-            kind: {name: _bytes(value) for name, value in given.items()} for kind, given in shares._asdict().items()
-        }
-        return {"shares": told, **self._advertised(request["next"])}
+        survivors, cohort, name = self._listed(request, "survivors"), self.site.cohort, self.site.name
+        senders = [other for other in survivors if cohort.letter(other, name) is not None]
+        (letters,) = to_tree([request["letters"]], [_rows([bytes(SHARE)] * len(senders))], "the letters")
+        given = dict(zip(senders, map(_number, letters), strict=True))
+        shares = self.site.unmask(_ticket(request), survivors, given)
+        return {"arrays": [_rows([_bytes(shares[other]) for other in survivors])]}
 
-    def _advertised(self, ticket: Any) -> dict[str, Any]:
-        return {} if self.site.cohort.complete else {"advert": self.site.advertise(_ticket(ticket))._asdict()}
+    def _listed(self, request: Mapping[str, Any], which: str) -> list[str]:
+        roll = request.get(which)
+        if not isinstance(roll, str):
+            raise Insecure(f"There is no list of sites ({which}).")
+        return self.site.cohort.called(roll)
 
 
 class Sums:
@@ -116,102 +117,121 @@ class Sums:
         self.cohort = Cohort.usual(settings.digest, settings.sites)
         self.number = 0
         self.hellos: dict[str, Hello] = {}
-        self.adverts: dict[str, Advert] = {}
         self.there: set[str] = set()
-        """Those who can take part in the next sum."""
+        """Those who have met the others, and have answered since."""
         self.asked: list[str] = []
-        self.question = b""
+        self.counted: list[str] = []
+        """The sites of the latest sum."""
+        self.costs: dict[str, list[int]] = {}
+        """Bytes down and up of the latest sum, by site, besides the messages and the replies to them."""
 
     @property
     def ticket(self) -> str:
         return f"{self.attempt}.{self.number}"
 
     def meet(self) -> None:
-        """The sites' greetings, and their adverts for the first sum."""
-        self.hellos = self._told("hello", Hello, self.attendance.ask_all("hello", {}))
+        """The sites' greetings, handed on to all."""
+        for site, reply in self.attendance.ask_all("hello", {}).items():
+            try:
+                hello = _read_hello(reply.content.get("hello"))
+                if hello.name != site:
+                    raise Refused("request")
+                self.hellos[site] = hello
+            except Refused:
+                self.attendance.refuse(site, "its hello is not one")
         self.attendance.enough([*self.hellos], "greet the others")
-        self._advertise()
+        self._meet()
         self.attendance.enough([*self.there], "can take part in secure sums")
 
-    def _advertise(self) -> None:
+    def _meet(self) -> None:
         greetings = [self.hellos[name]._asdict() for name in sorted(self.hellos)]
-        self._take_adverts(self.attendance.ask_all("meet", {"hellos": greetings, "ticket": self.ticket}))
-
-    def _take_adverts(self, replies: Mapping[str, Any]) -> None:
-        self.adverts = {} if self.cohort.complete else self._told("advert", Advert, replies)
-        self.there = {*(replies if self.cohort.complete else self.adverts)}
-
-    def _told(self, what: str, kind: Any, replies: Mapping[str, Any]) -> dict[str, Any]:
-        """What the sites' replies hold of a kind, each under its own name."""
-        told: dict[str, Any] = {}
-        for site, reply in replies.items():
-            try:
-                told[site] = _read(kind, reply.content.get(what))
-                if told[site].name != site:
-                    raise Refused("request")
-            except Refused:
-                told.pop(site, None)
-                self.attendance.refuse(site, f"its {what} is not one")
-        return told
+        self.there = self.attendance.ask_all("meet", {"hellos": greetings}).keys() & self.hellos.keys()
 
     def enclosed(self, requests: Mapping[str, dict[str, Any]], exchange: str) -> dict[str, dict[str, Any]]:
         """The requests of those who take part in a sum, with everything they need for it."""
-        if not set(requests) & set(self.hellos) <= self.there:  # somebody missed the last sum
-            self._advertise()
+        if (
+            not set(requests) & set(self.hellos) <= self.there
+        ):  # somebody missed the last sum, and may have been started anew
+            self._meet()
         self.asked = sorted(set(requests) & self.there)
         self.attendance.enough(self.asked, "can take part in a secure sum")
-        enclosed = {}
-        for site in (site for site in requests if site in self.asked):
-            adverts = (self.adverts[name] for name in self.asked if name in self.adverts)
-            sent = [
-                advert._replace(letters={site: advert.letters[site]} if site in advert.letters else {})._asdict()
-                for advert in adverts
-            ]
-            enclosed[site] = {**requests[site], "exchange": exchange, "ticket": self.ticket, "adverts": sent}
-        self.question = question_of(next(iter(enclosed.values())))
-        return enclosed
+        roll = self.cohort.roll(self.asked)
+        self.costs = {site: [len(roll), 0] for site in self.asked}
+        return {
+            site: {**request, "exchange": exchange, "ticket": self.ticket, "present": roll}
+            for site, request in requests.items()
+            if site in self.asked
+        }
 
-    @property
-    def overhead(self) -> tuple[int, int]:
-        """Bytes down and up that a sum costs a site besides its numbers."""
-        if self.cohort.complete:
-            return 0, 0
-        count = len(self.asked)
-        return count * (ADVERT + LETTER), ADVERT + (len(self.hellos) - 1) * LETTER + count * SHARE
-
-    def total(self, masked: Mapping[str, np.ndarray], ring: Fixed = WIDE) -> Words:
+    def total(self, packed: Mapping[str, Arrays], ring: Fixed = WIDE) -> Words:
         """The sum over the sites whose masked numbers came, by what `threshold` of them say; nothing where there is none."""
-        alive, ticket, adverts = sorted(masked), self.ticket, [*self.adverts.values()]
-        adverts = [advert for advert in adverts if advert.name in self.asked]
-        if len(alive) < self.cohort.threshold:
-            raise TooFewSites(
-                f"Only {len(alive)} of the {self.cohort.threshold} sites that a secure sum needs answer: nothing is unmasked.",
-                [name for name in self.asked if name not in masked],
-            )
+        ticket, alive = self.ticket, sorted(packed)
         self.number += 1
-        shares: dict[str, Shares] = {}
-        if not self.cohort.complete:
-            request = {"ticket": ticket, "survivors": alive, "next": self.ticket}
-            replies = self.attendance.ask_each("unmask", dict.fromkeys(alive, request), self.settings.reply_timeout)
-            self._take_adverts(replies)
-            shares = {site: given for site, reply in replies.items() if (given := _shares(reply.content)) is not None}
-            if len(shares) < self.cohort.threshold:
-                self.attendance.enough([*shares], "helped to unmask a secure sum")
+        self.there &= packed.keys()
+        repairs: dict[str, Arrays] = {}
+        self._check_enough(alive)
+        while not self.cohort.complete and alive != self.asked:
+            request = {"ticket": ticket, "survivors": self.cohort.roll(alive)}
+            repairs = self._replies("repair", dict.fromkeys(alive, request), [packed[alive[0]][0]])
+            if len(repairs) == len(alive):
+                break
+            alive = sorted(repairs)  # all survivors must repair alike: whoever does not answer is lost too
+            self._check_enough(alive)
+        self.counted, masked = alive, {site: _masked(packed[site], ring) for site in alive}
+        taken = [ring.unpack(arrays[0]) for arrays in repairs.values()]
+        shares = {} if self.cohort.complete else self._shares(ticket, masked)
         try:
-            words = {site: ring.unpack(packed) for site, packed in masked.items()}
-            total = recovered(self.cohort, ticket, adverts, words, shares, self.question)
+            total = recovered(self.cohort, ticket, masked, taken, shares)
         except Insecure as error:
             raise RunFailed(str(error)) from error
         if ring.decode(total[-1:]) * 2.0**ring.bits != len(alive):
             raise RunFailed("The masks of a sum did not cancel: a site sent something else than its masked numbers.")
         return total[:-1]
 
-    def masked_like(self, like: Tree) -> Tree:
-        """What a site's masked reply looks like: its numbers, its share, and one."""
-        leaves = jax.tree.leaves(like)
-        return [np.zeros((sum(math.prod(leaf.shape) for leaf in leaves) + 2, ring_of(leaves).width // 16), np.uint16)]
+    def _shares(self, ticket: str, masked: Mapping[str, Masked]) -> dict[str, dict[str, int]]:
+        """What the sites give to take the seeds' masks away, by giver."""
+        survivors, requests = self.cohort.roll(masked), {}
+        for site in masked:
+            sent = ((self.cohort.letter(other, site), each.letters) for other, each in masked.items())
+            letters = [_bytes(theirs[number]) for number, theirs in sent if number is not None]
+            requests[site] = {"ticket": ticket, "survivors": survivors, "letters": _rows(letters)}
+        replies = self._replies("unmask", requests, [_rows([bytes(SHARE)] * len(masked))])
+        if len(replies) < self.cohort.threshold:
+            self.attendance.enough([*replies], "helped to unmask a secure sum")
+        return {giver: dict(zip(masked, map(_number, rows), strict=True)) for giver, (rows,) in replies.items()}
 
-    def mean(self, masked: Mapping[str, np.ndarray], like: Tree) -> Tree:
+    def _replies(self, task: str, requests: dict[str, Any], like: Arrays) -> dict[str, Arrays]:
+        """The arrays ``like`` that came from sites which are there."""
+        replies = self.attendance.ask_each(task, requests, self.settings.reply_timeout)
+        told: dict[str, Arrays] = {}
+        for site, reply in replies.items():
+            with contextlib.suppress(BadReply):
+                told[site] = to_tree(reply.content.get("arrays"), like, f"its part in a sum ({task})")
+        self.there &= told.keys()
+        for site, request in requests.items():
+            self.costs[site][0] += len(request["survivors"]) + request.get("letters", np.zeros(0)).nbytes
+            self.costs[site][1] += size_of(told.get(site, []))
+        return told
+
+    def _check_enough(self, alive: list[str]) -> None:
+        if len(alive) < self.cohort.threshold:
+            raise TooFewSites(
+                f"Only {len(alive)} of the {self.cohort.threshold} sites that a secure sum needs answer: nothing is unmasked.",
+                [name for name in self.asked if name not in alive],
+            )
+
+    def _like(self, numbers: int, ring: Fixed = WIDE) -> Arrays:
+        """What a site's part of a sum looks like: its numbers and one; the digest of its seed and letters to others."""
+        masked = np.zeros((numbers + 1, ring.width // 16), np.uint16)
+        letters = len(self.cohort.names) - self.cohort.threshold
+        return [masked] if self.cohort.complete else [masked, _rows([bytes(SHARE)] * (letters + 1))]
+
+    def masked_like(self, like: Tree) -> Tree:
+        """What a site's part of the mean of replies ``like`` looks like: its numbers and its share."""
+        leaves = jax.tree.leaves(like)
+        return self._like(sum(math.prod(leaf.shape) for leaf in leaves) + 1, ring_of(leaves))
+
+    def mean(self, masked: Mapping[str, Arrays], like: Tree) -> Tree:
         """The mean of the replies ``like``, by the sites' weights."""
         leaves, structure = jax.tree.flatten(like)
         ring = ring_of(leaves)
@@ -231,13 +251,12 @@ class Sums:
         """The mean objective and how many sites tell it; NaN where too few answer to be summed."""
         asked = self.enclosed(requests, exchange)
         replies = self.attendance.ask("measure", asked, self.settings.reply_timeout)
-        masked: dict[str, np.ndarray] = {}
+        masked: dict[str, Arrays] = {}
         for site, reply in replies.items():
             with contextlib.suppress(BadReply):
-                (masked[site],) = to_tree(reply.content.get("arrays"), [np.zeros((4, 4), np.uint16)], "its measure")
+                masked[site] = to_tree(reply.content.get("arrays"), self._like(3), "its measure")
         if len(masked) < self.cohort.threshold:
-            # Masks are for one sum only, had or not.
-            self.number, self.there = self.number + 1, self.there if self.cohort.complete else set()
+            self.number, self.there = self.number + 1, self.there & masked.keys()  # masks are for one sum, had or not
             return float("nan"), 0
         value, weight, count = WIDE.decode(self.total(masked))
         return (float(value / weight) if count else float("nan")), int(count)
@@ -259,6 +278,7 @@ class Sums:
             del told[site]
         self.attendance.enough([*masked], f"answered survey {request['survey'] + 1}")
         total = _divided(exact_sums(self.total(masked)), hidden)
+        told = {site: told[site] for site in self.counted}
         for number, numbers in enumerate(told.values()):
             numbers |= {name: part * (number == 0) for name, part in total.items()}
         return told
@@ -278,13 +298,13 @@ class Sums:
 
     def _masked(
         self, replies: Mapping[str, Any], more: int, parts: Mapping[str, Expected], what: str
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, Arrays]:
         """The sites' masked numbers: ``parts``, and ``more`` besides."""
-        like = np.zeros((LIMBS * (sum(math.prod(part.shape) for part in parts.values()) + more) + 1, 4), np.uint16)
-        masked: dict[str, np.ndarray] = {}
+        like = self._like(LIMBS * (sum(math.prod(part.shape) for part in parts.values()) + more))
+        masked: dict[str, Arrays] = {}
         for site, reply in replies.items():
             try:
-                (masked[site],) = to_tree(reply.content.get("arrays"), [like], what)
+                masked[site] = to_tree(reply.content.get("arrays"), like, what)
             except BadReply as error:
                 self.attendance.refuse(site, str(error))
         return masked
@@ -296,41 +316,39 @@ def _divided(values: np.ndarray, parts: Mapping[str, Expected]) -> dict[str, np.
     return {name: values.reshape(part.shape) for (name, part), values in each}
 
 
-def _read(kind: Any, value: Any) -> Any:
-    """A `Hello` or an `Advert` from a message; refused where it is not one."""
-    if not isinstance(value, Mapping) or set(value) != set(kind._fields):
-        raise Refused("request", f"A {kind.__name__.lower()} has other parts.")
+def _read_hello(value: Any) -> Hello:
+    """From a message; refused where it is not one."""
+    if not isinstance(value, Mapping) or set(value) != set(Hello._fields):
+        raise Refused("request", "A hello has other parts.")
     for name, given in value.items():
-        right: Any = {"name": str, "letters": Mapping}.get(name, bytes)
-        if not isinstance(given, right) or len(given) > LONGEST:
-            raise Refused("request", f"{name} in a {kind.__name__.lower()} is not of its kind.")
-    if not all(isinstance(part, bytes) for part in value.get("letters", {}).values()):
-        raise Refused("request", "A letter is not bytes.")
-    if any(len(value[name]) != 32 for name in ("key", "signing", "seed") if name in value):
+        if not isinstance(given, str if name == "name" else bytes) or len(given) > LONGEST:
+            raise Refused("request", f"{name} in a hello is not of its kind.")
+    if len(value["key"]) != 32:
         raise Refused("request", "A key is not of 32 bytes.")
-    return kind(**value)
+    return Hello(**value)
 
 
-def _shares(content: Mapping[str, Any]) -> Shares | None:
-    """What a site gave to unmask a sum; None where that is nothing of the kind."""
-    given: Any = content.get("shares")
-    try:
-        return Shares(**{kind: {name: _number(part) for name, part in given[kind].items()} for kind in Shares._fields})
-    except (TypeError, KeyError, AttributeError, ValueError):
-        return None
+def _masked(arrays: Arrays, ring: Fixed) -> Masked:
+    words, *sealed = arrays
+    seed, *letters = [row.tobytes() for row in sealed[0]] if sealed else [b""]
+    return Masked(ring.unpack(words), seed, tuple(int.from_bytes(letter, "big") for letter in letters))
 
 
-def _number(part: Any) -> int:
-    if not isinstance(part, bytes) or len(part) != SHARE:
-        raise ValueError("A share has 32 bytes.")
-    return int.from_bytes(part, "big")
+def _rows(values: Sequence[bytes]) -> np.ndarray:
+    """Shares and letters as they travel: a row of bytes each."""
+    return np.frombuffer(b"".join(values), np.uint8).reshape(len(values), SHARE)
+
+
+def _number(row: np.ndarray) -> int:
+    return int.from_bytes(row.tobytes(), "big")
 
 
 def _bytes(value: int) -> bytes:
     return value.to_bytes(SHARE, "big")
 
 
-def _ticket(value: Any) -> str:
+def _ticket(request: Mapping[str, Any]) -> str:
+    value = request["ticket"]
     if not isinstance(value, str) or not 0 < len(value) < 64:
         raise Refused("request", "A ticket is a short text.")
     return value
