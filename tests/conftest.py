@@ -16,7 +16,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 # The suite compiles some thousand programs and runs each for milliseconds: the compiler's optimisations would cost more than
 # half of its time.  `make test-optimised` has them.  XLA ends the process at a flag it does not know, hence the version.
 if os.environ.get("FEDBILEVEL_OPTIMISED") != "1" and version("jaxlib").startswith("0.10."):
-    FAST = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
+    FAST = (
+        "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+    )
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FAST}".strip()
 
 import jax
@@ -43,6 +45,13 @@ def pytest_sessionstart(session):
         for program in (session.config.rootpath / ".pytest_cache" / "programs").glob("*"):
             if program.stat().st_mtime < time.time() - 7 * 24 * 3600:
                 program.unlink(missing_ok=True)
+
+
+def pytest_collection_finish(session):
+    """What is imported by now stays, and most objects of a trace go by themselves: look for cycles less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def held():

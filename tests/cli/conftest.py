@@ -31,6 +31,7 @@ def command(*arguments) -> Said:
         mock.patch.object(sys, "argv", ["fedbilevel", *map(str, arguments)]),
         mock.patch("fedbilevel.cli.fit.prepare_jax"),
         mock.patch("fedbilevel.cli.tune.prepare_jax"),
+        mock.patch("fedbilevel.cli.studies.prepare_jax"),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):

@@ -24,14 +24,14 @@ def test_help_has_an_example(process):
         (["--splits", "1"], "--splits"),
     ],
 )
-def test_bad_options_are_one_sentence(process, arguments, words):
-    done = process("fairness", *arguments)
+def test_bad_options_are_one_sentence(call, arguments, words):
+    done = call("fairness", *arguments)
     assert done.code == 2
     assert words in done.err
     assert "Traceback" not in done.err
 
 
-def test_only_what_is_missing_in_the_folder_is_run(process, tmp_path):
+def test_only_what_is_missing_in_the_folder_is_run(process, call, tmp_path):
     """Rows of the quick design with an invented gap, but one split: the command must run that and keep the others."""
     out = tmp_path / "run"
     with RunFolder.open(out, command="fairness", configuration=QUICK.configuration(), grows=True) as folder:
@@ -62,9 +62,9 @@ def test_only_what_is_missing_in_the_folder_is_run(process, tmp_path):
     assert settings["steps"] == 100
     assert settings["splits_measured"]["credit-status"]["iid"]["FedMinMax group_step=0.1"] == 2
     assert settings["options"]["FedMinMax"]["risks"] == "sent"
-    refused = process("fairness", "--out", out)
+    refused = call("fairness", "--out", out)
     assert refused.code == 2
     assert "was begun with quick = True, and now quick is False: name another folder" in " ".join(refused.err.split())
-    assert process("report", out, "--quiet").code == 0
+    assert call("report", out, "--quiet").code == 0
     assert "FedBiOAcc, cells" in (out / "page.html").read_text()
-    assert "run (2)" in process("compare", out, out).out
+    assert "run (2)" in call("compare", out, out).out

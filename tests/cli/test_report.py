@@ -1,4 +1,4 @@
-"""``fedbilevel report`` and ``fedbilevel compare`` as real processes."""
+"""``fedbilevel report`` and ``fedbilevel compare``, each once as a real process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_report_into_the_run_folder_without_jax(imported, tmp_path):
     assert not {"jax", "matplotlib", "sklearn"} & modules
 
 
-def test_compare_on_the_terminal_as_json_and_as_a_page(process, folders, tmp_path):
+def test_compare_on_the_terminal_as_json_and_as_a_page(process, call, folders, tmp_path):
     said = process("compare", folders / "one", folders / "two", "--out", tmp_path / "both.html")
     assert said.code == 0, said.err
     assert "two minus one" in said.out
@@ -48,7 +48,7 @@ def test_compare_on_the_terminal_as_json_and_as_a_page(process, folders, tmp_pat
     html = (tmp_path / "both.html").read_text()
     assert "Runs side by side" in html
     assert "two minus one" in html
-    said = process("compare", folders / "one", folders / "two", "--measure", "test_gap", "--json")
+    said = call("compare", folders / "one", folders / "two", "--measure", "test_gap", "--json")
     told = json.loads(said.out)
     assert [one["name"] for one in told["runs"]] == ["one", "two"]
     assert len(told["cells"]) == 4
@@ -58,7 +58,7 @@ def test_compare_on_the_terminal_as_json_and_as_a_page(process, folders, tmp_pat
     ]
 
 
-def test_bad_input_exits_with_2_and_a_sentence(process, folders, tmp_path):
+def test_bad_input_exits_with_2_and_a_sentence(call, folders, tmp_path):
     refused = [
         (["report", tmp_path], f"{tmp_path} is not a run folder: it has no run.toml."),
         (["compare", folders / "one"], "compare needs two run folders at least."),
@@ -68,4 +68,4 @@ def test_bad_input_exits_with_2_and_a_sentence(process, folders, tmp_path):
          f"Cannot write {tmp_path / 'none' / 'x.html'} (No such file or directory)."),
     ]  # fmt: skip
     for arguments, sentence in refused:
-        assert process(*arguments) == (2, "", f"fedbilevel: {sentence}\n")
+        assert call(*arguments) == (2, "", f"fedbilevel: {sentence}\n")

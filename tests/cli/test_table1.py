@@ -80,8 +80,8 @@ def test_bad_input_is_one_sentence(arguments, sentence):
     assert sentence in str(failure)
 
 
-def test_another_configuration_is_refused(process, refused, folder):
-    told = process("table1", *QUICK, "--encoding", "paper", "--out", folder)
+def test_another_configuration_is_refused(call, refused, folder):
+    told = call("table1", *QUICK, "--encoding", "paper", "--out", folder)
     refused(told, "was begun with encoding = 'clean', and now encoding is 'paper'")
 
 

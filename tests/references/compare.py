@@ -1,5 +1,7 @@
 """Tolerances, named by their cause, and the comparisons every module shares."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -51,13 +53,17 @@ def asked(algorithm, data, seed, rounds, **options):
     A weight of 0: the reply is lost, or the client was not drawn and only fills a place.
     """
     run = Simulation(algorithm, data, Options(**options))
-    key = jax.random.key(seed)
     chosen = []
     for number in range(rounds):
-        cohort = choose(run.fleet, run.loop.layout, client_key(key, number, 0, PARTICIPATION))
+        cohort = _chosen(run.fleet, run.loop.layout, seed, number)
         everyone = np.arange(data.clients) if cohort.positions is None else np.asarray(cohort.positions)
         chosen.append((everyone, np.asarray(cohort.weights)))
     return chosen
+
+
+@partial(jax.jit, static_argnames="layout")
+def _chosen(fleet, layout, seed, number):
+    return choose(fleet, layout, client_key(jax.random.key(seed), number, 0, PARTICIPATION))
 
 
 def cohorts(algorithm, data, seed, rounds, **options):

@@ -36,27 +36,26 @@ def whole(round_number, client, step, at=0, steps=None):
     return Rows()
 
 
+@partial(jax.jit, static_argnames=("sampler", "steps", "half"))
+def _draw(seed, number, ordinal, client, train_size, val_size, sampler, steps, half):
+    key = client_key(jax.random.key(seed), number, ordinal, client)
+    key = key if half is None else jax.random.split(key)[half]
+    return sampler.draw(LocalData(None, None, client, train_size, val_size), key, steps)
+
+
 def by_phase(data, seed, batch_size, outer_batch_size=None):
     """A function (round, ordinal of the phase, client, ...) -> [Rows of each step], following the keys an engine must use.
 
     ``train`` and ``val`` count the minibatches beside the inner one; ``inner=False``: no training rows are drawn.  ``half``:
     the phase splits its key and draws these from one half.
     """
-    seed_key = jax.random.key(seed)
-
-    @partial(jax.jit, static_argnames=("steps", "inner", "train", "val", "half"))
-    def draw(number, ordinal, client, train_size, val_size, steps, inner, train, val, half):
-        key = client_key(seed_key, number, ordinal, client)
-        key = key if half is None else jax.random.split(key)[half]
-        own = LocalData(None, None, client, train_size, val_size)
-        sampler = Sampler(batch_size if inner else None, outer_batch_size or batch_size, train, val)
-        return sampler.draw(own, key, steps)
 
     def rows(number, ordinal, client, steps=1, inner=True, train=0, val=0, half=None):
         if batch_size is outer_batch_size is None:
             return [Rows()] * steps
         sizes = data.train_sizes[client], np.int32(0) if data.val is None else data.val_sizes[client]
-        found = draw(number, ordinal, client, *sizes, steps=steps, inner=inner, train=train, val=val, half=half)
+        sampler = Sampler(batch_size if inner else None, outer_batch_size or batch_size, train, val)
+        found = _draw(seed, number, ordinal, client, *sizes, sampler=sampler, steps=steps, half=half)
         leaves = [None if leaf is None else np.asarray(leaf) for leaf in found]
         return [Rows(*(None if leaf is None else leaf[i] for leaf in leaves)) for i in range(steps)]
 

@@ -317,17 +317,12 @@ Reads = set[tuple[str, bool]]
 
 def traffic(algorithm: Algorithm, fleet: Fleet) -> tuple[Traffic, Reads]:
     """Trace every phase on one client without computing, and weigh its message and its reply; and what it reads whole."""
-    key, whole = jax.random.key(0), Reads()
-    server, local, data = _shapes(algorithm, fleet, key)
-    each: list[tuple[int, int]] = []
-    down = up = 0
-    for phase, times in phases_of(algorithm.plan):
-        message = jax.eval_shape(phase.send, server)
-        reply, read = _reply.eval_shape(phase.work, message, local, data, key)
-        whole |= set(read.parts)
-        each.append((bytes_of(message) + _parcel_bytes(phase, reply, key), bytes_of(reply)))
-        down, up = down + times * each[-1][0], up + times * each[-1][1]
-    return Traffic(down, up, tuple(each)), whole
+    key = jax.random.key(0)
+    sent, read = _exchanges.eval_shape(algorithm.build, algorithm.settings, _one_client(fleet), key)
+    each = tuple((bytes_of(message) + bytes_of(parcel), bytes_of(reply)) for message, parcel, reply in sent)
+    times = [times for _, times in phases_of(algorithm.plan)]
+    down, up = (sum(count * ways[way] for count, ways in zip(times, each, strict=True)) for way in (0, 1))
+    return Traffic(down, up, each), set(read.parts)
 
 
 def read_by_objective(algorithm: Algorithm, fleet: Fleet) -> Reads:
@@ -338,16 +333,16 @@ def read_by_objective(algorithm: Algorithm, fleet: Fleet) -> Reads:
         inner = algorithm.view(server, local).inner
         return algorithm.objective(algorithm.outer(server), inner, replace(data, notice=lambda *read: whole.add(read)))
 
-    jax.eval_shape(objective, *_shapes(algorithm, fleet, jax.random.key(0)))
+    states = (jax.eval_shape(make, jax.random.key(0)) for make in (algorithm.init, algorithm.enroll))
+    jax.eval_shape(objective, *states, _one_client(fleet))
     return whole
 
 
-def _shapes(algorithm: Algorithm, fleet: Fleet, key: jax.Array) -> tuple[Any, Any, LocalData]:
-    """(server state, one client's local state, its data), without a number in them."""
+def _one_client(fleet: Fleet) -> LocalData:
+    """Its data, without a number in them."""
     train, val = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (fleet.train, fleet.val))
     number: Any = jax.ShapeDtypeStruct((), jnp.int32)
-    states = (jax.eval_shape(make, key) for make in (algorithm.init, algorithm.enroll))
-    return *states, LocalData(train, val, number, number, number, number=number)
+    return LocalData(train, val, number, number, number, number=number)
 
 
 @jax.tree_util.register_dataclass
@@ -358,18 +353,18 @@ class _Whole:
     parts: tuple[tuple[str, bool], ...] = field(metadata={"static": True})
 
 
-@partial(jax.jit, static_argnames=("work",))
-def _reply(
-    work: Callable[..., Any], message: Tree, local: Tree, data: LocalData, key: jax.Array
-) -> tuple[Tree, _Whole]:
+@partial(jax.jit, static_argnames=("build",))
+def _exchanges(build: Any, settings: Any, data: LocalData, key: jax.Array) -> tuple[list[tuple[Tree, ...]], _Whole]:
+    """(message, parcel, reply) of every phase.  Only ever traced: once for equal algorithms on rows of equal shapes."""
+    algorithm: Algorithm = build(settings)
+    server, local = algorithm.init(key), algorithm.enroll(key)
     parts = Reads()
-    reply = work(message, local, replace(data, notice=lambda *read: parts.add(read)), key)[0]
-    return reply, _Whole(tuple(sorted(parts)))
-
-
-def _parcel_bytes(phase: Phase, reply: Tree, key: jax.Array) -> int:
-    if phase.relay is None:
-        return 0
-    alone = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), reply)
-    parcels = jax.eval_shape(phase.relay.pack, alone, jax.ShapeDtypeStruct((1,), float), key)
-    return bytes_of(parcels)
+    sent: list[tuple[Tree, ...]] = []
+    for phase, _ in phases_of(algorithm.plan):
+        message, parcel = phase.send(server), None
+        reply = phase.work(message, local, replace(data, notice=lambda *read: parts.add(read)), key)[0]
+        if phase.relay is not None:
+            alone = jax.tree.map(lambda leaf: leaf[None], reply)
+            parcel = phase.relay.pack(alone, jnp.ones(1), key)
+        sent.append((message, parcel, reply))
+    return sent, _Whole(tuple(sorted(parts)))
