@@ -29,7 +29,7 @@ THREE = Schema("stage", ("early", "late", "middle"), None, ("sex",), ("f", "m"),
 NUMBER = Schema("cost", (), None, ("sex",), ("f", "m"), FEATURES, task="regression", center=900.0)
 QUICK = {"steps": 20, "weight_steps": 10, "batch_size": 32, "compare_with": None}
 FITS = {
-    "two": (FitOptions("fedbioacc", class_weight="balanced", threshold="auto", **QUICK), TWO),
+    "two": (FitOptions(class_weight="balanced", threshold="auto", compare_with=None), TWO),  # the default method
     "three": (FitOptions("fedreg", threshold="auto", **QUICK), THREE),
     "number": (
         FitOptions("fedfb", task="regression", model="linear", metric="mean_error", loss="huber", **QUICK),
@@ -71,7 +71,10 @@ def test_fits_and_audits_of_classes_and_numbers(federation, tables, tmp_path):
             each: site(tmp_path / name, each, one, source, tell=TELL, minimum_cell=10)
             for each, source in sources.items()
         }
-        wanted[name] = coordinate(tmp_path / name, one, Direct(here))[-1]
+        coordinate(tmp_path / name, one, Direct(here))
+        folder = tmp_path / name / "runs" / one.run
+        federate.run(one, *FITS[name], tmp_path / f"alone-{name}", lambda folder=folder: folder)
+        wanted[name] = fitted_model(tmp_path / f"alone-{name}").params
     for name, (fit, schema) in FITS.items():
         assert orders[name].finish()["status"] == "complete"
         out = tmp_path / f"run-{name}"
