@@ -77,7 +77,7 @@ def test_messages_that_were_received_do_not_cost_a_thread_each():
         (2.0, 3, 0.04),
         (12.5, 3, 0.25),
         (1e6, 3, 0.25),
-        (0.0, 30, 0.06),
+        (0.0, 30, 0.1),
         (12.5, 30, 0.25),
     ],
 )

@@ -31,8 +31,8 @@ LOOK_UP = 0.2
 IDLE_SHARE, IDLE_INTERVAL = 0.02, 0.25
 """A site that waits asks again after this share of the time it has waited, and after so many seconds at the latest."""
 REQUESTS = 300
-"""In a second, of all sites together, as three make: each costs the coordinator a millisecond or two, and more of them would keep
-it from its work."""
+"""In a second, of all sites together, as three make them: each costs the coordinator a millisecond or two, and more of them
+would keep it from its work."""
 
 
 def patience_of_sites(waited: float, sites: int) -> float:
