@@ -216,7 +216,7 @@ def large_table(record: dict[str, Any]) -> str:
         rounds = last["round"] - first["round"]
         spent = [f"{1000 * (last[who] - first[who]) / rounds:.0f}" for who in ("coordinator_seconds", "site_seconds")]
         memory = [
-            " ".join(f"{one['seen'][place][who]:.0f}" for place in (0, len(one["seen"]) // 2, -1))
+            " → ".join(f"{one['seen'][place][who]:.0f}" for place in (0, len(one["seen"]) // 2, -1))
             for who in ("coordinator", "site")
         ]
         rows.append(

@@ -49,7 +49,9 @@ def left(tmp_path):
 
 
 def test_one_command_trains_over_three_sites_and_cleans_up(tmp_path):
-    process = demo(tmp_path, "--rows", "900", "--steps", "20", "--weight-steps", "10", "--json")
+    process = demo(
+        tmp_path, "--rows", "900", "--method", "fedbioacc", "--steps", "20", "--weight-steps", "10", "--json"
+    )
     told, complaint = process.communicate(timeout=180)
     assert process.returncode == 0, complaint
     assert left(tmp_path) == []

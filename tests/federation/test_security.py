@@ -209,7 +209,7 @@ def test_workers_see_little_of_the_environment(federation, in_progress):
     for process in federation.family("site-1"):
         names = process.environ().keys()
         assert not {"FEDBILEVEL_TEST_PASSWORD", "NVIDIA_API_KEY", "AWS_SECRET_ACCESS_KEY"} & set(names)
-        assert {"PATH", "PYTHONSAFEPATH"} <= names
+        assert {"PATH", "PYTHONSAFEPATH", "MALLOC_ARENA_MAX"} <= names
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,9 @@ LOOK_UP = 0.2
 """Seconds between two looks at the abort signal while waiting for replies (a reply wakes the run at once)."""
 IDLE_SHARE, IDLE_INTERVAL = 0.02, 0.25
 """A site that waits asks again after this share of the time it has waited, and after so many seconds at the latest."""
-REQUESTS = 500
-"""In a second, of all sites together: more keep the coordinator from its work, which is to answer them."""
+REQUESTS = 300
+"""In a second, of all sites together, as three make them: each costs the coordinator a millisecond or two, and more of them
+would keep it from its work."""
 
 
 def patience_of_sites(waited: float, sites: int) -> float:

@@ -26,9 +26,11 @@ from nvflare.fuel.sec.audit import Auditor
 from nvflare.private.defs import CellMessageHeaderKeys
 
 # A message that was received is remembered for a minute, so that it is not taken twice.  NVFlare starts a thread for each,
-# which sleeps for that minute: a site that asks for work ten times a second had six hundred of them.
+# which sleeps for that minute: a site that asks for work ten times a second had six hundred of them.  What a message held is
+# let go of once it was read.
 
 _forgetting: list[tuple[float, int, RxTask]] = []
+_unread: list[RxTask] = []
 _numbers = itertools.count()
 _lock = threading.Lock()
 
@@ -44,8 +46,17 @@ def _forget_later(task: RxTask, ttl: float | None = None) -> None:
         over = []
         while _forgetting and _forgetting[0][0] <= now:
             over.append(heapq.heappop(_forgetting)[2])
+        _unread[:] = [each for each in (*_unread, task) if not _was_read(each)]
     for old in over:
         old._remove_task()
+
+
+def _was_read(task: RxTask) -> bool:
+    """Whoever reads it has the future of its own; it would be held here for the minute as well."""
+    with task.lock:
+        if task.eos:
+            task.stream_future = None
+        return bool(task.eos or task.failed)
 
 
 RxTask._schedule_remove_task = _forget_later
