@@ -177,6 +177,22 @@ def slopes(file: str) -> str:
     return markdown(heads, lines, [False] * len(heads))
 
 
+def bounds(file: str) -> str:
+    """What was measured beside the theorems' bounds, by horizon; a mean over problems."""
+    rows = read(file).groupby(["variant", "horizon"], sort=False)[["measured", "bound"]].mean().reset_index()
+    large = lambda bound: (
+        f"{bound:.3g}" if bound < 100 else f"{bound:,.0f}" if bound < 1e5 else f"{bound:.1e}".replace("+0", "")
+    )  # noqa: E731
+    rows["cell"] = [f"{row['measured']:.3g} / {large(row['bound'])}" for row in rows.to_dict("records")]
+    wide = rows.pivot_table(index="variant", columns="horizon", values="cell", aggfunc="first", sort=False)
+    heads = ["measured / bound", *(f"T = {horizon:,}" for horizon in wide.columns)]
+    return markdown(
+        heads,
+        [[who.capitalize(), *line] for who, line in zip(wide.index, wide.values.tolist(), strict=True)],
+        [False] * len(heads),
+    )
+
+
 def headlines() -> str:
     """At most five figures, for the README and the first page of the results."""
     measured = {
