@@ -1,6 +1,6 @@
 # %% [markdown]
 # # A fair classifier in ten lines
-# Who gets a positive decision, of those who merit one? FedAvg, FedReg and FedPath (the default) on the census table Adult, by sex.
+# Who gets a positive decision, of those who merit one? FedAvg, FedReg and FedPath, the default, on the census table Adult.
 
 # %%
 import matplotlib.pyplot as plt
