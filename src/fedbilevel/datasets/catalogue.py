@@ -228,6 +228,13 @@ def load(
 
     Missing numbers are NaN, missing categories are "Unknown".
 
+    Returns:
+        A `Dataset`.
+
+    Raises:
+        ValueError: The name or the column is not known, or the data set is not on this machine; the sentence says how to
+            get it.
+
     Examples:
         >>> data = load("heart")
         >>> data.sites.value_counts().to_dict()

@@ -140,6 +140,9 @@ def data_cleaning(
 
     Returns:
         A `Task`.
+
+    Raises:
+        ValueError: A number is out of its range, or there are too few rows for so many clients.
     """
     kind = ("samples" if lower_level == "global" else "trust") if weights is None else weights
     if kind not in WEIGHTS:
@@ -266,6 +269,9 @@ def hyper_representation(
 
     Returns:
         A `Task`.
+
+    Raises:
+        ValueError: A number is out of its range, or there are too few rows for so many clients.
     """
     if not len(hidden):
         raise ValueError("hidden needs at least one width: without a layer there is no representation to learn.")
@@ -353,6 +359,9 @@ def loss_tuning(
 
     Returns:
         A `Task`.
+
+    Raises:
+        ValueError: A number is out of its range, or there are too few rows for so many clients.
     """
     whole_numbers({"clients": clients, "train": train, "validation_per_class": validation_per_class})
     if not 0 < imbalance <= 1:
