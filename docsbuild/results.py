@@ -103,7 +103,7 @@ def table1(folder: str) -> str:
     from fedbilevel.cli.terminal import console
     from fedbilevel.runs import read as read_run
 
-    paper = console(110)
+    paper = console(80)  # distributions one below the other
     paper.file = io.StringIO()
     print_table(paper, read_run(ROOT / folder))
     return "```text\n" + "\n".join(line.rstrip() for line in paper.file.getvalue().strip("\n").splitlines()) + "\n```"
