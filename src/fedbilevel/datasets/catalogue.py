@@ -206,6 +206,7 @@ ENTRIES = (
     ),
 )  # fmt: skip
 CATALOGUE = {entry.name: entry for entry in ENTRIES}
+"""Every data set by the name that `load` and `load_images` take: licence, citation, checksums, columns."""
 
 
 def find(name: str) -> Entry:
