@@ -195,7 +195,8 @@ def split(name, table, labels, sites, seed, tuner, searches):
 
 
 def short(value, form=".5f"):
-    return format(value, form).replace("0.", ".", 1).replace("-", "−")
+    text = format(value, form)
+    return (text if float(text) else text.strip("+-")).replace("0.", ".", 1).replace("-", "−")
 
 
 def against(table, other):

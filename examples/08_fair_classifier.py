@@ -1,6 +1,6 @@
 # %% [markdown]
 # # A fair classifier in ten lines
-# Who gets a positive decision, of those who merit one? FedAvg and FedBiOAcc on the census table Adult, by sex.
+# Who gets a positive decision, of those who merit one? FedAvg, FedReg and FedPath, the default, on the census table Adult.
 
 # %%
 import matplotlib.pyplot as plt
@@ -14,7 +14,7 @@ adult = load("adult", sensitive="sex")
 rows = np.random.default_rng(0).permutation(len(adult.y))[:12_000]
 train, test = train_test_split(rows, test_size=0.5, random_state=0)
 plane = {}
-for method in ("fedavg", "fedreg", "fedbioacc"):
+for method in ("fedavg", "fedreg", "fedpath"):
     model = FairFederatedClassifier(method, random_state=0)
     model.fit(adult.X.iloc[train], adult.y[train], sensitive_features=adult.groups[train], clients=train % 3)
     decisions = model.predict(adult.X.iloc[test])

@@ -12,7 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
+from docsbuild import commands
+from fedbilevel.cli import app
 from tests.test_architecture import HEIGHT, LAYERS
 
 ROOT = Path(__file__).parents[1]
@@ -74,3 +77,29 @@ def test_the_page_of_the_house_lists_the_rooms_in_the_order_of_their_layers():
     assert heights == sorted(heights)
     for name in re.findall(r"`([a-z0-9_/]+\.py)`", page):
         assert (ROOT / "src" / "fedbilevel" / name).exists() or (ROOT / name).exists(), f"{name} is not there"
+
+
+def every_command(command, path=()):
+    """(its words, itself) for every command that does something, from Typer's own description."""
+    below = getattr(command, "commands", {})
+    if not below:
+        yield path, command
+    for name, one in below.items():
+        yield from every_command(one, (*path, name))
+
+
+def test_the_reference_has_every_command_and_every_option_with_its_meaning():
+    page = commands.page()
+    found = list(every_command(typer.main.get_command(app)))
+    assert len(found) > 20
+    for path, command in found:
+        name = " ".join(path)
+        assert f"## {name}\n" in page, name
+        section = page.split(f"## {name}\n", 1)[1].split("\n## ", 1)[0]
+        assert command.help in section, name
+        assert f"fedbilevel {path[0]}" in (command.epilog or ""), f"{name} has no example"
+        for option in command.params:
+            assert option.help, f"{name}: {option.name} is not explained"
+            words = [*option.opts, *option.secondary_opts] if option.param_type_name == "option" else []
+            for word in words:
+                assert word == "--help" or f"`{word}" in section or f", {word}" in section, f"{name} {word}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,24 @@ def test_every_public_name_has_an_example():
         if ">>>" not in (inspect.getdoc(getattr(HOMES[home][0], name)) or "") and not re.search(rf"\b{name}\b", code)
     ]
     assert lacking == []
+
+
+def raises_itself(value):
+    """Whether its own code has a `raise`: a function's, or what a class does when it is made."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(value)))).body
+    making = [one for one in tree.body if getattr(one, "name", "") in ("__init__", "__post_init__", "fit")]
+    return any(
+        isinstance(node, ast.Raise)
+        for part in (making if isinstance(tree, ast.ClassDef) else [tree])
+        for node in ast.walk(part)
+    )
+
+
+@pytest.mark.parametrize(("home", "name"), NAMES, ids=[".".join(one) for one in NAMES])
+def test_docstring_says_what_comes_back_and_what_goes_wrong(home, name):
+    value = getattr(HOMES[home][0], name)
+    text = inspect.getdoc(value) or ""
+    if inspect.isfunction(value):
+        assert "Returns:" in text, f"{home}.{name} does not say what it returns"
+    if not (inspect.isclass(value) and issubclass(value, BaseException)) and raises_itself(value):
+        assert "Raises:" in text, f"{home}.{name} does not say what it raises"

@@ -41,6 +41,9 @@ class LinearInner:
         targets: Leaf with the targets, ``[rows]``.
         cells: Leaf with the number of each row's cell, ``[rows]``.
         kernel: "auto", "off" or "require".
+
+    Raises:
+        ValueError: The link or the kernel is not known, or the ridge is negative.
     """
 
     cell_weights: Callable[[Tree], jax.Array]

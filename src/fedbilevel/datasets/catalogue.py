@@ -211,6 +211,7 @@ ENTRIES = (
     ),
 )  # fmt: skip
 CATALOGUE = {entry.name: entry for entry in ENTRIES}
+"""Every data set by the name that `load` and `load_images` take: licence, citation, checksums, columns."""
 
 
 def find(name: str) -> Entry:
@@ -232,6 +233,13 @@ def load(
         keep_sensitive: keep the sensitive column(s) among the features.
 
     Missing numbers are NaN, missing categories are "Unknown".
+
+    Returns:
+        A `Dataset`.
+
+    Raises:
+        ValueError: The name or the column is not known, or the data set is not on this machine; the sentence says how to
+            get it.
 
     Examples:
         >>> data = load("heart")

@@ -220,6 +220,13 @@ def client_batches(
         labels: 0 or 1 for every row.
         groups: the group code of every row, 0 to K-1; see `tables.encode_groups`.
         split: who holds which rows; see `partition.balanced_validation`.
+
+    Returns:
+        A pair (training, validation) for each client, as dictionaries of arrays.
+
+    Raises:
+        ValueError: Features are no matrix or not finite, or labels are not 0 and 1.
+        TypeError: Groups are not whole numbers.
     """
     matrix = np.asarray(features, dtype=np.float32)
     if matrix.ndim != 2:

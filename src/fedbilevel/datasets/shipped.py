@@ -156,6 +156,9 @@ def load_adult(
             the way the paper's preprocessing gives them, 220 columns for race.
         keep_sensitive: keep the sensitive column(s) among the features.
 
+    Returns:
+        A `Dataset`.
+
     Examples:
         >>> data = load_adult("sex")
         >>> data.X.shape, int(data.y.sum()), data.groups.value_counts().to_dict()
@@ -202,6 +205,9 @@ def load_credit(
         encoding: "clean": raw typed columns; see `encode.clean_transformer`. "paper": each code replaced by its last
             digit and every column divided by a power of ten, 19 columns.
         keep_sensitive: keep the sensitive column(s) among the features.
+
+    Returns:
+        A `Dataset`.
 
     Examples:
         >>> data = load_credit()

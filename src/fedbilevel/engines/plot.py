@@ -41,6 +41,10 @@ def plot(
 
     Returns:
         The axes, to be changed or saved: ``fb.plot(a, b).figure.savefig("both.png")``.
+
+    Raises:
+        ValueError: A history lacks the column or recorded nothing, or there are not as many labels as runs.
+        TypeError: There is no run.
     """
     check_matplotlib()
     if not runs:

@@ -52,49 +52,36 @@ def simulate(
 ) -> Result:
     """Run ``rounds`` rounds of ``algorithm`` over all clients.
 
-    ``weights``: "uniform" (the paper), "samples" (training rows), or one number per client.  ``participation``: a fraction
-    or a number of clients sampled each round.  ``sampling``: "proportional" draws them in proportion to their weights and
-    averages equally, which on average is the weighted mean of all; "uniform" draws all alike and averages by weight, which
-    is not (weights 9 : 1, one of two clients a round: both count the same).  ``dropout``: the chance that a client's reply is
-    lost; it then also keeps its earlier local state.  ``record_every``: a row of history every so many rounds; None records
-    nothing and costs nothing.  ``diagnostics``: "cheap" (objective, consensus, bytes, calls), "exact" or
-    "conjugate_gradient" (also the true hypergradient and the errors of the theory), "cohort" (objective of the clients that
-    took part, consensus and bytes: the only one whose cost does not grow with the clients that did not), "auto" (exact where
-    that is quick; else cheap, or cohort where there are ten times as many clients).
+    ``data`` may be a `ClientStore`: with ``participation``, only a few cohorts are in memory at a time.  The local states
+    are then in a file beside the checkpoint or, without one, in a temporary file beside the rows; ``inner`` and ``local`` of
+    the result are read from it by client numbers.
 
-    ``data`` may be a `ClientStore`: with ``participation``, no more than a few cohorts are in memory at a time.  The local
-    states are then in a file, beside the checkpoint or, without one, a temporary one beside the rows; ``inner`` and ``local``
-    of the result are read from it by client numbers.
-
-    ``checkpoint``: a file the run is saved to, every ``checkpoint_every`` rounds (default: about once in ten seconds) and at
-    its end; if it exists the run goes on from there, to bit-identical results.  Ctrl-C raises `Interrupted` between two
-    rounds, with the run so far.  A NaN or infinity raises `Diverged`.
-
-    ``progress``: True draws a bar on a terminal or in a notebook; a function is told a `Progress` about twice a second.
-
-    With several JAX devices (or, after ``jax.distributed.initialize``, hosts) the clients are spread over them; on several
+    With several JAX devices (or, after ``jax.distributed.initialize``, hosts) the clients are spread over them.  On several
     hosts each process passes the clients it holds.
-
-    ``secure``: averages are rounded as secure sums over real sites round them (`fedbilevel.engines.fixed`), so that a run over
-    sites gives the same numbers.  Nothing is hidden from anybody: it is a simulation.
 
     Args:
         algorithm: What to run, such as ``fb.fedbio(problem)``.
         data: The clients' rows.
         rounds: How many rounds, at least one.
-        seed: Where all randomness starts, in [0, 2**32).
-        weights: "uniform" (the paper), "samples" (training rows), or one number per client.
+        seed: Seed of all random numbers, in [0, 2**32).
+        weights: "uniform" (the paper), "samples" (training rows), or one number for each client.
         participation: Share or number of clients that take part in a round; None: all.
-        sampling: "proportional" (to the weights, averaged equally: right on average) or "uniform".
-        dropout: Chance in [0, 1) that a reply is lost.
-        record_every: A row of history every so many rounds; None: none.
-        diagnostics: "auto", "cheap", "exact" or "conjugate_gradient".
-        progress: True for a bar, or a function of a `Progress`.
-        checkpoint: A file to save to and to go on from.
-        checkpoint_every: Rounds between two savings; None: about ten seconds.
+        sampling: "proportional" draws clients in proportion to their weights and averages equally, which on average is the
+            weighted mean of all.  "uniform" draws all alike and averages by weight, which is not: with weights 9 : 1 and one
+            of two clients a round, both count the same.
+        dropout: Chance in [0, 1) that a client's reply is lost.  The client then keeps its earlier local state.
+        record_every: Rounds between two rows of the history; None records nothing and costs nothing.
+        diagnostics: "cheap": objective, consensus, bytes, calls.  "exact" or "conjugate_gradient": also the true
+            hypergradient and the errors of the theory.  "cohort": the objective of the clients that took part, consensus and
+            bytes; its cost does not grow with the clients that did not.  "auto": exact where that is quick; else cheap, or
+            cohort where there are ten times as many clients.
+        progress: True draws a bar on a terminal or in a notebook; a function is told a `Progress` about twice a second.
+        checkpoint: A file to save to, also at the end.  If it exists the run continues from it, to bit-identical results.
+        checkpoint_every: Rounds between two saves; None: about ten seconds.
         client_chunk: Clients computed side by side; None: all.
         devices: JAX devices to spread the clients over; None: all.
-        secure: Round averages as secure sums do.
+        secure: Round averages as secure sums over real sites do, so that a run over sites gives the same numbers.  Nothing
+            is hidden from anybody: it is a simulation.
 
     Returns:
         A `Result`.

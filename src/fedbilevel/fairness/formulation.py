@@ -229,6 +229,9 @@ class Formulation:
         strength: How much fairness counts against the loss; not negative.
         temperature: How sharp the soft decisions are; positive.
         ridge: Of the inner loss; None: the method's own.
+
+    Raises:
+        ValueError: A word is not known, or a number is out of its range.
     """
 
     kind: str = "cells"

@@ -89,6 +89,12 @@ def across_splits(
         resamples: for "bootstrap".
         seed: for "bootstrap".
 
+    Returns:
+        An `Interval`.
+
+    Raises:
+        ValueError: There are fewer than two values, one is missing, or ``method`` needs a ``test_share``.
+
     Examples:
         >>> interval = across_splits([0.1, 0.2, 0.3])
         >>> round(interval.estimate, 3), round(interval.low, 3), round(interval.high, 3)
@@ -145,6 +151,9 @@ def paired_difference(
     Returns:
         An `Interval`.
 
+    Raises:
+        ValueError: The two do not have the same splits, or one has a split twice.
+
     Examples:
         >>> paired_difference([0.84, 0.85, 0.83], [0.80, 0.80, 0.80]).excludes_zero
         True
@@ -191,6 +200,9 @@ def comparison_table(
     Returns:
         Indexed by method and metric: `splits`, `mean`, `low`, `high`, `difference`, `difference_low`,
         `difference_high`, `excludes_zero`. The baseline's own differences are missing.
+
+    Raises:
+        ValueError: The baseline is not among the methods, or a method has two rows of one split.
     """
     check_columns(results, [by, split, *metrics], "results")
     names = list(dict.fromkeys(results[by]))
@@ -432,6 +444,9 @@ def bootstrap_interval(
         seed: of the draws.
         sample_weight: weights of the rows.
         pos_label: the positive class, if the labels are not 0/1.
+
+    Returns:
+        An `Interval`.
     """
     data = encode(y_true, y_pred, sensitive_features, sample_weight, pos_label)
     check_level(level)

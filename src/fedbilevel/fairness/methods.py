@@ -121,6 +121,9 @@ class Recipe:
         gap: FedPath's aim.
         accuracy_loss: FedPath's aim.
         path: FedPath's strengths.
+
+    Raises:
+        ValueError: The method is not known, or a number is out of its range.
     """
 
     method: str = "fedpath"

@@ -561,6 +561,9 @@ def balanced_accuracy(y_true: Any, y_pred: Any, *, sample_weight: Any = None) ->
 
     Returns:
         A share between 0 and 1; 0.5 is guessing, for two classes.
+
+    Raises:
+        ValueError: There is one class only.
     """
     from sklearn.metrics import recall_score
 
@@ -583,6 +586,9 @@ def auc(y_true: Any, y_score: Any, *, sample_weight: Any = None, pos_label: Any 
 
     Returns:
         A share between 0 and 1; 0.5 is guessing.
+
+    Raises:
+        ValueError: There is one class only, or a score is missing.
     """
     from sklearn.metrics import roc_auc_score
 

@@ -105,6 +105,9 @@ class Model:
         classes: How many; 1 for a number.
         hidden: Units of the hidden layer of "mlp".
         loss: "log", "squared" or "huber".
+
+    Raises:
+        ValueError: The kind or the loss is not known, or a size is too small.
     """
 
     kind: str

@@ -48,6 +48,9 @@ def solve_with(hessian: jax.Array, right: Tree) -> Tree:
 def exact() -> Exact:
     """The hypergradient Phi by a dense solve.
 
+    Returns:
+        An estimator for the argument ``hypergradient``.
+
     Examples:
         >>> import fedbilevel as fb
         >>> fb.exact()

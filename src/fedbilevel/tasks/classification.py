@@ -141,6 +141,9 @@ def data_cleaning(
 
     Returns:
         A `Task`.
+
+    Raises:
+        ValueError: A number is out of its range, or there are too few rows for so many clients.
     """
     kind = ("samples" if lower_level == "global" else "trust") if weights is None else weights
     if kind not in WEIGHTS:
@@ -274,6 +277,9 @@ def hyper_representation(
 
     Returns:
         A `Task`.
+
+    Raises:
+        ValueError: A number is out of its range, or there are too few rows for so many clients.
     """
     if not len(hidden):
         raise ValueError("hidden needs at least one width: without a layer there is no representation to learn.")
@@ -399,6 +405,9 @@ def loss_tuning(
 
     Returns:
         A `Task`.
+
+    Raises:
+        ValueError: A number is out of its range, or there are too few rows for so many clients.
     """
     whole_numbers({"clients": clients, "train": train, "validation_per_class": validation_per_class})
     if shards is not None and (concentration is not None or validation is None):

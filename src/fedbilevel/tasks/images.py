@@ -51,7 +51,11 @@ class Images(NamedTuple):
 
 
 def digits() -> Images:
-    """The 1,797 digits of 8 x 8 pixels in scikit-learn; 30 % of each class are test rows."""
+    """The 1,797 digits of 8 x 8 pixels in scikit-learn; 30 % of each class are test rows.
+
+    Returns:
+        `Images`.
+    """
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)

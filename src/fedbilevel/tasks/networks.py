@@ -141,6 +141,12 @@ def source_weighting(
         spoiled: How many sources have wrong labels.
         noise: The share of them there.
         ridge: Of the inner loss.
+
+    Returns:
+        A `Task`.
+
+    Raises:
+        ValueError: A number is out of its range, or there are too few rows for so many clients.
     """
     if not 0 < whole_number("spoiled", spoiled) < clients:
         raise ValueError(f"spoiled={spoiled} must leave at least one of the {clients} sources clean.")

@@ -69,6 +69,9 @@ def penalty_tuning(
 
     Returns:
         A `Task`.
+
+    Raises:
+        ValueError: The link or the lower level is not known.
     """
     if link not in LINKS:
         raise ValueError(f"link must be 'squared' or 'logistic', not {link!r}.")
@@ -130,6 +133,9 @@ def random_penalties(
 
     Returns:
         A `Task`.
+
+    Raises:
+        ValueError: A number is out of its range, or there are too few rows for so many clients.
     """
     whole_numbers({"clients": clients, "columns": columns, "informative": informative})
     whole_numbers({"train": train, "validation": validation, "test": test})
@@ -164,6 +170,9 @@ class Ridge:
         train: Training rows of all clients.
         val: Validation rows.
         lower_level: "local" or "global".
+
+    Raises:
+        ValueError: The lower level is not known.
     """
 
     def __init__(self, train: ClientRows, val: ClientRows, lower_level: str = "local") -> None:

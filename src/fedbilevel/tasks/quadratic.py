@@ -80,6 +80,9 @@ class QuadraticClients:
         val: An `OuterSample`, likewise.
         outer: Where x starts.
         inner: Where y starts.
+
+    Raises:
+        ValueError: Shapes do not fit together, or an inner Hessian is not positive definite.
     """
 
     def __init__(self, train: InnerSample, val: OuterSample, outer: Array, inner: Array) -> None:
@@ -263,6 +266,9 @@ def random_quadratic(
 
     Returns:
         `QuadraticClients`.
+
+    Raises:
+        ValueError: A number is out of its range.
     """
     if not 0 <= hessian_noise < 1:
         raise ValueError(

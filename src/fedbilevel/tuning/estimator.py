@@ -78,30 +78,29 @@ class TunedFederatedClassifier(OfClasses, TunedFederated):
     no step size, and no grid.
 
     Args:
-        what: one or several of "penalties" (one for each column of a table), "features" (one for each feature), "classes"
-        (class
-            weights and label smoothing; all classes then count alike in validation), "sites" (how much each client counts in
-            training) and "rows" (labels that are not believed).
-        folds: parts of each client's rows, each held out once.
-        rounds: of the tuning.
-        random_state: decides which rows are in which fold.
+        what: One or several of "penalties" (one for each column of a table), "features" (one for each feature), "classes"
+            (class weights and label smoothing; all classes then count alike in validation), "sites" (how much each client
+            counts in training) and "rows" (labels that are not believed).
+        folds: Parts of each client's rows, each held out once.
+        rounds: Rounds of the tuning.
+        random_state: Decides which rows are in which fold.
 
     Attributes:
         classes_, n_features_in_, feature_names_in_ (tables with named columns), clients_: what was seen in fit.
         penalties_: of every encoded feature, on the mean loss of a row.
         class_weights_, label_smoothing_, site_weights_: what was learned; None where it was not asked for.
         doubtful_: for "rows", which rows of ``X`` have labels that are not believed.
-        coef_, intercept_, history_, encoder_: as in `fedbilevel.fairness.FairFederatedClassifier`; bytes_: sent and
-        received by all
-            clients.
+        coef_, intercept_, history_, encoder_: as in `fedbilevel.fairness.FairFederatedClassifier`.
+        bytes_: sent and received by all clients.
 
-    >>> import numpy as np
-    >>> rng = np.random.default_rng(0)
-    >>> X, hospital = rng.normal(size=(120, 5)), rng.choice(["north", "south"], 120)
-    >>> y = X[:, 0] + 0.5 * rng.normal(size=120) > 0
-    >>> clf = TunedFederatedClassifier(what="features", random_state=0).fit(X, y, clients=hospital)
-    >>> bool(clf.penalties_.iloc[0] < clf.penalties_.iloc[1:].mean()), bool(clf.score(X, y) > 0.85)
-    (True, True)
+    Examples:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> X, hospital = rng.normal(size=(120, 5)), rng.choice(["north", "south"], 120)
+        >>> y = X[:, 0] + 0.5 * rng.normal(size=120) > 0
+        >>> clf = TunedFederatedClassifier(what="features", random_state=0).fit(X, y, clients=hospital)
+        >>> bool(clf.penalties_.iloc[0] < clf.penalties_.iloc[1:].mean()), bool(clf.score(X, y) > 0.85)
+        (True, True)
     """
 
     def __init__(
@@ -120,8 +119,10 @@ class TunedFederatedRegressor(OfNumbers, TunedFederated):
     """Linear regression over clients, tuned likewise: see `TunedFederatedClassifier`.
 
     Args:
-        what: one or several of "penalties", "features" and "sites".
-        folds, rounds, random_state: as there.
+        what: One or several of "penalties", "features" and "sites".
+        folds: Parts of each client's rows, each held out once.
+        rounds: Rounds of the tuning.
+        random_state: Decides which rows are in which fold.
     """
 
     def __init__(
