@@ -261,18 +261,45 @@ def test_a_sweep_replaces_steps_that_set_themselves():
         fb.sweep(algorithm, data, 3, outer_step=[0.1, "auto"])
 
 
-def changed(inner=inner_loss, outer=outer_loss, start=None):
-    return fb.BilevelProblem(inner, outer, start or reference.problem().init)
+def changed(inner=inner_loss, outer=outer_loss, start=None, level="local"):
+    return fb.BilevelProblem(inner, outer, start or reference.problem().init, lower_level=level)
 
 
-def test_nothing_to_move():
-    flat = changed(outer=lambda x, y, batch: 0.0 * jnp.sum(x) + jnp.mean(batch["p"]))
+@pytest.mark.parametrize(("method", "level"), [("fedbio", "local"), ("fedbio_global", "global")])
+def test_nothing_to_move(method, level):
+    flat = changed(outer=lambda x, y, batch: 0.0 * jnp.sum(x) + jnp.mean(batch["p"]), level=level)
     with pytest.warns(RuntimeWarning, match="The hypergradient was zero in every round, so x is where it started"):
-        found = fb.simulate(fb.fedbio(flat), reference.data(), 3)
+        found = fb.simulate(getattr(fb, method)(flat), reference.data(), 3)
     identical(found.outer, reference.start[0])
-    linear = changed(inner=lambda x, y, batch: jnp.sum(x) * jnp.sum(y))
+
+
+@pytest.mark.parametrize(
+    ("method", "level"), [("fedbio", "local"), ("fedbio_global", "global"), ("f2sa", "local"), ("bome", "global")]
+)
+def test_no_curvature(method, level):
+    linear = changed(inner=lambda x, y, batch: jnp.sum(x) * jnp.sum(y), level=level)
     with pytest.raises(fb.Diverged, match=r"not positive definite there .*add a ridge to the inner loss"):
-        fb.simulate(fb.fedbio(linear, fb.neumann(2, 0.1)), reference.data(), 3)
+        fb.simulate(getattr(fb, method)(linear), reference.data(), 3)
+
+
+@pytest.mark.parametrize("method", ["fedbio_global", "simfbo", "fedmsa", "fednest", "lfednest", "aggitd", "fedmbo"])
+def test_an_optimizer_in_a_method_with_a_global_lower_level(method):
+    """With one local step a gradient step of the server is the method's own."""
+    problem, data = reference.problem(None, "global"), reference.data()
+    (one, other) = (
+        fb.simulate(getattr(fb, method)(problem, inner_step=0.4, local_steps=1, **how), data, 4, record_every=None)
+        for how in ({"outer_optimizer": optax.sgd(0.2)}, {"outer_step": 0.2})
+    )
+    assert np.abs(one.outer - reference.start[0]).max() > 1e-3, "x must move"
+    close((one.outer, one.inner), (other.outer, other.inner))
+
+
+def test_two_rules_for_one_step_at_the_server():
+    problem = reference.problem(None, "global")
+    with pytest.raises(ValueError, match="Give server_outer_step or outer_optimizer, not both"):
+        fb.simfbo(problem, server_outer_step=0.1, outer_optimizer=optax.adam(0.1))
+    with pytest.raises(ValueError, match='Give send="outer" or outer_optimizer, not both'):
+        fb.fedbioacc(reference.problem(), send="outer", outer_optimizer=optax.adam(0.1))
 
 
 @pytest.mark.parametrize(
