@@ -17,7 +17,7 @@ import fedbilevel as fb
 from fedbilevel.tasks import Task, known_quadratic
 
 EXCHANGES, SEEDS, BATCH = 30, 3, 16
-NOISES, LOCAL_STEPS, SPREADS = (0.03, 0.3, 1.0), (1, 5, 20), (0.1, 1.0)
+NOISES, LOCAL_STEPS, SPREADS = (0.03, 0.3, 1.0), (5, 20), (0.1, 1.0)
 OUTER = tuple(0.5 * 4.0**power for power in np.linspace(-3, 2, 8))
 CONSTANTS = {name: value for name, value in fb.TUNED.items() if not name.endswith("_step")}
 

@@ -8,6 +8,7 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.algorithms import steps
+from fedbilevel.algorithms.fedbioacc import EVEN
 from tests.references import coupled, nested, phi
 from tests.references.compare import close, cohorts, identical, server_key
 from tests.references.fedbio import fedbio
@@ -37,7 +38,8 @@ def check(
     loop, rules = fedbio, {"inner_step": inner, "outer_step": outer}
     if method == "fedbioacc":
         previous = "local" if options.get("send") else "paper"
-        loop, rules = fedbioacc, {"constants": {**fb.TUNED, **rules}, "previous": previous}
+        constants = {name: options.get(name, value) for name, value in EVEN.items()}
+        loop, rules = fedbioacc, {"constants": {**constants, **rules}, "previous": previous}
         rules["alone"] = "send" in options
     kept, weights = project[1] or (lambda x: x), engine.get("weights", np.ones(3))
     shared = {"rounds": rounds, "local_steps": STEPS, "weights": weights, "cohorts": replied, "project": kept}
@@ -82,9 +84,7 @@ def test_equal_on_minibatches_in_a_box():
 def test_momenta_that_stay_at_home(engine, outer):
     """send="outer": by numbers, and by steps that set themselves, where it changes nothing but the bytes."""
     rule = Distance(reference.start[0], search=True) if outer == "auto" else outer
-    options = {"inner_step": 0.5, "outer_step": outer, "send": "outer"} | {
-        name: fb.TUNED[name] for name in ("delta", "u", "sigma", "c_inner", "c_outer")
-    }
+    options = {"inner_step": 0.5, "outer_step": outer, "send": "outer"} | {name: fb.TUNED[name] for name in EVEN}
     check(0.5, rule, options, rounds=10, method="fedbioacc", **engine)
 
 
