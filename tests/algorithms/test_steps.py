@@ -88,6 +88,23 @@ def test_momenta_that_stay_at_home(engine, outer):
     check(0.5, rule, options, rounds=10, method="fedbioacc", **engine)
 
 
+def test_what_the_correction_of_a_momentum_does():
+    """nu is a constant c_m at client m: corrected, every client has the mean, and where it forgets nothing all walk as one."""
+    slopes = np.asarray(reference.data().val["p"]).mean(axis=1)[:, :3]
+    flat = changed(outer=lambda x, y, batch: jnp.mean(batch["p"], axis=0)[:3] @ x)
+    constants = {"delta": 1.0, "u": 8.0, "sigma": 1.0, "c_inner": 1.0, "c_outer": 1e-13}
+    algorithm = fb.fedbioacc(flat, fb.exact(), 0.3, 0.2, local_steps=STEPS, send="outer", **constants)
+    walked = lambda rounds: 0.2 * sum(1 / np.cbrt(8 + t) for t in range(1, rounds * STEPS + 1))  # noqa: E731
+    for rounds in (1, 3):
+        found = fb.simulate(algorithm, reference.data(), rounds, record_every=None)
+        close(found.outer, reference.start[0] - walked(rounds) * slopes.mean(axis=0))
+        momenta, arrived = found.local.own
+        if rounds == 1:
+            close((momenta, arrived), (slopes, reference.start[0] - walked(1) * slopes))
+        else:
+            close((momenta, arrived), (np.tile(slopes.mean(axis=0), (3, 1)), np.tile(found.outer, (3, 1))))
+
+
 def test_one_of_the_two_steps():
     check(0.3, Distance(reference.start[0], search=True), {**AUTO, "inner_step": 0.3})
     check(settling(), 0.2, {**AUTO, "outer_step": 0.2})
