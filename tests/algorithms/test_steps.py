@@ -8,6 +8,7 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.algorithms import steps
+from fedbilevel.algorithms.fedbioacc import EVEN
 from tests.references import coupled, nested, phi
 from tests.references.compare import close, cohorts, identical, server_key
 from tests.references.fedbio import fedbio
@@ -37,7 +38,8 @@ def check(
     loop, rules = fedbio, {"inner_step": inner, "outer_step": outer}
     if method == "fedbioacc":
         previous = "local" if options.get("send") else "paper"
-        loop, rules = fedbioacc, {"constants": {**fb.TUNED, **rules}, "previous": previous}
+        constants = {name: options.get(name, value) for name, value in EVEN.items()}
+        loop, rules = fedbioacc, {"constants": {**constants, **rules}, "previous": previous}
         rules["alone"] = "send" in options
     kept, weights = project[1] or (lambda x: x), engine.get("weights", np.ones(3))
     shared = {"rounds": rounds, "local_steps": STEPS, "weights": weights, "cohorts": replied, "project": kept}
@@ -82,10 +84,25 @@ def test_equal_on_minibatches_in_a_box():
 def test_momenta_that_stay_at_home(engine, outer):
     """send="outer": by numbers, and by steps that set themselves, where it changes nothing but the bytes."""
     rule = Distance(reference.start[0], search=True) if outer == "auto" else outer
-    options = {"inner_step": 0.5, "outer_step": outer, "send": "outer"} | {
-        name: fb.TUNED[name] for name in ("delta", "u", "sigma", "c_inner", "c_outer")
-    }
+    options = {"inner_step": 0.5, "outer_step": outer, "send": "outer"} | {name: fb.TUNED[name] for name in EVEN}
     check(0.5, rule, options, rounds=10, method="fedbioacc", **engine)
+
+
+def test_what_the_correction_of_a_momentum_does():
+    """nu is a constant c_m at client m: corrected, every client has the mean, and where it forgets nothing all walk as one."""
+    slopes = np.asarray(reference.data().val["p"]).mean(axis=1)[:, :3]
+    flat = changed(outer=lambda x, y, batch: jnp.mean(batch["p"], axis=0)[:3] @ x)
+    constants = {"delta": 1.0, "u": 8.0, "sigma": 1.0, "c_inner": 1.0, "c_outer": 1e-13}
+    algorithm = fb.fedbioacc(flat, fb.exact(), 0.3, 0.2, local_steps=STEPS, send="outer", **constants)
+    walked = lambda rounds: 0.2 * sum(1 / np.cbrt(8 + t) for t in range(1, rounds * STEPS + 1))  # noqa: E731
+    for rounds in (1, 3):
+        found = fb.simulate(algorithm, reference.data(), rounds, record_every=None)
+        close(found.outer, reference.start[0] - walked(rounds) * slopes.mean(axis=0))
+        momenta, arrived = found.local.own
+        if rounds == 1:
+            close((momenta, arrived), (slopes, reference.start[0] - walked(1) * slopes))
+        else:
+            close((momenta, arrived), (np.tile(slopes.mean(axis=0), (3, 1)), np.tile(found.outer, (3, 1))))
 
 
 def test_one_of_the_two_steps():
@@ -261,18 +278,45 @@ def test_a_sweep_replaces_steps_that_set_themselves():
         fb.sweep(algorithm, data, 3, outer_step=[0.1, "auto"])
 
 
-def changed(inner=inner_loss, outer=outer_loss, start=None):
-    return fb.BilevelProblem(inner, outer, start or reference.problem().init)
+def changed(inner=inner_loss, outer=outer_loss, start=None, level="local"):
+    return fb.BilevelProblem(inner, outer, start or reference.problem().init, lower_level=level)
 
 
-def test_nothing_to_move():
-    flat = changed(outer=lambda x, y, batch: 0.0 * jnp.sum(x) + jnp.mean(batch["p"]))
+@pytest.mark.parametrize(("method", "level"), [("fedbio", "local"), ("fedbio_global", "global")])
+def test_nothing_to_move(method, level):
+    flat = changed(outer=lambda x, y, batch: 0.0 * jnp.sum(x) + jnp.mean(batch["p"]), level=level)
     with pytest.warns(RuntimeWarning, match="The hypergradient was zero in every round, so x is where it started"):
-        found = fb.simulate(fb.fedbio(flat), reference.data(), 3)
+        found = fb.simulate(getattr(fb, method)(flat), reference.data(), 3)
     identical(found.outer, reference.start[0])
-    linear = changed(inner=lambda x, y, batch: jnp.sum(x) * jnp.sum(y))
+
+
+@pytest.mark.parametrize(
+    ("method", "level"), [("fedbio", "local"), ("fedbio_global", "global"), ("f2sa", "local"), ("bome", "global")]
+)
+def test_no_curvature(method, level):
+    linear = changed(inner=lambda x, y, batch: jnp.sum(x) * jnp.sum(y), level=level)
     with pytest.raises(fb.Diverged, match=r"not positive definite there .*add a ridge to the inner loss"):
-        fb.simulate(fb.fedbio(linear, fb.neumann(2, 0.1)), reference.data(), 3)
+        fb.simulate(getattr(fb, method)(linear), reference.data(), 3)
+
+
+@pytest.mark.parametrize("method", ["fedbio_global", "simfbo", "fedmsa", "fednest", "lfednest", "aggitd", "fedmbo"])
+def test_an_optimizer_in_a_method_with_a_global_lower_level(method):
+    """With one local step a gradient step of the server is the method's own."""
+    problem, data = reference.problem(None, "global"), reference.data()
+    (one, other) = (
+        fb.simulate(getattr(fb, method)(problem, inner_step=0.4, local_steps=1, **how), data, 4, record_every=None)
+        for how in ({"outer_optimizer": optax.sgd(0.2)}, {"outer_step": 0.2})
+    )
+    assert np.abs(one.outer - reference.start[0]).max() > 1e-3, "x must move"
+    close((one.outer, one.inner), (other.outer, other.inner))
+
+
+def test_two_rules_for_one_step_at_the_server():
+    problem = reference.problem(None, "global")
+    with pytest.raises(ValueError, match="Give server_outer_step or outer_optimizer, not both"):
+        fb.simfbo(problem, server_outer_step=0.1, outer_optimizer=optax.adam(0.1))
+    with pytest.raises(ValueError, match='Give send="outer" or outer_optimizer, not both'):
+        fb.fedbioacc(reference.problem(), send="outer", outer_optimizer=optax.adam(0.1))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
+from fedbilevel.algorithms.fedbioacc import EVEN
 from fedbilevel.algorithms.steps import unknown
 from tests.contracts.cases import (
     AUTO,
@@ -162,7 +163,7 @@ def by_themselves(name):
     if name == "fedbio_auto":
         x, (y,) = naive_fedbio(model, phi.exact(model), model.start, whole, **alone, **rules)
         return [x, y]
-    constants = {"constants": {**fb.TUNED, **rules}, "previous": "local", "alone": name == "fedbioacc_outer_auto"}
+    constants = {"constants": {**EVEN, **rules}, "previous": "local", "alone": name == "fedbioacc_outer_auto"}
     x, (y,) = naive_fedbioacc(model, phi.exact(model), model.start, whole, **alone, **constants)
     return [x, y]
 

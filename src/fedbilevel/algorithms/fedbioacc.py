@@ -37,7 +37,7 @@ starts its inner momentum from its first plain estimate; one that missed a round
 receives, and omega, its own, with the point where it was estimated.
 
 Steps set themselves unless they are given, or follow optimizers (`fedbilevel.algorithms.steps`).  gamma or eta then takes the
-place of gamma alpha_t or eta alpha_t, and alpha_t says how much the momenta forget, with the constants of `TUNED` unless others
+place of gamma alpha_t or eta alpha_t, and alpha_t says how much the momenta forget, with the constants of `EVEN` unless others
 are given.  Where eta is not a number the server moves x along the averaged nu, x stands still within a round, and nu alone
 goes up; where the server goes back to the start, nu starts anew.  With ``send="outer"`` nu does not come down either: clients
 find the averaged one from how far x moved, and the length of the server's step comes with x.
@@ -141,16 +141,20 @@ TUNED = {"delta": 1.0, "u": 8.0, "sigma": 1.0, "c_inner": 4.0, "c_outer": 4.0, "
 """Constants that refresh the momentum (c alpha_1^2 about 1): ``fb.fedbioacc(problem, ..., **fb.TUNED)``.
 With the paper's own c alpha_1^2 is below 0.01 and most of the first minibatch's error survives."""
 PAPER = {"delta": 0.1, "u": 1.0, "sigma": 1.0, "c_inner": 1.0, "c_outer": 1.0}
+EVEN = {"delta": 1.0, "u": 8.0, "sigma": 1e-3, "c_inner": 2.0, "c_outer": 2.0}
+"""Where steps do not shrink: alpha_t stays 1/2, and the momenta forget half of what they hold in every step.  With those of
+`TUNED` they forget less and less while the noise of y, which keeps moving, goes on entering: on ridge penalties such runs lost
+half of what they had gained."""
 
 
 def _constants(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those that are not given: the paper's with steps that are numbers, else those of `TUNED`."""
+    """Those that are not given: the paper's with steps that are numbers, else those of `EVEN`."""
     if arguments["send"] == "outer" and arguments["outer_optimizer"] is not None:
         raise ValueError(
             'Give send="outer" or outer_optimizer, not both: clients cannot tell nu from how an optimizer moved x.'
         )
     numbers = arguments["inner_step"] is not None and arguments["outer_step"] is not None
-    own = {name: (PAPER if numbers else TUNED)[name] for name in PAPER if arguments[name] is None}
+    own = {name: (PAPER if numbers else EVEN)[name] for name in PAPER if arguments[name] is None}
     return {**arguments, **own}
 
 
@@ -176,7 +180,7 @@ def fedbioacc(
     """FedBiOAcc (Alg. 3).  ``inner_step`` is gamma, ``outer_step`` eta, ``c_inner`` c_omega, ``c_outer`` c_nu.
 
     Steps set themselves unless given, see `fedbio`.  delta, u and c are the paper's where both steps are given (sigma is not
-    given there); `TUNED` holds constants that work better, and that serve where a step is not given.
+    given there), and those of `EVEN` otherwise; `TUNED` holds constants that work better with given steps.
 
     Args:
         problem: A `BilevelProblem` with ``lower_level="local"``.
@@ -187,8 +191,8 @@ def fedbioacc(
         local_steps: Steps of a client between two exchanges.
         batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
         outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
-        delta: Scale of alpha_t = delta / (u + sigma^2 t)^(1/3). "auto": 0.1 where both steps are given, else that of
-            `TUNED`.
+        delta: Scale of alpha_t = delta / (u + sigma^2 t)^(1/3). "auto": 0.1 where both steps are given, else
+            1.
         u: How late alpha_t begins to fall.
         sigma: How fast alpha_t falls.
         c_inner: How fast the inner momentum forgets: by c alpha_t^2 a step.

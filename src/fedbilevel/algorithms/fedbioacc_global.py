@@ -42,11 +42,11 @@ from fedbilevel.algorithms.arguments import (
     MaybePositive,
     Optimizer,
     OuterBatch,
-    Positive,
     Step,
     bilevel,
 )
 from fedbilevel.algorithms.coupled import Meeting, Point
+from fedbilevel.algorithms.fedbioacc import EVEN, TUNED
 from fedbilevel.algorithms.local import corrected, cube_root_rate, share_kept
 from fedbilevel.calculus import Calls, Tree, counted, dtype_of, select, zeros
 from fedbilevel.plan import Algorithm, Phase
@@ -102,7 +102,14 @@ class Unmoved(NamedTuple):
     largest: Any
 
 
-@bilevel("global")
+def _constants(arguments: dict[str, Any]) -> dict[str, Any]:
+    numbers = None not in (arguments["inner_step"], arguments["outer_step"], arguments["adjoint_step"])
+    known = TUNED if numbers else EVEN
+    known = {**{name: known[name] for name in EVEN}, "c_adjoint": known["c_outer"]}
+    return {**arguments, **{name: value for name, value in known.items() if arguments[name] is None}}
+
+
+@bilevel("global", _constants)
 def fedbioacc_global(
     problem: BilevelProblem,
     inner_step: Step = "auto",
@@ -111,20 +118,20 @@ def fedbioacc_global(
     local_steps: Count = 5,
     batch_size: Batch = None,
     outer_batch_size: OuterBatch = None,
-    delta: Positive = 1.0,
-    u: Positive = 8.0,
-    sigma: Positive = 1.0,
-    c_inner: Positive = 4.0,
-    c_outer: Positive = 4.0,
-    c_adjoint: Positive = 4.0,
+    delta: Step = "auto",
+    u: Step = "auto",
+    sigma: Step = "auto",
+    c_inner: Step = "auto",
+    c_outer: Step = "auto",
+    c_adjoint: Step = "auto",
     radius: MaybePositive = None,
     average_momenta: Flag = True,
     outer_optimizer: Optimizer = None,
 ) -> Algorithm:
     """FedBiOAcc for a global lower level.  ``inner_step`` is gamma, ``outer_step`` eta, ``adjoint_step`` tau, ``u`` u_0.
 
-    The defaults of delta, u and c keep c alpha_1^2 near 1, like `fedbilevel.TUNED`: the momenta forget their first
-    minibatches.
+    Constants that are not given: where all steps are, those of `fedbilevel.TUNED`, which keep c alpha_1^2 near 1, so that the
+    momenta forget their first minibatches; otherwise those of `fedbilevel.algorithms.fedbioacc.EVEN`.
 
     Args:
         problem: A `BilevelProblem` with ``lower_level="global"``.

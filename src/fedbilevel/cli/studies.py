@@ -169,10 +169,12 @@ def bench(
     algorithms: Annotated[
         str | None,
         typer.Option(
-            help="Any of fedbio, fedbio-auto, fedbioacc, fedbioacc-own, fedbioacc-auto, fedbio-global, fedbioacc-global, "
-            "simfbo, shrofbo, fedmsa, fedmsa-auto, fednest, fednest-sum, lfednest, aggitd, fedmbo, "
+            help="Any of fedbio, fedbio-auto, fedbioacc, fedbioacc-own, fedbioacc-auto, fedbioacc-outer, fedbioacc-outer-auto, "
+            "fedbio-global, fedbio-global-auto, fedbioacc-global, fedbioacc-global-auto, simfbo, simfbo-auto, "
+            "shrofbo, shrofbo-auto, fedmsa, fedmsa-auto, fednest, fednest-auto, fednest-sum, fednest-sum-auto, "
+            "lfednest, lfednest-auto, aggitd, aggitd-auto, fedmbo, fedmbo-auto, "
             "f2sa, f2sa-auto, f2sa-global, f2sa-global-auto, pbgd, pbgd-auto, pbgd-global, pbgd-global-auto, "
-            "bome, bome-auto, bome-global, bome-global-auto, meha, meha-auto, meha-global, meha-global-auto; all."
+            "bome, bome-auto, bome-global, bome-global-auto, meha, meha-auto, meha-global, meha-global-auto. [default: all]"
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Draws of data and minibatches. [default: 10]", min=1)] = None,

@@ -1,0 +1,162 @@
+"""Steps that set themselves on problems that played no part in their design: the table in docs/steps.md.
+
+    python benchmarks/steps.py OUT.csv [problem ...]
+
+As in `fedbilevel bench`: tuned steps are the best of twelve pairs, tried on a draw of their own; the target is 90 % of the
+largest gain that any run of the problem ends with on a draw. Bytes are geometric means over the draws that reach it.
+"""
+
+import csv
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+import fedbilevel as fb
+from fedbilevel import datasets, tasks
+from fedbilevel.datasets import encode, partition
+from fedbilevel.fairness.formulation import squared_gap
+from fedbilevel.studies import bench
+from fedbilevel.tables import columns as tables
+from fedbilevel.tasks import Task
+
+DRAWS = 2
+STRENGTH, RIDGE = 5.0, 1e-2
+METHODS = {"local": ("fedbio", "fedbio-auto"), "global": ("fedbio-global", "fedbio-global-auto")}
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """A loss of x / ``factor``, a start or a projection of x times it."""
+
+    inside: Any
+    factor: float
+    kind: str
+
+    def __call__(self, first: Any, *others: Any) -> Any:
+        if self.kind == "loss":
+            return self.inside(first / self.factor, *others)
+        if self.kind == "start":
+            outer, inner = self.inside(first)
+            return outer * self.factor, inner
+        return self.inside(first / self.factor) * self.factor
+
+
+def rescaled(task: Task, factor: float) -> Task:
+    problem = task.problem
+    losses = (Rescaled(loss, factor, "loss") for loss in (problem.inner_loss, problem.outer_loss))
+    start, into_set = Rescaled(problem.init, factor, "start"), Rescaled(problem.project, factor, "set")
+    scaled = fb.BilevelProblem(*losses, start, into_set, lower_level=problem.lower_level)
+    return replace(task, problem=scaled, outer_step=task.outer_step * factor**2)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Logistic regression with a weight for every (group, label) cell; outside: the loss and the gap of true-positive rates."""
+
+    groups: int
+    weighted: bool
+
+    def __call__(self, x: Any, y: Any, batch: Any) -> Any:
+        margin, labels = batch["features"] @ y, batch["labels"]
+        losses = jnp.logaddexp(margin, jnp.zeros((), margin.dtype)) - labels * margin
+        if self.weighted:
+            weights = 2 * self.groups * jax.nn.softmax(x)
+            cells = 2 * batch["groups"] + labels.astype(jnp.int32)
+            return jnp.mean(weights[cells] * losses) + 0.5 * RIDGE * jnp.sum(y**2)
+        gap = squared_gap(jax.nn.sigmoid(margin), labels, batch["groups"], self.groups)
+        return jnp.mean(losses) + STRENGTH * jnp.sum(gap)
+
+
+def credit(seed: int, lower_level: str) -> Task:
+    """German Credit by sex, three clients whose labels are skewed; half of the held-out rows judge."""
+    data = datasets.load_credit(sensitive="sex")
+    matrix = encode.feature_matrix(encode.clean_transformer(data.X).fit(data.X), data.X).astype(np.float32)
+    matrix = np.c_[matrix, np.ones(len(matrix), np.float32)]
+    labels, (groups, names) = data.y.to_numpy().astype(np.float32), tables.encode_groups(data.groups)
+    parts = partition.dirichlet(labels.astype(int), 3, concentration=1.0, smallest=100, seed=seed % 997)
+    held = partition.proportional_validation(groups, parts, share=0.5, seed=seed % 997)
+    train, rest = 48, 24
+
+    def rows(index: Any) -> dict[str, Any]:
+        return {"features": matrix[index], "labels": labels[index], "groups": groups[index].astype(np.int32)}
+
+    own = [
+        (rows(a[:train]), rows(b[:rest]), rows(b[rest : 2 * rest]))
+        for a, b in zip(held.train, held.validation, strict=True)
+    ]
+    outside = Cells(len(names), False)
+
+    def evaluate(outer: Any, inner: Any) -> dict[str, float]:
+        return {
+            "worth": -float(
+                np.mean([outside(None, jnp.asarray(y), client[2]) for y, client in zip(inner, own, strict=True)])
+            )
+        }
+
+    start = tasks.task.FixedStart(tasks.task.shape(2 * len(names)), tasks.task.shape(matrix.shape[1]))
+    problem = fb.BilevelProblem(Cells(len(names), True), outside, start, lower_level=lower_level)
+    curvature = 0.25 * tasks.task.largest_moment(np.stack([client[0]["features"] for client in own])) * 2 + RIDGE
+    data_ = fb.ClientData.from_clients([client[:2] for client in own])
+    return Task("credit", problem, data_, evaluate, "worth", curvature, outer_step=1.0)
+
+
+def ridge(seed: int, level: str, factor: float) -> Task:
+    return rescaled(tasks.random_penalties(seed, lower_level=level), factor)
+
+
+PROBLEMS = {
+    "credit": bench.Drawn(lambda images, seed, level: credit(seed, level), images=False),
+    "logistic": bench.TASKS["logistic"],
+    "wide": bench.Drawn(
+        lambda images, seed, level: tasks.random_penalties(
+            seed, lower_level=level, columns=150, informative=12, clients=12, train=40
+        ),
+        images=False,
+    ),
+    "mild": bench.Drawn(
+        lambda images, seed, level: tasks.data_cleaning(
+            images, seed, lower_level=level, clients=4, train=150, noise=0.3, concentration=1.0
+        )
+    ),
+    "ridge / 1000": bench.Drawn(lambda images, seed, level: ridge(seed, level, 1e-3), images=False),
+    "ridge * 1000": bench.Drawn(lambda images, seed, level: ridge(seed, level, 1e3), images=False),
+}
+
+
+def main() -> None:
+    out, names = Path(sys.argv[1]), sys.argv[2:] or list(PROBLEMS)
+    bench.TASKS.update(PROBLEMS)
+    design = bench.Design(tuple(names), sum(METHODS.values(), ()), seeds=DRAWS)
+    with out.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("problem", "level", "method", "reached", "exchanges", "bytes", "score", "untuned"))
+        for part in design.parts():
+            found = design.compute(part)
+            rows, history = (pd.concat([one[kind] for one in found.values()]) for kind in ("rows", "history"))
+            summary = bench.summarise(rows, history, design.configuration())
+            for line in _lines(summary, part.what):
+                writer.writerow(line)
+                file.flush()
+                print(*line, flush=True)
+
+
+def _lines(summary: Any, pairings: list[Any]) -> list[tuple[Any, ...]]:
+    targets, lines = summary.targets, []
+    for pairing in pairings:
+        title = pairing.entry.title
+        there = targets[(targets["method"] == title) & np.isclose(targets["share"], bench.RANKED)].iloc[0]
+        end = summary.scores[summary.scores["method"] == title].iloc[0]
+        numbers = [round(float(there[key]), 1) for key in ("round", "bytes")]
+        numbers += [round(float(end[key]), 4) for key in ("score", "untuned")]
+        lines.append((pairing.task, pairing.lower_level, title, int(there["reached"]), *numbers))
+    return lines
+
+
+if __name__ == "__main__":
+    main()
