@@ -298,6 +298,7 @@ def test_aims_are_kept_or_a_warning_says_why():
         ({"gap": 0.1, "threshold": "auto"}, "An aim is measured at a threshold that is known before training"),
         ({"formulation": "paper"}, "formulation='paper' takes two stages"),
         ({"validation": 0.2}, "fedpath reads all rows on both levels"),
+        ({"model": "mlp"}, "fedpath follows the minimum of a convex loss.*name fedbioacc, fedbio or fedreg"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(options, words):
