@@ -67,7 +67,7 @@ def fit(
         bool,
         typer.Option(
             "--pooled-frontier",
-            help="Draw the limit too: the same problem solved on all sites' rows in one place. They are pooled on this machine.",
+            help="Draw the limit too: the same problem solved on rows of all sites, which are pooled on this machine.",
         ),
     ] = False,
     test_share: options.TestShare = 0.3,
