@@ -372,7 +372,7 @@ def test_three_classes_and_intersections_come_down():
 
 
 def test_a_number_and_intersections_end_at_the_exact_solution():
-    """Least squares on pooled rows, the weights of eight cells by L-BFGS-B: weights bend a line only so far, and as far as that."""
+    """Least squares on pooled rows, the weights of eight cells by L-BFGS-B: weights bend a line so far, and no further."""
     columns, value, given = intersections()
     model = FairFederatedRegressor(metric="mean_prediction", random_state=0, history_rows=0)
     path = model.fit(columns, 100 + 10 * value, **given).frontier_
