@@ -1,14 +1,14 @@
 """Which one-stage method for fair weights?  FedPath beside methods for global lower levels on the same "cells" problem.
 
-``python benchmarks/one_stage.py run ROWS.csv [MOST]`` measures what is not in the file yet; ``show ROWS.csv`` prints the table of
-docs/fairness.md.
+``python benchmarks/one_stage.py run ROWS.csv [MOST]`` measures what is not in the file yet, MOST methods in this call; ``show
+ROWS.csv`` prints a table for docs/fairness.md.
 
-Employment by disability (sites: years) and Adult by sex (three I.I.D. clients), as docs/study-protocol.md divides them, splits 0
-to 2; both were touched before that study.  Strength 5 and a ridge of one over the rows for everybody, and all read all their
-rows.  SimFBO, FedBiOAcc and FedMSA run 400 rounds of 5 local steps; their D is the mean of the clients' own.  (SimFBO with equal
-local steps, and the same steps at server and clients, is FedBiO for global lower levels.)  Every setting of `STEPS` is run, and
-the one counts whose model has the smallest objective on all training rows: up to four runs for one.  FedMSA's steps set
-themselves.  Bytes are one client's, for one run.
+Employment by disability (sites: years) and Adult by sex (three I.I.D. clients), as docs/study-protocol.md divides them, splits
+0 to 2; both were touched before that study.  Strength 5 and a ridge of one over the rows for everybody, and all read all
+their rows.  SimFBO, FedBiOAcc and FedMSA run 400 rounds of 5 local steps; their D is the mean of the clients' own.  (SimFBO
+with equal local steps, and the same steps at server and clients, is FedBiO for global lower levels.)  Every setting of `STEPS`
+is run, and the one counts whose model has the smallest objective on all training rows: up to four runs for one.  FedMSA's
+steps set themselves.  Bytes are one client's, for one run.
 """
 
 import sys

@@ -147,7 +147,8 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     assert len(run.tables["pooled"]) == 2 * 2 * 10
     assert len(run.tables["verdicts"]) == 3
     small = run.tables["small_sites"].set_index("method").loc[OURS]
-    assert (small["smallest"], small["rows"], small["splits"]) == ("Switzerland", 37, 2)
+    sizes = sites.groupby("site")["rows"].first()
+    assert (small["smallest"], small["rows"], small["splits"]) == ("Switzerland", sizes.min(), 2)
     ours, theirs = (
         run.rows[(run.rows["method"] == name) & (run.rows["split"] == "natural")] for name in (OURS, "FedAvg")
     )

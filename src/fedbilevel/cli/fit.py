@@ -63,6 +63,13 @@ def fit(
     minimum_cell: options.MinimumCell = 10,
     client_weights: options.ClientWeights = "uniform",
     secure: options.Secure = False,
+    pooled_frontier: Annotated[
+        bool,
+        typer.Option(
+            "--pooled-frontier",
+            help="Draw the limit too: the same problem solved on rows of all sites, which are pooled on this machine.",
+        ),
+    ] = False,
     test_share: options.TestShare = 0.3,
     compare_with: Annotated[
         str, typer.Option(help="Also train this method, to compare with; none: no comparison.")
@@ -94,6 +101,7 @@ def fit(
         batch_size=batch_size, client_weights=client_weights, **suited(meaning, metric, model, loss),
         class_weight=class_weight, threshold=threshold, minimum_cell=minimum_cell, test_share=test_share, seed=seed,
         compare_with=None if compare_with == "none" else compare_with, secure=secure,
+        pooled_frontier=pooled_frontier,
     )  # fmt: skip
     folder = out or folder_for("fit", meaning)
     check_folder(folder)

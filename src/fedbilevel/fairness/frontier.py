@@ -140,7 +140,17 @@ def _chosen(
     gaps, accuracies = table["gap"].to_numpy(), table["accuracy"].to_numpy()
     if recipe.accuracy_loss is not None:
         allowed = usable[accuracies[usable] >= accuracies[0] - recipe.accuracy_loss - 1e-9]
-        return int(allowed[np.argmin(gaps[allowed])]), [], False
+        place = int(allowed[np.argmin(gaps[allowed])])
+        fairer = usable[gaps[usable] < gaps[0]]
+        if place or not len(fairer):
+            return place, [], False
+        cheapest = int(fairer[np.argmax(accuracies[fairer])])
+        sentence = (
+            f"For a loss of accuracy of at most {recipe.accuracy_loss:g} no model of the path has a smaller gap, so the "
+            f"unweighted one is used, with a gap of {gaps[0]:.3f}: the cheapest that is fairer has {gaps[cheapest]:.3f} and "
+            f"loses {accuracies[0] - accuracies[cheapest]:.4f}."
+        )
+        return place, [Finding("aim-missed", "The model", sentence, blocks=False)], False
     if recipe.gap is None:
         asked = int(np.flatnonzero(table["strength"] == recipe.formulation.strength)[0])
         place = int(usable[usable <= asked].max())

@@ -114,7 +114,7 @@ class Bilevel:
         self.labels = rows.labels.astype(np.float64)
         self.cell = formulation.cell_of(rows.groups, rows.labels, 2)
         self.cells = formulation.cells(groups, 2)
-        numbers = formulation.strength, formulation.temperature
+        numbers = formulation.strength, formulation.sharpness
         self.outer = OuterLoss(_given, groups, *numbers, formulation.deviation())
 
     def solution(self, x: np.ndarray) -> np.ndarray:

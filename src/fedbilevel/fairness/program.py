@@ -121,6 +121,11 @@ class FairProgram:
             raise TypeError(f"secure must be True or False, not {self.secure!r}.")
         if self.secure:
             check_secure(method)
+        if method == PATH and self.model.kind == "mlp":
+            raise ValueError(
+                "fedpath follows the minimum of a convex loss, and a network's has many: name fedbioacc, fedbio or fedreg as "
+                "the method with model='mlp', or use the model logistic (of a number: linear)."
+            )
         if method == PATH and self.share is not None:
             raise ValueError("fedpath reads all rows on both levels: leave validation out, or use fedbioacc or fedbio.")
         if (self.recipe.gap, self.recipe.accuracy_loss) != (None, None) and self.threshold.tuned:

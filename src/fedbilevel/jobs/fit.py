@@ -34,6 +34,7 @@ from fedbilevel.fairness.formulation import Formulation
 from fedbilevel.fairness.frontier import explained
 from fedbilevel.fairness.methods import BILEVEL, LARGEST_LOSS, METHODS, PATH, Recipe, check_aims
 from fedbilevel.fairness.models import Model
+from fedbilevel.fairness.pooled import PooledRows, front
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.fairness.saving import FittedModel, named_weights
 from fedbilevel.fairness.thresholds import Threshold
@@ -51,6 +52,10 @@ from fedbilevel.tables.schema import Schema
 SCHEMA_FILE = "schema.toml"
 SEARCH_FILE = "strengths.csv"
 FOLDS = 3
+POOLED = (
+    "For --pooled-frontier the training rows of all sites were read in one place, on this machine, to draw the limit; no model "
+    "that is used was made from them."
+)
 NAMES = {
     "fedavg": "FedAvg", "fedreg": "FedReg", "fedminmax": "FedMinMax", "fcfl": "FCFL", "fedfb": "FedFB",
     "fairfed": "FairFed", "fedbio": "FedBiO", "fedbioacc": "FedBiOAcc", "fedpath": "FedPath",
@@ -88,6 +93,7 @@ class FitOptions:
     task: str = "classification"
     loss: str = "squared"
     secure: bool = False
+    pooled_frontier: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.test_share < 1:
@@ -102,6 +108,13 @@ class FitOptions:
         check_aims(self.method, self.strength, self.gap, self.accuracy_loss)
         if isinstance(self.strength, str) and self.strength != "auto":
             raise ValueError(f"--strength must be a number or auto, not {self.strength!r}.")
+        if self.pooled_frontier and (
+            self.method != PATH or self.class_weight is not None or self.threshold is not None
+        ):
+            raise ValueError(
+                "--pooled-frontier draws the limit of fedpath with its usual threshold and without class weights: leave it, or "
+                "the others, out."
+            )
         self.program(features=1, groups=2, curvature=0.0)
         self.baseline()
 
@@ -130,7 +143,7 @@ class FitOptions:
         form = "cells" if self.compare_with == PATH else self.formulation
         return replace(
             self, method=str(self.compare_with), formulation=form, strength=None, gap=None, accuracy_loss=None,
-            compare_with=None,
+            compare_with=None, pooled_frontier=False,
         )  # fmt: skip
 
     def recipe(self, groups: int) -> Recipe:
@@ -170,7 +183,7 @@ class FitOptions:
         """What was asked for; the hidden units only of a model that has some, a loss only of a number."""
         unused = set() if self.model == "mlp" else {"hidden"}
         unused |= set() if self.task == "regression" else {"task", "loss"}
-        unused |= set() if self.secure else {"secure"}
+        unused |= {name for name in ("secure", "pooled_frontier") if not getattr(self, name)}
         return {name: value for name, value in asdict(self).items() if value is not None and name not in unused}
 
 
@@ -227,6 +240,8 @@ def run(
         "convention": "between_groups",
         **chosen.configuration(),
     }
+    if chosen.pooled_frontier and len(schema.labels) != 2:
+        raise ValueError("--pooled-frontier is for two classes: leave it out, or name one class as --positive.")
     sites = read_sites(tables, schema, clients=clients, seed=chosen.seed, tell=say)
     prepared = prepare(sites, schema, test_share=chosen.test_share, seed=chosen.seed)
     visible = visible_groups(prepared, chosen.minimum_cell)
@@ -239,7 +254,7 @@ def run(
                 documents.write(folder.path / MAPPING_FILE, mapping.text())
             _fill(folder, prepared, visible, found, chosen, say)
         changes = pd.DataFrame() if mapping is None else mapping.frame()
-        done = notes(sites, schema)
+        done = notes(sites, schema) + ([POOLED] if chosen.pooled_frontier else [])
         told = {
             "sites": table,
             "mapping": changes,
@@ -312,6 +327,9 @@ def _fill(
             rows = parts["train"]
             told += explained(fitted.frontier, rows.features, rows.groups, schema.groups)
             more = _on_test_rows(fitted, model, parts["test"], visible, chosen.metric)
+            if chosen.pooled_frontier:
+                say("pooled frontier", 0, 1)
+                more = more.assign(**_limit(program, fitted, model, parts, visible))
         save(folder, chosen, model, len(prepared.names), row, measured, told, history, used, more)
         folder.log(f"{entry.label}: trained in {fitted.seconds:.1f} s")
 
@@ -330,6 +348,26 @@ def _on_test_rows(
     return fitted.frontier.table.assign(
         test_accuracy=[one["accuracy"] for one in seen], test_gap=[one["gap"] for one in seen]
     )
+
+
+def _limit(
+    program: FairProgram, fitted: trainer.Fitted, model: FittedModel, parts: dict[str, Part], visible: Visible
+) -> dict[str, list[float]]:
+    """The same problem solved exactly for every strength of the path, on the training rows of all sites in one place."""
+    assert fitted.frontier is not None
+    form, rows = program.settled(fitted.agreed).formulation, parts["train"]
+    strengths = fitted.frontier.table["strength"].tolist()
+    models = front(PooledRows(rows.features, rows.labels, rows.groups), program.groups, form, strengths)
+    columns: dict[str, list[float]] = {}
+    for part, prefix in (("train", "pooled_"), ("test", "pooled_test_")):
+        kept = parts[part].take(visible.shown[parts[part].groups])
+        for strength in strengths:
+            point = replace(model, params=models[strength].astype(np.float32))
+            said, chances = measuring.answers(point, kept.features), measuring.chances_of(point, kept.features)
+            seen = measuring.compared(kept, said, model.schema, visible, str(form.metric), plain=True, chances=chances)
+            for name in ("accuracy", "gap"):
+                columns.setdefault(f"{prefix}{name}", []).append(seen[name])
+    return columns
 
 
 def _costs(program: FairProgram, fitted: trainer.Fitted) -> dict[str, Any]:

@@ -139,13 +139,22 @@ def calibration(table: pd.DataFrame) -> Chart | None:
 
 def frontier(table: pd.DataFrame | None) -> Chart | None:
     """Accuracy against gap along a path of strengths, on training rows and, where there are any, on test rows; the model that
-    is used, and the gap that a fair model would show on the training rows."""
+    is used, and the gap that a fair model would show on the training rows.  Where rows were pooled: the same of models that saw
+    all of them."""
     if table is None:
         return None
     used = table[table["chosen"]].iloc[0]
     parts = {"training rows": "", **({"test rows": "test_"} if "test_gap" in table else {})}
-    sketch = Sketch([*parts, *(f"the model, {name}" for name in parts)])
+    limit = {f"pooled, {name}": f"pooled_{part}" for name, part in parts.items() if "pooled_gap" in table}
+    sketch = Sketch([*parts, *(f"the model, {name}" for name in parts), *limit])
     marks, lines = [], []
+    for name, part in limit.items():
+        places = table.sort_values(f"{part}gap")
+        lines.append(Line(sketch.names.index(name), "", tuple(places[f"{part}gap"]), tuple(places[f"{part}accuracy"])))
+        for row in table.to_dict("records"):
+            told = {"rows": name, "strength": f"{row['strength']:g}"}
+            told |= {what: shown(row[f"{part}{what}"], "rate") for what in ("accuracy", "gap")}
+            sketch.tell(0, sketch.names.index(name), told)
     for series, (name, part) in enumerate(parts.items()):
         lines.append(Line(series, "", tuple(table[f"{part}gap"]), tuple(table[f"{part}accuracy"])))
         for row in table.to_dict("records"):
@@ -161,6 +170,11 @@ def frontier(table: pd.DataFrame | None) -> Chart | None:
     note = (
         "From the unweighted model on the right, with growing strength; the strength was chosen on the training rows. Dotted: "
         "the gap that a fair model shows on so many training rows on average."
+        + (
+            " Pooled: the same problem solved on the rows of all sites in one place, as only a simulation can."
+            if limit
+            else ""
+        )
     )
     return sketch.chart("frontier", "plane", "Frontier: accuracy against gap", note)
 
