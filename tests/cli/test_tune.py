@@ -121,7 +121,7 @@ def test_numbers_and_machines(files, tmp_path):
     ("change", "more", "sentence"),
     [
         (lambda frame: frame.assign(ill="yes"), (), "The target 'ill' has no row with 'no' at south"),
-        (lambda frame: frame.head(3), (), "'south' has 3 row(s) with a target"),
+        (lambda frame: frame.head(3), (), "'south' has 3 row(s) with a target (of 3)"),
         (lambda frame: frame, ("--site", "clinic"), "there is no column 'clinic'"),
         (lambda frame: frame, ("--what", "penalty"), "what must be among penalties"),
         (lambda frame: frame, ("--what", "penalties,features"), "for each column of the table, or for each feature"),
