@@ -164,6 +164,7 @@ def broken(call, refused, tmp_path, quick, table):
         (["--clients", "100"], {}, "every site needs 4 at least"),
         (["--site", "job"], {"job": ["a"] * 238 + ["b"] * 2}, "The site 'b' has 2 row(s)"),
         (["--site", "job"], {}, "the site column 'job' is empty"),
+        (["--site", "clinic"], {}, "there is no column 'clinic'"),
         (["--clients", "2", "--site", "job"], {"job": ["a", "b"] * 120}, "exclude each other"),
         (["--method", "fedsgd"], {}, "method must be one of"),
         (["--metric", "luck"], {}, "metric='luck' is unknown"),

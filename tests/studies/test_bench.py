@@ -13,7 +13,7 @@ from fedbilevel.report import bench as bench_page
 from fedbilevel.report.bench import COSTS, crossing, ranking_table, summarise, target_table
 from fedbilevel.studies import bench
 from fedbilevel.studies.bench import ENTRIES, TASKS, Bench, Drawn, Pairing, factors, outer_value, prepared, walk
-from fedbilevel.tasks import Ridge, known_quadratic, random_penalties
+from fedbilevel.tasks import Images, Ridge, known_quadratic, random_penalties
 
 TINY = bench.Design(("toy",), ("fedbio", "fedbio-global"), seeds=2, budget=3, rounds=12, points=4)
 
@@ -356,6 +356,44 @@ def test_a_bench_on_mnist_files_of_the_users_own(tmp_path):
     about = result.configuration
     assert (about["images"], about["image_rows"], about["image_columns"]) == ("mnist", 1200, 14 * 14)
     assert result.rows["score"].iloc[0] > 0.9  # the patterns are easy, although most labels are wrong
+
+
+def test_a_task_may_sample_clients_and_leave_the_last_solve_out(monkeypatch):
+    everybody = Drawn(toy, images=None, levels=("global",), solved=False, batch=4, terms=2, iterations=50)
+    monkeypatch.setitem(TASKS, "toy", everybody)
+    monkeypatch.setitem(TASKS, "sampled", everybody._replace(sampled=1))
+    design = replace(TINY, tasks=("toy", "sampled"), algorithms=("fedbio-global", "lfednest"), seeds=1, budget=1)
+    rows = bench.run(design=design, workers=1).rows.set_index(["dataset", "method"])
+    assert rows["solved"].isna().all()
+    for method in ("FedBiO, global", "LFedNest"):
+        whole, half = rows.loc[("toy", method)], rows.loc[("sampled", method)]
+        assert whole["rounds"] == half["rounds"] == 12
+        assert whole["bytes"] == 2 * half["bytes"]  # one of two clients
+        assert whole["gradient_calls"] == 2 * half["gradient_calls"]
+    settings = Pairing("sampled", "global", "lfednest").algorithm_for(toy(None, 0, "global"), (1.0, 1.0)).settings
+    assert (settings.batch_size, settings.hypergradient.terms) == (4, 2)
+
+
+def test_the_fields_tasks_are_dealt_as_published():
+    """100 clients of 60,000 images, in shards of 300 where they differ; of a long tail of 100 to 1 about 149 images each."""
+    design = bench.design_of(mnist=True)
+    assert design == bench.FIELD
+    assert set(design.tasks) & set(bench.FULL.tasks) == set()
+    labels = np.repeat(np.arange(10), 6000).astype(np.int32)
+    pixels, few = np.zeros((60_000, 4), np.float32), np.arange(0, 60_000, 6)
+    pixels[np.arange(60_000), labels % 4] = 1
+    images = Images("mnist", pixels, labels, pixels[few], labels[few])
+    for name, classes in (("mnist-representation-shards", 2), ("mnist-imbalance-shards", 4), ("mnist-imbalance", 10)):
+        task = TASKS[name].make(images, 0, "global")
+        held = np.concatenate([task.data.train["labels"], task.data.val["labels"]], axis=1)
+        assert held.shape == (100, 600 if "representation" in name else 148)
+        assert max(len(np.unique(own)) for own in held) <= classes
+    counts = np.sort(np.bincount(held.ravel(), minlength=10))
+    assert 50 < counts[-1] / counts[0] < 200
+    with pytest.raises(ValueError, match="those with MNIST run by themselves"):
+        bench.run(design=bench.design_of("ridge,cleaning,mnist-cleaning"))
+    with pytest.raises(ValueError, match="two designs"):
+        bench.design_of(quick=True, mnist=True)
 
 
 def test_designs_from_words():

@@ -170,6 +170,45 @@ def test_training_has_a_long_tail_and_validation_none():
         assert np.bincount(labels, minlength=10).tolist() == [3] * 10
 
 
+def test_rows_held_out_of_a_long_tail_are_weighed_to_count_by_class():
+    task = loss_tuning(IMAGES, 3, clients=5, train=40, validation=20, imbalance=0.05, shards=2)
+    labels, weights = (task.data.val[name].ravel() for name in ("labels", "weights"))
+    counts = np.bincount(np.concatenate([labels, task.data.train["labels"].ravel()]), minlength=10)
+    expected = task.facts["frequency"] / task.facts["frequency"].sum()
+    np.testing.assert_allclose(counts, 300 * expected, atol=1)
+    totals = np.bincount(labels, weights, minlength=10)
+    there = np.unique(labels)
+    np.testing.assert_allclose(totals[there], labels.size / 10, rtol=1e-5)
+    assert max(len(np.unique(own)) for own in task.data.train["labels"]) < 8  # clients differ
+
+
+def test_losses_of_a_network_are_what_the_page_says():
+    task = loss_tuning(
+        IMAGES, 1, lower_level="global", clients=2, train=20, validation=12, hidden=(4,), ridge=0.3, scale=3.0
+    )
+    outer, inner = task.problem.init(jax.random.key(2))
+    assert [leaf.shape for leaf in inner] == [(65, 4), (5, 10)]
+    assert 2 < float(inner[0].std() * 65**0.5) < 4
+    generator = np.random.default_rng(0)
+    outer = LossParameters(*generator.standard_normal((3, 10)).astype(np.float32))
+    inner = [generator.standard_normal(leaf.shape).astype(np.float32) for leaf in inner]
+    batch, val = rows_of(task.data.train, 1), rows_of(task.data.val, 0)
+
+    def plain(rows):
+        hidden = np.concatenate([np.tanh(rows["features"] @ inner[0]), np.ones((len(rows["labels"]), 1))], axis=1)
+        return hidden @ inner[1]
+
+    logits = plain(batch) * np.exp(outer.log_scales) + outer.offsets
+    weights = np.exp(outer.log_weights)[batch["labels"]]
+    squares = sum((leaf**2).sum() for leaf in inner)
+    expected = np.mean(weights * softmax_losses(logits, batch["labels"])) + 0.15 * squares
+    np.testing.assert_allclose(jax.jit(task.problem.inner_loss)(outer, inner, batch), expected, rtol=1e-5)
+    judged = np.mean(val["weights"] * softmax_losses(plain(val), val["labels"]))
+    np.testing.assert_allclose(jax.jit(task.problem.outer_loss)(outer, inner, val), judged, rtol=1e-5)
+    stacked = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), inner)
+    assert 0 <= task.evaluate(outer, stacked)["balanced_accuracy"] <= 1
+
+
 def test_losses_of_tuning_are_what_the_page_says():
     task = loss_tuning(IMAGES, 1, clients=2, train=20, validation_per_class=2, ridge=0.3)
     generator = np.random.default_rng(0)
@@ -218,6 +257,11 @@ test_bad_input_gets_a_sentence = refusals(
     ((hyper_representation, {"hidden": ()}), "hidden needs at least one width"),
     ((hyper_representation, {"hidden": (2.5,)}), r"hidden must be a whole number, not 2\.5", TypeError),
     ((loss_tuning, {"imbalance": 0}), "imbalance=0 must lie in"),
+    ((loss_tuning, {"shards": 2}), "shards takes a number of validation rows"),
+    ((loss_tuning, {"shards": 2, "validation": 999}), "needs more than the 1258 there are"),
+    ((hyper_representation, {"shards": 2, "concentration": 1.0}), "by shards or by a concentration, not by both"),
+    ((hyper_representation, {"shards": 2, "train": 500}), "rows each in shards, fewer than 500"),
+    ((hyper_representation, {"shards": 2000}), "need more than the 1258 rows"),
     ((loss_tuning, {"clients": 10, "validation_per_class": 30}), "ask for fewer"),
     *(((make, {"lower_level": "both"}), "must be 'local' or 'global', not 'both'") for make in TASKS),
 )

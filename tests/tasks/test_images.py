@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbilevel.tasks import digits, read_mnist
-from fedbilevel.tasks.images import Images, deal, deal_images, gather, proportions
+from fedbilevel.tasks.images import Images, deal, deal_images, deal_shards, from_bytes, gather, proportions
 from tests.references.compare import refusals
 from tests.tasks.common import IMAGES
 
@@ -190,6 +190,31 @@ def test_images_are_dealt_with_the_clients_own_proportions_and_test_rows_stay_te
     alike = np.corrcoef((counts[0] / 60).ravel(), (counts[2] / 30).ravel())[0, 1]
     assert alike > 0.8
     assert all(np.array_equal(a, b) for x, y in zip(first, again, strict=True) for a, b in zip(x, y, strict=True))
+
+
+@given(st.integers(0, 99), st.integers(1, 6), st.integers(1, 3))
+def test_shards_are_runs_of_rows_sorted_by_label(seed, clients, shards):
+    labels = np.random.default_rng(seed).integers(0, 10, 97)
+    rows = deal_shards(labels, clients, shards, np.random.default_rng(seed))
+    length = 97 // (clients * shards)
+    assert rows.shape == (clients, shards * length)
+    assert len(np.unique(rows)) == rows.size
+    runs = labels[rows].reshape(clients * shards, length)
+    runs = runs[np.argsort(runs[:, 0] * 100 + runs[:, -1])]
+    assert (np.diff(runs.ravel()) >= 0).all()  # put back in order, they are the sorted labels
+
+
+def test_images_in_shards_have_few_classes_and_test_rows_of_all():
+    dealt = deal_images(IMAGES, np.random.default_rng(0), clients=10, sizes=(80, 40, 50), shards=2)
+    seen = [len(np.unique(np.concatenate(both))) for both in zip(dealt.train.labels, dealt.val.labels, strict=True)]
+    assert max(seen) <= 4  # two runs, each over one border of classes at most
+    assert min(len(np.unique(own)) for own in dealt.test.labels) > 6
+
+
+def test_bytes_become_images():
+    held = from_bytes("mine", PIXELS[:30], LABELS[:30], PIXELS[30:], LABELS[30:], pool=2)
+    assert (held.source, held.pixels.shape, held.test_pixels.shape) == ("mine", (30, 6), (10, 6))
+    np.testing.assert_allclose(held.pixels[3, 0], PIXELS[3, :2, :2].mean() / 255, rtol=1e-6)
 
 
 def test_scaling_centres_and_sizes_by_the_training_rows():

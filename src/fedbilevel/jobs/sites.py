@@ -106,8 +106,9 @@ def read_sites(
         sites = _dealt(sites[0], clients, seed)
     for site in sites:
         if site.rows.rows < FEWEST_ROWS:
+            needed = "a target and a group" if schema.sensitive else "a target"
             raise ValueError(
-                f"The site {site.name!r} has {site.rows.rows} row(s) with a target and a group (of "
+                f"The site {site.name!r} has {site.rows.rows} row(s) with {needed} (of "
                 f"{site.rows.rows + sum(site.left_out)}); every site needs {FEWEST_ROWS} at least, so leave it out."
             )
     return sites

@@ -31,6 +31,7 @@ from fedbilevel.jobs.measuring import Measured, found_at_sites
 from fedbilevel.jobs.predict import MAPPING_FILE, file_name
 from fedbilevel.jobs.sites import Prepared, Site, Tell, digests, joined, prepare, read_sites
 from fedbilevel.report import page
+from fedbilevel.report.tuning import rose
 from fedbilevel.runs import Run, RunFolder
 from fedbilevel.tables import documents
 from fedbilevel.tables.encoder import Encoder
@@ -130,7 +131,7 @@ def run(
         }
         keys = [SEARCHED] * chosen.compare + [_key(split) for split in range(chosen.splits)]
         finished = folder.finish(keys, {name: frame for name, frame in told.items() if len(frame)})
-    return FitResult(finished, table, done, warnings(finished), page.write(out))
+    return FitResult(finished, table, done, [*warnings(finished), *rose(finished)], page.write(out))
 
 
 def learned(run: Run) -> pd.DataFrame:
@@ -339,7 +340,8 @@ def federated(
             tables = {"exchanges": done.table("exchanges"), "sites": done.sites()}
         finished = folder.finish(extra=tables)
     sites = pd.read_csv(out / "sites.csv")
-    return FederateResult(finished, sites, site_notes(sites, finished), warnings(finished), page.write(out))
+    said = [*warnings(finished), *rose(finished)]
+    return FederateResult(finished, sites, site_notes(sites, finished), said, page.write(out))
 
 
 def _save_federated(folder: RunFolder, done: Outcome, schema: Schema, options: TuneOptions) -> None:

@@ -328,7 +328,7 @@ class Design(Study):
     @cached_property
     def images(self) -> Images | None:
         """Of all tasks that use any."""
-        used = {TASKS[task].images for task in self.tasks} - {None}
+        used = {TASKS[task].images for task in self.tasks if TASKS[task].images}
         if len(used) > 1:
             raise ValueError("--tasks: those with MNIST run by themselves; leave the others to another run.")
         if self.data is not None and used != {DIGITS}:
