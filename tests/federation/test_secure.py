@@ -394,6 +394,19 @@ def test_the_usual_threshold_stands_a_lying_coordinator_with_fewer_than_a_third_
         assert 2 * (cohort.threshold - liars) > count - liars
 
 
+@pytest.mark.parametrize("count", [4, 10, 30, 100])
+def test_what_travels_for_ten_thousand_numbers_in_single_precision(count):
+    """Less than 1.3 times the plain message and reply, down and up together; `test_secure_runs` counts the same bytes in a run."""
+    cohort, size = Cohort.usual("run", [f"{number:03d}" for number in range(count)]), 10_000
+    others = [[cohort.letter(sender, name) for sender in cohort.names] for name in cohort.names]
+    letters = {len(names) - names.count(None) for names in others}
+    assert letters == {count - cohort.threshold}, "every site gets as many letters as it sends"
+    masked, seed, share, rolls = 6 * (size + 2), 16, 16, 2 * count
+    down = 4 * size + 16 * letters.pop() + rolls
+    up = masked + seed + 16 * (count - cohort.threshold) + share * count
+    assert (down + up) / (8 * size) < 1.3
+
+
 def uniform(messages):
     """The p-value of the bytes of captured messages under uniform bytes."""
     counts = np.bincount(np.frombuffer(b"".join(words.tobytes() for words in messages), np.uint8), minlength=256)
