@@ -396,7 +396,7 @@ def test_the_usual_threshold_stands_a_lying_coordinator_with_fewer_than_a_third_
 
 @pytest.mark.parametrize("count", [4, 10, 30, 100])
 def test_what_travels_for_ten_thousand_numbers_in_single_precision(count):
-    """Less than 1.3 times the plain message and reply, down and up together; `test_secure_runs` counts the same bytes in a run."""
+    """Less than 1.3 times the plain message and reply, down and up together; `test_secure_runs` counts such bytes in a run."""
     cohort, size = Cohort.usual("run", [f"{number:03d}" for number in range(count)]), 10_000
     others = [[cohort.letter(sender, name) for sender in cohort.names] for name in cohort.names]
     letters = {len(names) - names.count(None) for names in others}

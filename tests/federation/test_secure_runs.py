@@ -134,6 +134,19 @@ def test_sites_lost_one_after_the_other_in_one_sum(tmp_path, monkeypatch):
     assert "goes on without" not in (tmp_path / "runs/run/log.txt").read_text()
 
 
+def test_a_site_lost_in_a_repair_that_leaves_too_few_for_the_run(tmp_path, monkeypatch):
+    """A sum of three would do, but the run wants four: nothing is unmasked, and the round can be done again by others."""
+    settings = settings_for("fedbio", rounds=2, min_sites=4, sites=among(monkeypatch, 5), secure=True, **OPTIONS)
+    lost = faults(("work", "site-5", 1), ("repair", "site-4", 1))
+    channel = Direct(array_sites(tmp_path, settings, settings.sites), lost)
+    with pytest.raises(TooFewSites, match="Only 3 of the 4 sites that a secure sum needs"):
+        coordinate(tmp_path, settings, channel)
+    assert len(tasks(channel, "unmask")) == 5
+    found, _ = submit(tmp_path, settings, faults(("work", "site-1", 1)))
+    made, data = programs.algorithm("fedbio", **OPTIONS), programs.client_data()
+    np.testing.assert_array_equal(found, written_out(made, data, 2, 5, {(1, 0)}, secure=True))
+
+
 def test_the_simulation_with_dropouts_at_the_same_rounds_also_after_a_kill(tmp_path, monkeypatch):
     """Of nine sites those are lost whom `simulate` draws; the coordinator dies while they repair a sum, and goes on."""
     monkeypatch.setattr(programs, "CLIENTS", 9)
