@@ -330,7 +330,7 @@ class SecureSite:
         for other in names:
             if other != self.name:
                 stream = _stream(_stretch(self._common[other], _hash("pair", about)), size)
-                total = total + stream if self.name < other else total - stream
+                (np.add if self.name < other else np.subtract)(total, stream, out=total)
         return total
 
     def _drawn(self, label: str, sender: str, receiver: str) -> int:
@@ -368,7 +368,9 @@ def recovered(
     parts = [*(each.words for each in masked.values()), *repairs]
     if len({part.size for part in parts}) > 1:
         raise Insecure("The sites' numbers differ in how many they are.")
-    total: Words = np.sum(parts, axis=0, dtype=np.uint64)
+    total = np.zeros(parts[0].size, np.uint64)
+    for part in parts:
+        total += part
     if cohort.complete:
         return total
     whole = {giver: given for giver, given in shares.items() if given.keys() >= masked.keys()}
@@ -380,7 +382,7 @@ def recovered(
         seed = _combined(weights, [whole[giver][name] for giver in givers])
         if _digest(cohort, label, name, seed) != each.seed:
             raise Insecure(f"The shares of {name}'s seed do not make the seed it has: a site gave a wrong one.")
-        total = total - _own_stream(cohort, label, name, seed, total.size)
+        total -= _own_stream(cohort, label, name, seed, total.size)
     return total
 
 
