@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--sites", type=int, default=3, help="of --rounds")
     parser.add_argument("--most", type=int, default=MOST, help="numbers of all sites together")
+    parser.add_argument("--counts", help="only sums of so many sites, beside the stored ones: 30,100")
     options = parser.parse_args()
     if options.rounds:
         import federation
@@ -146,8 +147,9 @@ def main() -> None:
             stage: told["secure sums"][stage] / told["single replies"][stage] for stage in ("bilevel", "model")
         }
     else:
-        told = {}
-        for count in SITES:
+        counts = [int(count) for count in options.counts.split(",")] if options.counts else SITES
+        told = {} if counts is SITES else harness.load("secure")["measured"]
+        for count in counts:
             for size in SIZES:
                 if count * size > options.most:
                     continue

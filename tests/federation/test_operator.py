@@ -112,7 +112,7 @@ def test_a_run_is_stopped_killed_and_taken_up_again(federation, tables):
     again, status = Typed(federation, *words), Typed(federation, "federate", "status", "--kits", home, "--json")
     again.until(lambda: "the run is at work already; watching it" in again.printed)
     told = json.loads(status.done())
-    assert {one["run"]: one["status"] for one in told["runs"]}[RUN] == "running"
+    assert {one["run"]: (one["status"], one["seen"]) for one in told["runs"]}[RUN] == ("running", "sums")
     stop = Typed(federation, "federate", "stop", "--run", RUN, "--kits", home)
     assert stop.done() == f"{RUN} is stopped; submit it again to go on.\n"
     for process in held:

@@ -1,15 +1,19 @@
 """Runs with secure sums, sites in this process: the simulation's numbers, sites lost on the way, every trick refused."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 
 import fedbilevel as fb
+from fedbilevel.engines.rounds import PARTICIPATION
 from fedbilevel.federation.protocol import privacy, secure
 from fedbilevel.federation.protocol.identity import PEERS
 from fedbilevel.federation.protocol.policy import Privacy
 from fedbilevel.federation.protocol.record import Progress
 from fedbilevel.federation.protocol.settings import JobSettings, RunFailed, TooFewSites, quorum
+from fedbilevel.plan import client_key
 from tests.federation import direct, programs
 from tests.federation.direct import SITES, Direct, array_sites, coordinate, fair_array_sites, settings_for, written_out
 from tests.federation.test_secure import uniform
@@ -128,6 +132,48 @@ def test_sites_lost_one_after_the_other_in_one_sum(tmp_path, monkeypatch):
     outcomes = pd.read_csv(tmp_path / "runs/run/exchanges.csv").query("round == 1")["outcome"].tolist()
     assert outcomes == [*["answered"] * 6, *["lost before the sum"] * 2, "no answer"]
     assert "goes on without" not in (tmp_path / "runs/run/log.txt").read_text()
+
+
+def test_a_site_lost_in_a_repair_that_leaves_too_few_for_the_run(tmp_path, monkeypatch):
+    """A sum of three would do, but the run wants four: nothing is unmasked, and the round can be done again by others."""
+    settings = settings_for("fedbio", rounds=2, min_sites=4, sites=among(monkeypatch, 5), secure=True, **OPTIONS)
+    lost = faults(("work", "site-5", 1), ("repair", "site-4", 1))
+    channel = Direct(array_sites(tmp_path, settings, settings.sites), lost)
+    with pytest.raises(TooFewSites, match="Only 3 of the 4 sites that a secure sum needs"):
+        coordinate(tmp_path, settings, channel)
+    assert len(tasks(channel, "unmask")) == 5
+    found, _ = submit(tmp_path, settings, faults(("work", "site-1", 1)))
+    made, data = programs.algorithm("fedbio", **OPTIONS), programs.client_data()
+    np.testing.assert_array_equal(found, written_out(made, data, 2, 5, {(1, 0)}, secure=True))
+
+
+def test_the_simulation_with_dropouts_at_the_same_rounds_also_after_a_kill(tmp_path, monkeypatch):
+    """Of nine sites those are lost whom `simulate` draws; the coordinator dies while they repair a sum, and goes on."""
+    monkeypatch.setattr(programs, "CLIENTS", 9)
+    sites = tuple(f"site-{number}" for number in range(1, 10))
+    settings = settings_for("fedbioacc", rounds=4, min_sites=6, sites=sites, secure=True, **OPTIONS)
+    made, data = programs.algorithm("fedbioacc", **OPTIONS), programs.client_data()
+    wanted = fb.simulate(made, data, 4, seed=5, dropout=0.2, secure=True, record_every=None).outer
+    drops = [jax.random.split(client_key(jax.random.key(5), number, 0, PARTICIPATION))[1] for number in range(4)]
+    drawn = [
+        [jax.random.uniform(jax.random.fold_in(key, c), dtype=jnp.float32) < 0.2 for c in range(9)] for key in drops
+    ]
+    lost = [("work", sites[client], number) for number, client in np.argwhere(drawn)]
+    rounds = {int(number) for *_, number in lost}
+    assert len(rounds) > 1, "several rounds lose sites"
+    lose = faults(*lost)
+
+    def die(task, name, request, answer):
+        if task == "repair" and lose.round == max(rounds):
+            raise KeyboardInterrupt
+        return lose(task, name, request, answer)
+
+    with pytest.raises(KeyboardInterrupt):
+        submit(tmp_path, settings, die)
+    lose.round = 0
+    found, channel = submit(tmp_path, settings, lose)
+    np.testing.assert_array_equal(found, wanted)
+    assert tasks(channel, "repair")
 
 
 @pytest.mark.parametrize(

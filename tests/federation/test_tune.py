@@ -46,7 +46,7 @@ def test_sites_and_simulation_agree(tmp_path, secure):
     alone = Tuner(secure).run(
         options.program(SCHEMA, 3, sum(SIZES) - 3), [(own["features"], own["labels"]) for own in rows], record=False
     )
-    tolerance = 2e-3 if secure else 2e-4  # secure sums round to 2^-24, which the Hessians of the moves enlarge
+    tolerance = 2e-4  # in single precision, and the moves solve systems with Hessians
     choices, _ = read_answers(tmp_path / "runs/tune")
     for found, wanted in zip(choices, jax.tree.leaves(alone.choices), strict=True):
         np.testing.assert_allclose(found, wanted, atol=tolerance)

@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -330,7 +331,7 @@ class SecureSite:
         for other in names:
             if other != self.name:
                 stream = _stream(_stretch(self._common[other], _hash("pair", about)), size)
-                total = total + stream if self.name < other else total - stream
+                (np.add if self.name < other else np.subtract)(total, stream, out=total)
         return total
 
     def _drawn(self, label: str, sender: str, receiver: str) -> int:
@@ -346,7 +347,7 @@ class SecureSite:
         """What makes the seed, and every share that goes by letter, of the shares before the threshold."""
         places = [self.cohort.places[name] for name in self.cohort.after(self.name)]
         drawn, sent = places[: self.cohort.threshold], places[self.cohort.threshold :]
-        return [lagrange(drawn, at) for at in (0, *sent)]
+        return lagrange(drawn, (0, *sent))
 
     def _derive(self, *about: str) -> bytes:
         return _stretch(self._master, _hash("site", self.cohort.digest, self.name, *about))
@@ -368,31 +369,34 @@ def recovered(
     parts = [*(each.words for each in masked.values()), *repairs]
     if len({part.size for part in parts}) > 1:
         raise Insecure("The sites' numbers differ in how many they are.")
-    total: Words = np.sum(parts, axis=0, dtype=np.uint64)
+    total = np.zeros(parts[0].size, np.uint64)
+    for part in parts:
+        total += part
     if cohort.complete:
         return total
     whole = {giver: given for giver, given in shares.items() if given.keys() >= masked.keys()}
     if len(whole) < cohort.threshold:
         raise Insecure(f"{len(whole)} sites gave shares, and {cohort.threshold} are needed: the round has no sum.")
     givers = sorted(whole)[: cohort.threshold]
-    weights = lagrange([cohort.places[giver] for giver in givers], 0)
+    (weights,) = lagrange([cohort.places[giver] for giver in givers], [0])
     for name, each in masked.items():
         seed = _combined(weights, [whole[giver][name] for giver in givers])
         if _digest(cohort, label, name, seed) != each.seed:
             raise Insecure(f"The shares of {name}'s seed do not make the seed it has: a site gave a wrong one.")
-        total = total - _own_stream(cohort, label, name, seed, total.size)
+        total -= _own_stream(cohort, label, name, seed, total.size)
     return total
 
 
-def lagrange(places: Sequence[int], at: int) -> list[int]:
-    """The weights with which values at ``places`` make the value ``at`` of the polynomial through them, modulo `PRIME`."""
+def lagrange(places: Sequence[int], targets: Iterable[int]) -> list[list[int]]:
+    """For each of ``targets``, none of them a place, the weights with which values at ``places`` make the value there of the
+    polynomial through them, modulo `PRIME`."""
+    below = [math.prod(place - other for other in places if other != place) for place in places]
+    inverse = [pow(each, -1, PRIME) for each in below]
     weights = []
-    for place in places:
-        above = below = 1
-        for other in places:
-            if other != place:
-                above, below = above * (at - other) % PRIME, below * (place - other) % PRIME
-        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    for target in targets:
+        above = math.prod(target - place for place in places) % PRIME
+        pairs = zip(places, inverse, strict=True)
+        weights.append([above * pow(target - place, -1, PRIME) * each % PRIME for place, each in pairs])
     return weights
 
 

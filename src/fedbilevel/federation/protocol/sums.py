@@ -149,10 +149,8 @@ class Sums:
 
     def enclosed(self, requests: Mapping[str, dict[str, Any]], exchange: str) -> dict[str, dict[str, Any]]:
         """The requests of those who take part in a sum, with everything they need for it."""
-        if (
-            not set(requests) & set(self.hellos) <= self.there
-        ):  # somebody missed the last sum, and may have been started anew
-            self._meet()
+        if not set(requests) & set(self.hellos) <= self.there:
+            self._meet()  # somebody missed the last sum, and may have been started anew
         self.asked = sorted(set(requests) & self.there)
         self.attendance.enough(self.asked, "can take part in a secure sum")
         roll = self.cohort.roll(self.asked)
@@ -163,20 +161,21 @@ class Sums:
             if site in self.asked
         }
 
-    def total(self, packed: Mapping[str, Arrays], ring: Fixed = WIDE) -> Words:
-        """The sum over the sites whose masked numbers came, by what `threshold` of them say; nothing where there is none."""
+    def total(self, packed: Mapping[str, Arrays], ring: Fixed = WIDE, needed: int = 0) -> Words:
+        """The sum over the sites whose masked numbers came, by what `threshold` of them say; nothing where there is none, or
+        where fewer than ``needed`` are left."""
         ticket, alive = self.ticket, sorted(packed)
         self.number += 1
         self.there &= packed.keys()
         repairs: dict[str, Arrays] = {}
-        self._check_enough(alive)
+        self._check_enough(alive, needed)
         while not self.cohort.complete and alive != self.asked:
             request = {"ticket": ticket, "survivors": self.cohort.roll(alive)}
             repairs = self._replies("repair", dict.fromkeys(alive, request), [packed[alive[0]][0]])
             if len(repairs) == len(alive):
                 break
             alive = sorted(repairs)  # all survivors must repair alike: whoever does not answer is lost too
-            self._check_enough(alive)
+            self._check_enough(alive, needed)
         self.counted, masked = alive, {site: _masked(packed[site], ring) for site in alive}
         taken = [ring.unpack(arrays[0]) for arrays in repairs.values()]
         shares = {} if self.cohort.complete else self._shares(ticket, masked)
@@ -213,10 +212,11 @@ class Sums:
             self.costs[site][1] += size_of(told.get(site, []))
         return told
 
-    def _check_enough(self, alive: list[str]) -> None:
-        if len(alive) < self.cohort.threshold:
+    def _check_enough(self, alive: list[str], needed: int) -> None:
+        needed = max(needed, self.cohort.threshold)
+        if len(alive) < needed:
             raise TooFewSites(
-                f"Only {len(alive)} of the {self.cohort.threshold} sites that a secure sum needs answer: nothing is unmasked.",
+                f"Only {len(alive)} of the {needed} sites that a secure sum needs answer: nothing is unmasked.",
                 [name for name in self.asked if name not in alive],
             )
 
@@ -235,7 +235,7 @@ class Sums:
         """The mean of the replies ``like``, by the sites' weights."""
         leaves, structure = jax.tree.flatten(like)
         ring = ring_of(leaves)
-        words = self.total(masked, ring)
+        words = self.total(masked, ring, self.settings.needed)
         sizes = np.abs(ring.decode(words))
         mass = sizes[-1]
         if not 0 < mass < 2:
