@@ -88,3 +88,25 @@ def test_a_cohort_of_a_million_clients_reads_no_list_of_them():
     program = str(jax.make_jaxpr(draw_distinct, (1, 2))(jax.random.key(0), 10**6, 1000))
     assert "[2000]" in program
     assert "[1000000]" not in program
+
+
+def test_a_second_algorithm_like_the_first_is_not_traced_again():
+    """Another step, other rows, arrays of the same shapes: neither compiled nor weighed once more."""
+    traced = []
+
+    def loss(model, batch):
+        traced.append(batch.shape)
+        return ((model - batch) ** 2).mean()
+
+    def run(step, rows):
+        chosen = fb.fedavg(loss, np.zeros(()), step=step, local_steps=2, batch_size=2)
+        return fb.simulate(chosen, fb.ClientData(rows), 3, seed=1, record_every=None).outer
+
+    rows = np.arange(12.0).reshape(3, 4)
+    run(0.1, rows)
+    once = len(traced)
+    assert once > 0
+    assert run(0.2, rows + 1) > run(0.1, rows)
+    assert len(traced) == once
+    run(0.1, rows[:, :3])
+    assert len(traced) > once
