@@ -142,3 +142,25 @@ def test_bands_hold_every_client_once_with_little_padding(sizes):
     assert sorted(member for members, _, _ in bands for member in members) == list(range(len(sizes)))
     for members, rows, _ in bands:
         assert all(0.8 * rows <= sizes[member] <= rows for member in members)
+
+
+def test_a_second_algorithm_like_the_first_is_not_traced_again():
+    """Another step, other rows, arrays of the same shapes: neither compiled nor weighed once more."""
+    traced = []
+
+    def loss(model, batch):
+        traced.append(batch.shape)
+        return ((model - batch) ** 2).mean()
+
+    def run(step, rows):
+        chosen = fb.fedavg(loss, np.zeros(()), step=step, local_steps=2, batch_size=2)
+        return fb.simulate(chosen, fb.ClientData(rows), 3, seed=1, record_every=None).outer
+
+    rows = np.arange(12.0).reshape(3, 4)
+    run(0.1, rows)
+    once = len(traced)
+    assert once > 0
+    assert run(0.2, rows + 1) > run(0.1, rows)
+    assert len(traced) == once
+    run(0.1, rows[:, :3])
+    assert len(traced) > once

@@ -29,15 +29,15 @@ class Reference:
     """NumPy derivatives per client; ``rows`` are row numbers, None for all.  ``losses``: (inner, outer); ``start``: (x, y)."""
 
     def __init__(self, clients):
-        self.clients, self.problems = clients, {}
+        self.clients = clients
+
+    @classmethod
+    def init(cls, key):
+        """Of the class, so that what was compiled for the problem of one reference serves all."""
+        return tuple(map(jnp.asarray, cls.start))
 
     def problem(self, project=None, lower_level="local"):
-        """Made once for each kind, so that what was compiled for it is found again."""
-        if (project, lower_level) not in self.problems:
-            self.problems[project, lower_level] = fb.BilevelProblem(
-                *self.losses, lambda key: tuple(map(jnp.asarray, self.start)), project, lower_level=lower_level
-            )
-        return self.problems[project, lower_level]
+        return fb.BilevelProblem(*self.losses, self.init, project, lower_level=lower_level)
 
     def data(self, mask=None):
         return fb.ClientData.from_clients(self.clients, mask=mask)

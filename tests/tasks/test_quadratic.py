@@ -27,6 +27,16 @@ def test_gradient_is_the_derivative_of_the_objective(seed, clients, outer_size, 
     )
 
 
+def test_the_same_draw_is_the_same_problem():
+    """What was compiled for one serves the other."""
+    first, again, other = (
+        random_quadratic(seed, clients=clients).problem() for seed, clients in ((0, 2), (0, 2), (1, 2))
+    )
+    assert first == again
+    assert first != other
+    np.testing.assert_array_equal(first.init(None)[0], random_quadratic(0, clients=2).outer)
+
+
 def test_minimiser_is_where_the_gradient_vanishes():
     q = random_quadratic(1, clients=4)
     assert np.abs(q.gradient(q.minimiser())).max() < 1e-12
