@@ -34,8 +34,9 @@ def rows():
 
 @pytest.fixture(scope="module")
 def tuned(rows):
+    """Without rows: their choices, one a feature, carry the others away (docs/tune.md)."""
     X, y, site, _ = rows
-    return TunedFederatedClassifier(("penalties", "sites", "rows"), random_state=0).fit(X, y, clients=site)
+    return TunedFederatedClassifier(("penalties", "sites"), random_state=0).fit(X, y, clients=site)
 
 
 def test_noisy_sites_count_less(tuned):
@@ -52,8 +53,9 @@ def test_columns_that_say_nothing_are_penalised_more(tuned):
     assert penalties[["v=x", "v=y", "v=z"]].nunique() == 1, "features of one column share a penalty"
 
 
-def test_doubtful_rows_are_the_flipped_ones(tuned, rows):
-    *_, flipped = rows
+def test_doubtful_rows_are_the_flipped_ones(rows):
+    X, y, site, flipped = rows
+    tuned = TunedFederatedClassifier("rows", random_state=0).fit(X, y, clients=site)
     assert tuned.doubtful_.sum() > 20
     assert flipped[tuned.doubtful_].mean() > 0.9
 
@@ -64,7 +66,9 @@ def test_a_clone_in_a_pipeline_predicts_the_same(tuned, rows):
     again.fit(X, y, tunedfederatedclassifier__clients=site)
     np.testing.assert_array_equal(again.predict_proba(X), tuned.predict_proba(X))
     assert tuned.classes_.tolist() == ["no", "yes"]
-    assert tuned.score(X[site == "a"], y[site == "a"]) > 0.85
+    numbers, honest = X.select_dtypes("number"), site == "a"
+    untuned = LogisticRegression().fit(numbers, y).score(numbers[honest], y[honest])
+    assert tuned.score(X[honest], y[honest]) >= untuned
 
 
 def test_class_weights_help_the_rare_class():
