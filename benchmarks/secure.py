@@ -73,6 +73,9 @@ class Sites:
             for name, request in requests.items()
         }
 
+    def here(self) -> list:
+        return list(self.masking)
+
     def enough(self, sites: list, what: str) -> None:
         if len(sites) < self.settings.needed:
             raise RuntimeError(what)

@@ -198,4 +198,3 @@ def test_what_fedpath_makes_of_the_last_digit(tmp_path, monkeypatch, kind, share
     hessian = (pooled * (weights * chance * (1 - chance))[:, None]).T @ pooled / 120 + ridge * np.eye(5)
     allowed = np.finfo(kind).eps * np.linalg.cond(hessian) * np.abs(last).max()
     np.testing.assert_allclose(inner, wanted.inner, rtol=0, atol=allowed)
-    print(kind, allowed, np.abs(inner - wanted.inner).max(), np.linalg.cond(hessian))

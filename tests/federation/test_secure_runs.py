@@ -102,6 +102,7 @@ def test_a_site_lost_before_or_after_it_masked(tmp_path, five):
     made, data = programs.algorithm("fedbio", **OPTIONS), programs.client_data()
     np.testing.assert_array_equal(found, written_out(made, data, 3, 5, {(1, 4)}, secure=True))
     assert [name for task, name, _ in channel.seen if task == "repair"] == list(FIVE[:4])
+    assert len(tasks(channel, "meet")) == 2 * 5, "once at the beginning, and once when site 5 had missed a sum"
     rows = pd.read_csv(tmp_path / "runs/run/exchanges.csv").set_index(["round", "site"])
     letters, shares, roll, words = 2 * 16, 16, 5, 8 * (programs.OUTER + 2)
     first, second = rows.loc[0, "site-1"], rows.loc[1, "site-1"]

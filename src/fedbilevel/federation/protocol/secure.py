@@ -242,6 +242,10 @@ class SecureSite:
                 raise Insecure("Somebody else's key is passed off as this site's.")
         self._common = common
 
+    def check_met(self) -> None:
+        if not self._common:
+            raise Insecure("The sites have not met yet.")
+
     def mask(
         self, label: str, present: Sequence[str], words: Words, exchange: str = "", question: bytes = b""
     ) -> Masked:
@@ -250,8 +254,7 @@ class SecureSite:
 
         ``exchange``: what the sum is for, by name; ``question``: all that the sites were asked, which must be the same for all.
         """
-        if not self._common:
-            raise Insecure("The sites have not met yet.")
+        self.check_met()
         if self.cohort.complete and list(present) != list(self.cohort.names):
             raise Insecure(f"{len(present)} sites are not the {self.cohort.threshold} that a sum of this cohort needs.")
         self._check(present, {self.name, *self._common}, "Those who take part are not sites that have met")

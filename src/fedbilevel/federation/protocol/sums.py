@@ -78,7 +78,9 @@ class Masking:
         return {"hello": self.site.hello()._asdict()}
 
     def meet(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        self.site.meet([_read_hello(hello) for hello in request["hellos"]])
+        if "hellos" in request:
+            self.site.meet([_read_hello(hello) for hello in request["hellos"]])
+        self.site.check_met()
         return {}
 
     def mask(self, request: Mapping[str, Any], exchange: str, words: Words, ring: Fixed = WIDE) -> Arrays:
@@ -144,8 +146,11 @@ class Sums:
         self.attendance.enough([*self.there], "can take part in secure sums")
 
     def _meet(self) -> None:
+        """All are asked, so that nobody waits for those who are away; greetings go to those who may have lost them."""
         greetings = [self.hellos[name]._asdict() for name in sorted(self.hellos)]
-        self.there = self.attendance.ask_all("meet", {"hellos": greetings}).keys() & self.hellos.keys()
+        here, sent = self.attendance.here(), {"hellos": greetings}
+        requests: dict[str, dict[str, Any]] = {site: {} if site in self.there else sent for site in here}
+        self.there = self.attendance.ask_each("meet", requests).keys() & self.hellos.keys()
 
     def enclosed(self, requests: Mapping[str, dict[str, Any]], exchange: str) -> dict[str, dict[str, Any]]:
         """The requests of those who take part in a sum, with everything they need for it."""
