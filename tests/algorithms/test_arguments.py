@@ -55,7 +55,12 @@ FUNCTIONS = {
     "losses": "(scores, labels) -> [n]",
     "compared": "(scores, labels, temperature) -> (values, which rows count)",
 }
-CHOICES = {"previous": "'paper' or 'local'", "series": "'random' or 'sum'", "risks": "'averaged' or 'sent'"}
+CHOICES = {
+    "previous": "'paper' or 'local'",
+    "send": "'both' or 'outer'",
+    "series": "'random' or 'sum'",
+    "risks": "'averaged' or 'sent'",
+}
 
 
 def refused(argument):
