@@ -220,20 +220,26 @@ def large_table(record: dict[str, Any]) -> str:
             for who in ("coordinator", "site")
         ]
         rows.append(
-            [f"{one['sites']}", f"{one['numbers']:,}", "yes" if one["secure"] else "no", f"{one['done']:,}",
+            [f"{one['sites']}", f"{one['numbers']:,}", "yes" if one["secure"] else "no",
+             f"{one['done']:,}" + (f" of {one['rounds']:,}" if one["done"] < one["rounds"] else ""),
              f"{one['median_seconds']:.2f} s", f"{one['median_late']:.2f} s", *spent, *memory,
              f"{last['logs'] / 1e3:.1f} MB", f"{one['load'][0]:.0f}"]
         )  # fmt: skip
     head = ["sites", "numbers", "secure sums", "rounds", "a round", "of the last tenth", "coordinator, ms", "a site, ms",
             "coordinator, MB", "a site, MB", "all logs", "load"]  # fmt: skip
     it = record["machine"]
+    notes = "".join(
+        f"- {one['sites']} sites, {one['numbers']:,} numbers: {one['note']}\n"
+        for one in record["measured"]
+        if one.get("note")
+    )
     return (
         "## Many sites, large models, many rounds\n\n`python benchmarks/large.py --sites 10 --numbers 20 --rounds 2000`, and "
         "so on. A server and the sites on one machine over mutual TLS; the work of a site is one step towards the mean of "
         "eight numbers, so what is measured is everything around it. Seconds are medians; milliseconds are of processor time, "
         "a round. Memory is resident, of the worker of the job: at the beginning, halfway and at the end. Load is the "
         "machine's when the run ended: others were at work on its "
-        f"{it['cores']} cores.\n\n{harness.markdown(head, rows)}\n\n*Measured {it['date']} on {it['cpu']}.*"
+        f"{it['cores']} cores.\n\n{harness.markdown(head, rows)}\n\n{notes}\n*Measured {it['date']} on {it['cpu']}.*"
     )
 
 

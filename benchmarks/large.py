@@ -63,6 +63,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--secure", action="store_true")
     parser.add_argument("--limit", type=float, default=7200.0)
+    parser.add_argument("--note", default="", help="what a reader must know of this run")
     options = parser.parse_args()
     sites = [f"site-{number:02d}" for number in range(options.sites)]
     seen: list[dict[str, float]] = []

@@ -32,7 +32,9 @@ ROOT = harness.HERE.parent
 SUITE = [sys.executable, "-m", "pytest", "-v", "-n", "0", "-m", "federation", "tests/federation"]
 LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100_000))"
 """Ends with whoever started it."""
-SAID = re.compile(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b", re.MULTILINE)
+SAID = re.compile(
+    r"^tests/federation/(\S+::.+?)\s*(PASSED|FAILED|ERROR|SKIPPED|XFAIL)?(?:\s+\[ *\d+%\])?$", re.MULTILINE
+)
 LAST_WORDS = 120.0
 """Seconds in which a suite that is stopped can stop what it started."""
 
@@ -79,7 +81,10 @@ def once(further: list[str], limit: float) -> dict[str, Any]:
                 suite.wait()
         output.seek(0)
         said = output.read()
-    tests = {name.removeprefix("tests/federation/"): how.lower() for name, how in SAID.findall(said)}
+    tests: dict[str, str] = {}
+    for name, how in SAID.findall(said):
+        if how or name not in tests:
+            tests[name] = how.lower() or "unfinished"
     told = {"outcome": outcome, "seconds": round(time.monotonic() - began, 1), "tests": tests}
     return told if outcome == "passed" else {**told, "said": said[-4000:]}
 
