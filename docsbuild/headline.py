@@ -65,9 +65,9 @@ def speed(axis: Axes) -> None:
         list(seconds), list(seconds.values()), color=["C3" if "fedbilevel" in label else "C7" for label in seconds]
     )
     axis.bar_label(bars, [f" {value:.3g} s" for value in seconds.values()])
-    axis.set(xscale="log", xlim=(0.3, 400), xlabel="seconds for 2,000 steps of FedBiOAcc (log scale)")
+    axis.set(xscale="log", xlim=(0.3, 400), xlabel="seconds for 2,000 steps (log scale)")
     axis.invert_yaxis()
-    axis.set_title("3 clients, 34,000 × 107, batch 128", fontsize=10)
+    axis.set_title("FedBiOAcc: 3 clients, 34,000 × 107", fontsize=10)
 
 
 def draw() -> None:
