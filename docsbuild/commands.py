@@ -11,8 +11,9 @@ from fedbilevel.cli import app
 
 HEAD = """# Commands
 
-Every command answers `--help` with the text below. All that compute draw a progress bar on a terminal and print plain lines
-elsewhere. Exit codes: 0; 2 for bad input, with one sentence; 130 after Ctrl-C. This page is made from the program itself.
+Every command answers `--help` with the text below. Commands that compute draw a progress bar on a terminal and print plain
+lines elsewhere. Exit codes: 0; 2 for bad input, with one sentence that says what to do; 130 after Ctrl-C. This page is
+made from the program itself.
 
 """
 

@@ -53,7 +53,9 @@ def test_it_installs_and_works(built, version, kind, tmp_path):
     run(interpreter(version), "-m", "venv", tmp_path / "env")
     run(tmp_path / "env" / "bin" / "pip", "install", "-q", built[kind])
     told = run(tmp_path / "env" / "bin" / "fedbilevel", "--version", cwd=tmp_path)
-    (wanted,) = re.findall(r'"(.+)"', (ROOT / "src" / "fedbilevel" / "_version.py").read_text(encoding="utf-8"))
+    (wanted,) = re.findall(
+        r'__version__ = "(.+)"', (ROOT / "src" / "fedbilevel" / "_version.py").read_text(encoding="utf-8")
+    )
     assert wanted in told
     (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.S)
     assert "objective" in run(tmp_path / "env" / "bin" / "python", "-c", lines, cwd=tmp_path)

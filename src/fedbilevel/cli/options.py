@@ -49,7 +49,7 @@ Sensitive = Annotated[
 Prediction = Annotated[
     str | None,
     typer.Option(
-        help="The column that holds what the model said; of more than two classes, or what their columns begin with.",
+        help="The column with the model's answers; for a column of probabilities a class, what their names begin with.",
         autocompletion=columns,
     ),
 ]
