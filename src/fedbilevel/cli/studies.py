@@ -323,8 +323,8 @@ def _verdicts(run: Run, out: Path | None) -> Iterator[Piece]:
         yield "Mean ranks over cases", found["overall"]
     if "small_sites" in found:
         sites = found["small_sites"]
-        spans = {name: _spans(sites, name) for name in ("at_smallest", "at_all")}
-        shown = sites[["dataset", "method", "smallest", "rows", "splits"]].assign(**spans)
+        both = {name: _spans(sites, name) for name in ("at_smallest", "at_all")}
+        shown = sites[["dataset", "method", "smallest", "rows", "splits"]].assign(**both)
         yield "Accuracy minus FedAvg's at the smallest site, and at all sites", shown[sites["method"] == "ours"]
     yield Text("docs/study-protocol.md says what the words mean.")
     if run.configuration.get("quick"):
