@@ -291,7 +291,7 @@ def _over_tables(
 ) -> None:  # fmt: skip
     if cases is not None:
         raise ValueError("--cases and --tables exclude each other; give one of them.")
-    if as_it_is and (out is None or not out.is_dir()):
+    if as_it_is and (out is None or not (out / "run.toml").is_file()):
         raise ValueError("--as-it-is needs --out: name the folder of a run that was begun.")
     prepare(out)
     from fedbilevel.studies import tables as study
