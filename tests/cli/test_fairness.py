@@ -22,6 +22,11 @@ def test_help_has_an_example(process):
     [
         (["--cases", "adult-sex,adult-age"], "fedbilevel: --cases names 'adult-age', which is unknown; choose from"),
         (["--splits", "1"], "--splits"),
+        (["--as-it-is"], "--as-it-is is for the study over tables"),
+        (
+            ["--as-it-is", "--tables", "bar", "--out", "."],
+            "--as-it-is needs --out: name the folder of a run that was begun",
+        ),
     ],
 )
 def test_bad_options_are_one_sentence(call, arguments, words):

@@ -69,6 +69,28 @@ def test_the_folder_and_what_is_printed(fitted):
     assert "\x1b" not in said.out + said.err
 
 
+def test_calibration_and_the_pooled_limit(call, fitted, quick, tmp_path):
+    """Both from files to the page: the gap, its interval, a sentence, and the limit beside the path."""
+    _, files, _ = fitted
+    said = call("fit", *files, *quick, "--metric", "calibration", "--pooled-frontier", "--out", tmp_path / "run")
+    assert said.code == 0, said.err
+    run, page = read(tmp_path / "run"), (tmp_path / "run" / "page.html").read_text()
+    assert "gap of calibration" in said.out
+    assert "Probabilities promise" in said.out
+    assert "the training rows of all sites were read in one place, on this machine" in said.out
+    row, path = run.rows.iloc[-1], run.others["frontier"]
+    assert row["test_gap_low"] <= row["test_gap"] <= row["test_gap_high"]
+    assert row["gap_difference_low"] <= row["gap_difference"] <= row["gap_difference_high"]
+    used = path[path["chosen"]].iloc[0]
+    assert (used["gap"], used["test_gap"]) == pytest.approx((row["train_gap"], row["test_gap"]), abs=1e-5)
+    first = path.iloc[0]
+    for part in ("", "test_"):  # unweighted, both are the same logistic regression
+        assert first[f"pooled_{part}gap"] == pytest.approx(first[f"{part}gap"], abs=2e-3)
+    assert path["pooled_gap"].iloc[-1] < first["pooled_gap"]
+    assert "Pooled: the same problem solved on the rows of all sites in one place" in page
+    assert "calibration gap" in page
+
+
 def test_the_same_command_again_shows_the_same(call, refused, fitted, quick):
     folder, files, said = fitted
     kept = {path.name: path.read_bytes() for path in folder.glob("*.csv")}
@@ -179,6 +201,8 @@ def broken(call, refused, tmp_path, quick, table):
         (["--gap", "0.02", "--strength", "1"], {}, "strength and gap both say how much fairness to ask for"),
         (["--gap", "0.02", "--method", "fedreg"], {}, "gap is an aim along the path of fedpath, and fedreg has none"),
         (["--test-share", "1.5"], {}, "--test-share must lie between 0 and 1"),
+        (["--pooled-frontier", "--method", "fedavg"], {}, "--pooled-frontier draws the limit of fedpath"),
+        (["--model", "mlp"], {}, "fedpath follows the minimum of a convex loss, and a network's has many"),
         (["--compare-with", "luck"], {}, "--compare-with must be one of"),
         (["--schema", "none.toml"], {}, "There is no file none.toml"),
         (["--out", "/proc/none"], {}, "cannot be made"),

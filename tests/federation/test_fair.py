@@ -194,6 +194,25 @@ def test_three_classes_at_sites(tmp_path, method):
     assert len(done.run.weights) == 6
 
 
+def test_calibration_within_groups_at_sites(tmp_path):
+    """The simulated model; and the gap in the run folder is that of the rows that the sites hold."""
+    settings = settings_for("fedpath", more={"formulation": {"metric": "calibration"}}, path=[1.0])
+    sites = table_sites(tmp_path, settings)
+    program, agreed, expected = agrees(tmp_path, settings, sites)
+    assert expected.frontier.table["gap"].iloc[-1] < expected.frontier.table["gap"][0]
+    options = FitOptions(metric="calibration", compare_with=None, minimum_cell=1)
+    done = federate.run(settings, options, SCHEMA, tmp_path / "out", lambda: tmp_path / "runs/fair")
+    parts = [program.encoded(one.policy.source, agreed).model for one in sites.values()]
+    features, labels, groups = (np.concatenate([p[name] for p in parts]) for name in ("features", "labels", "groups"))
+    chance = probabilities(program.model, expected.params, features)[:, 1]
+    means = np.array([
+        [np.mean((side * (chance - labels))[groups == g]) for g in range(2)] for side in (chance, 1 - chance)
+    ])  # fmt: skip
+    row = done.run.rows.iloc[0]
+    assert row["train_gap"] == pytest.approx(np.ptp(means, axis=1).max(), abs=1e-4)
+    assert row["train_gap_low"] <= row["train_gap"] <= row["train_gap_high"]
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedbioacc", "fedpath"])
 def test_class_weights_and_threshold_are_those_of_the_simulation(tmp_path, method):
     more = {"class_weight": "balanced", "threshold": "auto", "minimum_cell": 2, "validation": None}

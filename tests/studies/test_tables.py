@@ -10,6 +10,7 @@ import pytest
 
 from fedbilevel.datasets import CATALOGUE
 from fedbilevel.report import page
+from fedbilevel.report.studies import ranks
 from fedbilevel.studies import tables
 from fedbilevel.studies.driver import Part, conduct
 from fedbilevel.studies.tables import CASES, OURS, Design, Slice, chosen_design, clients, divided, summarise
@@ -122,6 +123,22 @@ def test_tables_follow_from_rows():
     assert ranks["FedAvg"] >= 3
     c = found["summary"].query("method == 'C' and metric == 'test_accuracy'")["mean"]
     np.testing.assert_allclose(c, 0.72, atol=0.01)
+
+
+def test_ranks_are_drawn_with_critical_differences():
+    """Bars as long as Nemenyi's critical difference, in the order of the ranks; 3 cases of the bar and no others: one panel."""
+    overall = summarise(*invented())["overall"]
+    chart = ranks(overall)
+    assert {panel.variant for panel in chart.panels} == {"test_gap", "test_accuracy"}
+    (panel,) = (panel for panel in chart.panels if panel.variant == "test_gap")
+    assert panel.title == "Cases of the bar (3)"
+    assert panel.groups[0] == "B"
+    assert panel.groups[-1] == "FedAvg"
+    for mark in panel.marks:
+        # Demsar (2006), table 5: q = 2.569 for four methods at 5 %.
+        assert mark.x_high - mark.x_low == pytest.approx(2.569 * np.sqrt(4 * 5 / (6 * 3)), abs=2e-3)
+        assert mark.x_high - mark.x == pytest.approx(mark.x - mark.x_low)
+    assert "Friedman" in chart.note
 
 
 def test_a_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):

@@ -305,7 +305,7 @@ def _over_tables(
 ) -> None:  # fmt: skip
     if cases is not None:
         raise ValueError("--cases and --tables exclude each other; give one of them.")
-    if as_it_is and (out is None or not out.is_dir()):
+    if as_it_is and (out is None or not (out / "run.toml").is_file()):
         raise ValueError("--as-it-is needs --out: name the folder of a run that was begun.")
     prepare(out)
     from fedbilevel.studies import tables as study
@@ -337,8 +337,8 @@ def _verdicts(run: Run, out: Path | None) -> Iterator[Piece]:
         yield "Mean ranks over cases", found["overall"]
     if "small_sites" in found:
         sites = found["small_sites"]
-        spans = {name: _spans(sites, name) for name in ("at_smallest", "at_all")}
-        shown = sites[["dataset", "method", "smallest", "rows", "splits"]].assign(**spans)
+        both = {name: _spans(sites, name) for name in ("at_smallest", "at_all")}
+        shown = sites[["dataset", "method", "smallest", "rows", "splits"]].assign(**both)
         yield "Accuracy minus FedAvg's at the smallest site, and at all sites", shown[sites["method"] == "ours"]
     yield Text("docs/study-protocol.md says what the words mean.")
     if run.configuration.get("quick"):

@@ -438,7 +438,8 @@ def choose_strength(
     candidates += [replace(options, strength=value, compare_with=None) for value in STRENGTHS[options.knob]]
     measured = []
     for number, candidate in enumerate(candidates):
-        decided, held_out, believed = [], [], []
+        decided, held_out = [], []
+        believed: list[Any] = []
         for fold in range(FOLDS):
             out = joined([part.take(owner == fold) for part, owner in sites])
             program = candidate.program_of(schema, prepared.smooth)
@@ -451,7 +452,7 @@ def choose_strength(
             tell(number * FOLDS + fold + 1, len(candidates) * FOLDS)
         strength = 0.0 if number == 0 else float(candidate.strength or 0)
         plain = options.class_weight is None and options.threshold is None
-        chances = None if schema.regression else np.concatenate(believed)
+        chances: Any = None if schema.regression else np.concatenate(believed)
         together, said = joined(held_out), np.concatenate(decided)
         seen = measuring.compared(together, said, schema, visible, options.metric, plain, chances)
         measured.append({"strength": strength, **seen})

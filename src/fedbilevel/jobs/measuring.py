@@ -116,7 +116,8 @@ def measured(
 
     def gap(name: str, of: Counts | Moments, scored: Scores | None) -> dict[str, float]:
         if metric == "calibration":
-            assert scored is not None
+            if scored is None:  # the sites told no probabilities
+                return ends(name, np.nan, np.nan, np.nan)
             return ends(name, scored.calibration_gap(), *scored.calibration_gap_ends(LEVEL))
         ends_of = of.gap_ends(metric, LEVEL) if isinstance(of, Moments) else gap_ends(of, metric, level=LEVEL)
         return ends(name, *(scale.spread * value for value in (of.gap(metric), *ends_of)))

@@ -192,7 +192,7 @@ def limits(tables: Tables, reading: Reading) -> Chart | None:
     )
     sketch = Sketch([*reading.names, limit])
     last = len(reading.names)
-    means = reading.rows.groupby(["dataset", "split", "method"], sort=False)[["test_gap", "test_accuracy"]].mean()
+    means: Any = reading.rows.groupby(["dataset", "split", "method"], sort=False)[["test_gap", "test_accuracy"]].mean()
     first = {block.key[0]: block.key for block in reversed(reading.blocks)}
     for number, (case, key) in enumerate(reversed(first.items())):
         hull = points[(points["dataset"] == case) & points["hull"]].sort_values("test_gap")

@@ -573,7 +573,7 @@ def overall(rows: pd.DataFrame) -> pd.DataFrame:
             }
             table = pd.DataFrame({"method": ranks.index, "mean_rank": ranks.to_numpy()})
             table["wilcoxon_holm"] = table["method"].map(holm(pairs))
-            table = table.assign(friedman=chance, critical_difference=critical / np.sqrt(2), cases=cases)
+            table = table.assign(friedman=chance, critical_difference=critical, cases=cases)
             tables.append(table.assign(which=which, metric=metric))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
