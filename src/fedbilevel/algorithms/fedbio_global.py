@@ -97,8 +97,9 @@ def fedbio_global(
             return (coupled.descend(problem, point, along, rates, radius), add(total, along.outer)), None
 
         (point, total), _ = sampler.walk(step, (message.value, zeros(message.value.outer)), data, key, local_steps)
-        reply, largest = (Summed, total) if above.sums else (Arrived, point.outer), below.sent(local)
-        return reply[0](reply[1], *point[1:], largest), counted(local, coupled.direction_calls(local_steps))
+        rest = (point.inner, point.adjoint, below.sent(local))
+        reply = Summed(total, *rest) if above.sums else Arrived(point.outer, *rest)
+        return reply, counted(local, coupled.direction_calls(local_steps))
 
     def absorb(server: Server, mean: Arrived | Summed) -> Server:
         outer, kept = above.moved(server.point.outer, server.kept, mean[0])

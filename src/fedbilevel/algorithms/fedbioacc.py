@@ -252,11 +252,9 @@ def fedbioacc(
             inner, kept = below.moved(inner, inner_momentum, kept)
         else:
             inner = along(inner, inner_momentum, inner_step, time)
-        calls, momenta = (
-            walk.calls.plus(used).plus(looked).plus(settling).plus(Calls(gradients=2)),
-            (outer_momentum, inner_momentum),
-        )
-        state = Walk(outer, inner, *points[0], walk.outer, *momenta, time, *[jnp.array(True)] * 2, calls, kept)
+        calls = walk.calls.plus(used).plus(looked).plus(settling).plus(Calls(gradients=2))
+        at, momenta, true = points[0], (outer_momentum, inner_momentum), jnp.array(True)
+        state = Walk(outer, inner, at[0], at[1], walk.outer, *momenta, time, true, true, calls, kept)
         return state, LocalStep(*points[0], outer_momentum, inner_momentum, outer)
 
     def loop(
@@ -314,7 +312,7 @@ def fedbioacc(
         first = zeros(inner), jnp.zeros((), jnp.int32), no_calls(hypergradient), below.start(inner, key)
         return Local(inner, outer, inner, *first, (zeros(outer), outer) if alone else None)
 
-    def send(server: Server) -> Message:
+    def message_of(server: Server) -> Message:
         return Message(server.previous if paper else server.outer, server.momentum, server.step, server.rate)
 
     def view(server: Server, local: Local) -> View:
@@ -327,7 +325,7 @@ def fedbioacc(
     return Algorithm(
         init,
         enroll,
-        plan=(*search.plan(), phase("local", send, loop, absorb)),
+        plan=(*search.plan(), phase("local", message_of, loop, absorb)),
         view=view,
         check=lambda data: steps.check_optimizers(problem, inner_optimizer, outer_optimizer),
         remark=lambda server: above.remark(server.kept),

@@ -188,7 +188,7 @@ def fedbioacc_global(
             last, rate = alpha(done, point), alpha(done + 1, point)
             kept = [jnp.where(started, share_kept(constant, last), 0) for constant in (c_outer, c_inner, c_adjoint)]
             momenta = Point(*map(corrected, now, before, momenta, kept))
-            new = coupled.descend(problem, point, momenta, tuple(rates(rate, largest)), radius)  # type: ignore[arg-type]
+            new = coupled.descend(problem, point, momenta, tuple(rates(rate, largest)), radius)
             return (new, point, momenta, done + 1, jnp.ones_like(started)), None
 
         momenta, done = (message.momenta, message.step) if averaged else (local.momenta, local.step)
@@ -197,9 +197,10 @@ def fedbioacc_global(
         (point, previous, momenta, done, _), _ = sampler.walk(step, first, data, key, local_steps)
         local = counted(local, coupled.direction_calls(2 * local_steps))
         sent, kept = (momenta, None) if averaged else (None, momenta)
-        reply: Reply | Unmoved = Reply(*point, sent, below.sent(local))
+        reply: Reply | Unmoved = Reply(point.outer, point.inner, point.adjoint, sent, below.sent(local))
         if above.sums:
-            reply = Unmoved(*point[1:], sent or Point(momenta.outer, None, None), below.sent(local))
+            moved = sent or Point(momenta.outer, None, None)
+            reply = Unmoved(point.inner, point.adjoint, moved, below.sent(local))
         return reply, local._replace(previous=previous, momenta=kept, step=done)
 
     def absorb(server: Server, mean: Any) -> Server:

@@ -154,7 +154,7 @@ def fedmsa(
         along, rest = message.value, local_steps - 1
         first = move(local.point, along, message.largest), local.point, along, along.outer
         (point, _, _, total), _ = sampler.walk(step, first, data, key, rest)
-        reply = Summed(total, *point[1:], None) if above.sums else point
+        reply = Summed(total, point.inner, point.adjoint, None) if above.sums else point
         return reply, counted(local, coupled.direction_calls(2 * rest))
 
     def absorb(server: Server, mean: Point | Summed) -> Server:

@@ -194,7 +194,7 @@ def _algorithm(
         along = mean.sums if mean.steps is None else scale(mean.steps, mean.sums)
         clients = (above.local, *below.rates(below.slowed(mean.largest, server.round, most)))
         servers = tuple(own if rate is None else rate for rate, own in zip(server_rates, clients, strict=True))
-        point, kept = coupled.descend(problem, server.point, along, servers, radius), server.kept  # type: ignore[arg-type]
+        point, kept = coupled.descend(problem, server.point, along, servers, radius), server.kept
         if above.sums and server_rates[0] is None:
             outer, kept = above.moved(server.point.outer, kept, along.outer)
             point = point._replace(outer=outer)

@@ -214,7 +214,7 @@ def gap_change(
     """
     codes = np.asarray(groups, np.int64)
     rows = np.bincount(codes, minlength=names)
-    pairs, z = list(combinations(np.flatnonzero(rows), 2)), normal_quantile(level)
+    pairs, z = list(combinations(np.flatnonzero(rows).tolist(), 2)), normal_quantile(level)
     if not pairs:
         return np.nan, np.nan, np.nan
     members = [codes == group for group in range(names)]

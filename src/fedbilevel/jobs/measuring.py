@@ -248,19 +248,19 @@ def compared(
     groups = len(schema.groups)
     if schema.regression:
         sums = Moments.of(rows.labels, said, rows.groups, groups)
-        gap = Moments(sums.sums[visible.shown]).gap(metric)
-        return {"accuracy": float(sums.everybody().measure("r2")[0]), "gap": float(gap), "usable": True}
+        gap = float(Moments(sums.sums[visible.shown]).gap(metric))
+        return {"accuracy": float(sums.everybody().measure("r2")[0]), "gap": gap, "usable": True}
     counts = rows.counted(said, groups, len(schema.labels))
     shown = Counts(counts.cells[visible.shown]).present()
     found = findings.of_model(shown, range(len(shown.rows)), metric)
     if metric == "calibration":
         scores = Scores.of(rows.labels, _scored(chances), rows.groups, groups)
-        gap = scores.of_groups(np.flatnonzero(visible.shown)).calibration_gap()
+        gap = float(scores.of_groups(np.flatnonzero(visible.shown).tolist()).calibration_gap())
     else:
-        gap = shown.gap(metric)
+        gap = float(shown.gap(metric))
     return {
         "accuracy": float(counts.overall("accuracy") if plain else counts.balanced_accuracy()),
-        "gap": float(gap),
+        "gap": gap,
         "usable": not any(finding.code.startswith(("selects", "never")) for finding in found),
     }
 
