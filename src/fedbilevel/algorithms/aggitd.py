@@ -101,7 +101,7 @@ def aggitd(
         >>> from fedbilevel.tasks import random_quadratic
         >>> problem = random_quadratic(0, clients=3).problem("global")
         >>> fb.aggitd(problem, terms=5, series_step=0.5).name
-        'AggITD'
+        'aggitd'
     """
     nested = Nested(problem, batch_size, outer_batch_size, inner_step, local_steps)
 

@@ -171,7 +171,7 @@ def fedbioacc(
         >>> from fedbilevel.tasks import random_quadratic
         >>> problem = random_quadratic(0, clients=3).problem()
         >>> fb.fedbioacc(problem, previous="local").name
-        'FedBiOAcc'
+        'fedbioacc'
     """
     sampler = Sampler(batch_size, outer_batch_size, hypergradient.train_batches, hypergradient.val_batches)
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)

@@ -109,7 +109,7 @@ def fedmbo(
         >>> from fedbilevel.tasks import random_quadratic
         >>> problem = random_quadratic(0, clients=3).problem("global")
         >>> fb.fedmbo(problem, terms=5).name
-        'FedMBO'
+        'fedmbo'
     """
     nested = Nested(problem, batch_size, outer_batch_size, inner_step, local_steps)
 

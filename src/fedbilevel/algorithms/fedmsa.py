@@ -128,7 +128,7 @@ def fedmsa(
         >>> from fedbilevel.tasks import random_quadratic
         >>> problem = random_quadratic(0, clients=3).problem("global")
         >>> fb.fedmsa(problem).name
-        'FedMSA'
+        'fedmsa'
     """
     sampler = coupled.sampler(batch_size, outer_batch_size)
     above, measures = steps.Outer(problem, outer_step, local_steps), inner_step is None or adjoint_step is None

@@ -97,7 +97,7 @@ def fednest(
         >>> from fedbilevel.tasks import random_quadratic
         >>> problem = random_quadratic(0, clients=3).problem("global")
         >>> fb.fednest(problem, series="sum").name
-        'FedNest'
+        'fednest'
     """
     nested, summed = Nested(problem, batch_size, outer_batch_size, inner_step, local_steps), series == "sum"
 
