@@ -111,7 +111,7 @@ def aggitd(
         >>> from fedbilevel.tasks import random_quadratic
         >>> problem = random_quadratic(0, clients=3).problem("global")
         >>> fb.aggitd(problem, terms=5, series_step=0.5).name
-        'AggITD'
+        'aggitd'
     """
     above, below = (
         steps.Outer(problem, outer_step, 1, outer_optimizer),

@@ -92,7 +92,7 @@ def bome(
         >>> from fedbilevel.tasks import random_quadratic
         >>> problem = random_quadratic(0, clients=3).problem()
         >>> fb.bome(problem, inner_steps=3).name
-        'BOME'
+        'bome'
     """
 
     def slower(weight: Any, time: Any) -> tuple[Any, Any]:

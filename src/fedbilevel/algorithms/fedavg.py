@@ -59,7 +59,7 @@ def fedavg(
     Examples:
         >>> import fedbilevel as fb, jax.numpy as jnp
         >>> fb.fedavg(lambda x, batch: jnp.mean((batch["a"] @ x) ** 2), lambda key: jnp.ones(3), step=0.1).name
-        'FedAvg'
+        'fedavg'
     """
 
     def descend(model: Tree, batches: Batches) -> tuple[Tree, LocalStep]:

@@ -215,7 +215,7 @@ def fedbioacc(
         >>> from fedbilevel.tasks import random_quadratic
         >>> problem = random_quadratic(0, clients=3).problem()
         >>> fb.fedbioacc(problem, previous="local").name
-        'FedBiOAcc'
+        'fedbioacc'
     """
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
     below = steps.settling(problem, hypergradient, inner_step, inner_optimizer, batch_size)

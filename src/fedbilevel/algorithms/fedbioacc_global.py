@@ -163,7 +163,7 @@ def fedbioacc_global(
         >>> from fedbilevel.tasks import random_quadratic
         >>> problem = random_quadratic(0, clients=3).problem("global")
         >>> fb.fedbioacc_global(problem, 0.3, 0.1, 0.3).name
-        'FedBiOAcc, global'
+        'fedbioacc_global'
     """
     sampler, averaged = coupled.sampler(batch_size, outer_batch_size), average_momenta
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)

@@ -120,7 +120,7 @@ def fedmbo(
         >>> from fedbilevel.tasks import random_quadratic
         >>> problem = random_quadratic(0, clients=3).problem("global")
         >>> fb.fedmbo(problem, terms=5).name
-        'FedMBO'
+        'fedmbo'
     """
     above, below = (
         steps.Outer(problem, outer_step, 1, outer_optimizer),

@@ -109,7 +109,7 @@ def fedmsa(
         >>> from fedbilevel.tasks import random_quadratic
         >>> problem = random_quadratic(0, clients=3).problem("global")
         >>> fb.fedmsa(problem).name
-        'FedMSA'
+        'fedmsa'
     """
     sampler = coupled.sampler(batch_size, outer_batch_size)
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)

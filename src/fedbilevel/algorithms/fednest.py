@@ -106,7 +106,7 @@ def fednest(
         >>> from fedbilevel.tasks import random_quadratic
         >>> problem = random_quadratic(0, clients=3).problem("global")
         >>> fb.fednest(problem, series="sum").name
-        'FedNest'
+        'fednest'
     """
     above, below = (
         steps.Outer(problem, outer_step, 1, outer_optimizer),

@@ -89,8 +89,8 @@ def lfednest(
         >>> import fedbilevel as fb
         >>> from fedbilevel.tasks import random_quadratic
         >>> problem = random_quadratic(0, clients=3).problem("global")
-        >>> fb.lfednest(problem).name
-        'LFedNest'
+        >>> fb.lfednest(problem, fb.exact()).name
+        'lfednest'
     """
     sampler = Sampler(batch_size, outer_batch_size, hypergradient.train_batches, hypergradient.val_batches)
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)

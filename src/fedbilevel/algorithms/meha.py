@@ -94,7 +94,7 @@ def meha(
         >>> from fedbilevel.tasks import random_quadratic
         >>> problem = random_quadratic(0, clients=3).problem()
         >>> fb.meha(problem, radius=0.5).name
-        'MEHA'
+        'meha'
     """
 
     def weight(time: Any) -> Any:

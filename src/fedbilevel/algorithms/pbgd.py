@@ -90,7 +90,7 @@ def pbgd(
         >>> from fedbilevel.tasks import random_quadratic
         >>> problem = random_quadratic(0, clients=3).problem()
         >>> fb.pbgd(problem).name
-        'PBGD'
+        'pbgd'
     """
 
     def weight(time: Any) -> Any:

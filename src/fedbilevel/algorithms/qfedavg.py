@@ -76,7 +76,7 @@ def qfedavg(
     Examples:
         >>> import fedbilevel as fb, jax.numpy as jnp
         >>> fb.qfedavg(lambda x, batch: jnp.mean((batch["a"] @ x) ** 2), lambda key: jnp.ones(3), q=1.0).name
-        'q-FedAvg'
+        'qfedavg'
     """
     base = fedavg(loss, init, step, local_steps, batch_size)
     (local_phase,) = base.plan

@@ -148,7 +148,7 @@ def shrofbo(
         >>> from fedbilevel.tasks import random_quadratic
         >>> problem = random_quadratic(0, clients=3).problem("global")
         >>> fb.shrofbo(problem, local_steps=[1, 2, 4]).name
-        'ShroFBO'
+        'shrofbo'
     """
     own = (outer_step, inner_step, adjoint_step)
     servers = (server_outer_step, server_inner_step, server_adjoint_step)
