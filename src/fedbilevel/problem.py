@@ -17,9 +17,6 @@ import numpy as np
 
 from fedbilevel.calculus import Loss, Tree
 from fedbilevel.hints import hint
-from fedbilevel.hints import not_negative as not_negative
-from fedbilevel.hints import positive as positive
-from fedbilevel.hints import whole_number as whole_number
 from fedbilevel.linear import LinearInner
 
 

@@ -22,10 +22,11 @@ import jax
 import numpy as np
 
 from fedbilevel.calculus import Tree
+from fedbilevel.hints import not_negative, positive, whole_number
 from fedbilevel.hypergradients.conjugate_gradient import conjugate_gradient
 from fedbilevel.hypergradients.neumann import neumann
 from fedbilevel.plan import Algorithm, View, only_calls
-from fedbilevel.problem import BilevelProblem, ClientData, not_negative, positive, whole_number
+from fedbilevel.problem import BilevelProblem, ClientData
 
 Arguments = ParamSpec("Arguments")
 

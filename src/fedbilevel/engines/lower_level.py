@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.calculus import Tree, add, dot, hessian_operator, scale, squared_norm, step_along
-from fedbilevel.problem import BilevelProblem, ClientData, not_negative, whole_number
+from fedbilevel.hints import not_negative, whole_number
+from fedbilevel.problem import BilevelProblem, ClientData
 
 PRODUCTS = 60
 """For each end of the spectrum."""

@@ -23,9 +23,10 @@ from fedbilevel.engines.result import Diverged, Interrupted, Progress, ProgressC
 from fedbilevel.engines.rounds import PARTICIPATION, State, choose
 from fedbilevel.engines.simulation import Moment, Options, Simulation, named_numbers
 from fedbilevel.engines.store import ClientStore
+from fedbilevel.hints import whole_number
 from fedbilevel.hypergradients.exact import dense_hessian
 from fedbilevel.plan import Algorithm, LocalStep, client_key, phases_of
-from fedbilevel.problem import ClientData, whole_number
+from fedbilevel.problem import ClientData
 
 SLICE_SECONDS = 0.5
 """How long one call of the program aims to take: how soon Ctrl-C, progress and saving get their turn."""

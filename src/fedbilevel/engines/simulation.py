@@ -51,8 +51,9 @@ from fedbilevel.engines.rounds import (
     traffic,
 )
 from fedbilevel.engines.store import ClientStore
+from fedbilevel.hints import whole_number
 from fedbilevel.plan import Algorithm, client_key
-from fedbilevel.problem import ClientData, whole_number
+from fedbilevel.problem import ClientData
 
 ROWS = 256
 """Rows of history one call can return."""

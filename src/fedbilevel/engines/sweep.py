@@ -27,9 +27,9 @@ from fedbilevel.engines.result import Diverged, Progress, ProgressCallback, Resu
 from fedbilevel.engines.simulate import execute
 from fedbilevel.engines.simulation import Options, Simulation, named_numbers, with_numbers
 from fedbilevel.engines.store import ClientStore
-from fedbilevel.hints import hint
+from fedbilevel.hints import hint, positive, whole_number
 from fedbilevel.plan import Algorithm
-from fedbilevel.problem import ClientData, positive, whole_number
+from fedbilevel.problem import ClientData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

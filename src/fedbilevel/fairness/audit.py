@@ -24,7 +24,7 @@ from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.moments import SUMS, Moments
 from fedbilevel.fairness.scores import Scores
 from fedbilevel.fairness.thresholds import decisions
-from fedbilevel.problem import whole_number
+from fedbilevel.hints import whole_number
 from fedbilevel.tables.columns import MISSING_CODE, UNKNOWN_CODE, listed
 from fedbilevel.tables.encoder import Parsed, parse
 from fedbilevel.tables.profile import Profile

@@ -27,7 +27,7 @@ from fedbilevel.fairness.program import FairProgram, smoothness
 from fedbilevel.fairness.saving import FittedModel, named_weights, plain
 from fedbilevel.fairness.thresholds import Threshold, decisions
 from fedbilevel.fairness.trainer import dealt, fit_alike, tuned_threshold
-from fedbilevel.problem import whole_number
+from fedbilevel.hints import whole_number
 from fedbilevel.tables.columns import check_lengths, encode_groups, listed, shown, to_frame
 from fedbilevel.tables.encoder import Encoder
 from fedbilevel.tables.profile import MOST_GROUPS

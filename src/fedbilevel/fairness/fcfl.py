@@ -37,8 +37,8 @@ from fedbilevel.calculus import Calls, Tree, counted, dtype_of, scale, select, s
 from fedbilevel.fairness.baseline import Comparison, Losses, PlainLoss, Scores, fair_averaging, loss_and_gap, serves
 from fedbilevel.fairness.linear_program import balance, gram, maximise
 from fedbilevel.fairness.models import group_rates, largest_gap, penalty, recognised, row_losses
+from fedbilevel.hints import not_negative
 from fedbilevel.plan import Algorithm, Phase, weighted_mean
-from fedbilevel.problem import not_negative
 from fedbilevel.sampling import LocalData
 
 SHRINK, SHRINK_NORM, SMALLEST_DELTA = 0.01, 0.1, 1e-4

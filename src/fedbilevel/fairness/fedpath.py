@@ -42,8 +42,8 @@ from fedbilevel.algorithms.lbfgs import Pairs
 from fedbilevel.calculus import Calls, Tree, counted, no_calls, select
 from fedbilevel.fairness.formulation import Formulation, Weights, spread_of, statistics
 from fedbilevel.fairness.models import Model, decided, mean_of, penalty
+from fedbilevel.hints import positive
 from fedbilevel.plan import Algorithm, Phase, Repeat, View
-from fedbilevel.problem import positive
 from fedbilevel.sampling import LocalData
 
 PRODUCTS = 5

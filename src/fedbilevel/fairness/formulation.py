@@ -27,8 +27,9 @@ import numpy as np
 
 from fedbilevel.calculus import Tree
 from fedbilevel.fairness.models import Model, RowLosses, group_totals, mean_of, penalty, row_losses, soft_decisions
+from fedbilevel.hints import not_negative, positive, whole_number
 from fedbilevel.linear import LinearInner
-from fedbilevel.problem import BilevelProblem, linear_problem, not_negative, positive, whole_number
+from fedbilevel.problem import BilevelProblem, linear_problem
 
 FORMULATIONS = ("cells", "paper")
 REAL = "real"

@@ -34,10 +34,11 @@ from fedbilevel.fairness.fedpath import fedpath, rounds_of
 from fedbilevel.fairness.fedreg import FairLoss, fedreg
 from fedbilevel.fairness.formulation import Formulation
 from fedbilevel.fairness.models import Model, RowLosses, mean_of, mistaken, penalty, predicted, recognised, row_losses
+from fedbilevel.hints import not_negative, positive, whole_number
 from fedbilevel.hypergradients.neumann import neumann
 from fedbilevel.plan import Algorithm
 from fedbilevel.plugins import plugins, suited
-from fedbilevel.problem import BilevelProblem, not_negative, positive, whole_number
+from fedbilevel.problem import BilevelProblem
 
 BILEVEL = ("fedbio", "fedbioacc", *plugins("local"))
 METHODS = ("fedavg", "fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", *BILEVEL, "fedpath")

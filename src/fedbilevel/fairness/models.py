@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.calculus import Tree, squared_norm
-from fedbilevel.problem import whole_number
+from fedbilevel.hints import whole_number
 
 MODELS = ("logistic", "linear", "mlp")
 LOSSES = ("log", "squared", "huber")

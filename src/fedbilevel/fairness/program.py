@@ -47,7 +47,7 @@ from fedbilevel.fairness.models import Model, numbers, probabilities
 from fedbilevel.fairness.moments import Moments
 from fedbilevel.fairness.scores import Scores, added_up
 from fedbilevel.fairness.thresholds import ASIDE, Threshold, decisions
-from fedbilevel.problem import whole_number
+from fedbilevel.hints import whole_number
 from fedbilevel.tables.columns import shown
 from fedbilevel.tables.encoder import Encoder, Parsed, Statistics, combine, parse, site_statistics
 from fedbilevel.tables.schema import Schema

@@ -31,8 +31,9 @@ from fedbilevel.calculus import (
     step_along,
     zeros,
 )
+from fedbilevel.hints import positive, whole_number
 from fedbilevel.hypergradients import Points, by_solving
-from fedbilevel.problem import BilevelProblem, positive, whole_number
+from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches
 
 PROBES = 10

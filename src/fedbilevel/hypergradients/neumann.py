@@ -22,10 +22,11 @@ import jax.numpy as jnp
 
 from fedbilevel import kernels
 from fedbilevel.calculus import Calls, Tree, add, hessian_operator, hessian_vector, scale, step_along, subtract
+from fedbilevel.hints import positive, whole_number
 from fedbilevel.hypergradients import Points, assemble, outer_gradients
 from fedbilevel.hypergradients.adaptive import AdaptiveNeumann
 from fedbilevel.linear import LinearInner
-from fedbilevel.problem import BilevelProblem, positive, whole_number
+from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches
 
 

@@ -26,9 +26,10 @@ from fedbilevel import tasks
 from fedbilevel.calculus import Tree
 from fedbilevel.datasets import load_images
 from fedbilevel.engines.simulation import Options, Simulation
+from fedbilevel.hints import whole_number
 from fedbilevel.plan import Algorithm, phases_of
 from fedbilevel.plugins import plugins, suited
-from fedbilevel.problem import BilevelProblem, whole_number
+from fedbilevel.problem import BilevelProblem
 from fedbilevel.report.bench import RANKED, BenchResult, crossing, summarise, with_bytes
 from fedbilevel.studies.driver import Part, Report, Study, conduct, listed
 from fedbilevel.tasks import Images, Task, digits, read_mnist

@@ -29,7 +29,7 @@ from fedbilevel.fairness.intervals import across_splits, comparison_table, paire
 from fedbilevel.fairness.methods import BILEVEL, SINGLE_STEP, STEP, Recipe
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.fairness.trainer import Trainer
-from fedbilevel.problem import whole_number
+from fedbilevel.hints import whole_number
 from fedbilevel.report.scales import Span
 from fedbilevel.runs import Run, RunFolder
 from fedbilevel.studies import data

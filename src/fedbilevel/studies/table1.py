@@ -26,8 +26,8 @@ from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.fairness.saving import FittedModel, named_weights
 from fedbilevel.fairness.trainer import Fitted, Stop, Trainer, client_rows
+from fedbilevel.hints import whole_number
 from fedbilevel.plugins import plugins
-from fedbilevel.problem import whole_number
 from fedbilevel.runs import Run, RunFolder, read
 from fedbilevel.studies import data, fairness
 from fedbilevel.studies.data import CLIENTS, DISTRIBUTIONS, ENCODINGS, PARTS, SOURCES, Case, Cases, Rows

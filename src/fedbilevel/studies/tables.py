@@ -37,7 +37,7 @@ from fedbilevel.fairness.intervals import across_splits, comparison_table, paire
 from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.pooled import PooledRows, Solver, front
 from fedbilevel.fairness.scores import Scores
-from fedbilevel.problem import whole_number
+from fedbilevel.hints import whole_number
 from fedbilevel.report.scales import Span
 from fedbilevel.runs import RunFolder
 from fedbilevel.studies.data import CLIENTS, SHARES, TEST_SHARE

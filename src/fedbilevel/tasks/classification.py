@@ -52,7 +52,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbilevel.calculus import Tree
-from fedbilevel.problem import BilevelProblem, ClientData, whole_number
+from fedbilevel.hints import whole_number
+from fedbilevel.problem import BilevelProblem, ClientData
 from fedbilevel.tasks.images import CLASSES, Images, deal, deal_images, deal_shards, gather, proportions
 from fedbilevel.tasks.task import FixedStart, Task, accuracy, largest_moment, shape, whole_numbers
 

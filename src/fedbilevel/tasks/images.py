@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbilevel.problem import whole_number
+from fedbilevel.hints import whole_number
 from fedbilevel.tasks.task import ClientRows, whole_numbers
 
 RowNumbers = NDArray[np.int64]

@@ -24,7 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.calculus import Tree, squared_norm
-from fedbilevel.problem import BilevelProblem, ClientData, whole_number
+from fedbilevel.hints import whole_number
+from fedbilevel.problem import BilevelProblem, ClientData
 from fedbilevel.tasks.classification import auc, corrupt, cross_entropies
 from fedbilevel.tasks.images import CLASSES, Images, deal_images
 from fedbilevel.tasks.task import Task, accuracy

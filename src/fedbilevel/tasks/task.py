@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbilevel.calculus import Tree
-from fedbilevel.problem import BilevelProblem, ClientData, whole_number
+from fedbilevel.hints import whole_number
+from fedbilevel.problem import BilevelProblem, ClientData
 
 Array = NDArray[np.float64]
 LOWER_LEVELS = ("local", "global")

@@ -11,7 +11,7 @@ from sklearn.utils import check_random_state
 
 from fedbilevel.fairness.estimator import Federated, OfClasses, OfNumbers
 from fedbilevel.fairness.models import Model
-from fedbilevel.problem import whole_number
+from fedbilevel.hints import whole_number
 from fedbilevel.tuning.program import FOLDS, ROUNDS, TuneProgram, column_places, reading_of
 from fedbilevel.tuning.simulation import Tuner
 

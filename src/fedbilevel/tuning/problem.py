@@ -31,7 +31,8 @@ import numpy as np
 
 from fedbilevel.calculus import Tree
 from fedbilevel.fairness.models import Model
-from fedbilevel.problem import BilevelProblem, whole_number
+from fedbilevel.hints import whole_number
+from fedbilevel.problem import BilevelProblem
 
 WHAT = ("penalties", "features", "classes", "sites", "rows")
 UNPENALISED = 1e-6

@@ -24,8 +24,9 @@ from fedbilevel.fairness.formulation import Formulation
 from fedbilevel.fairness.methods import Recipe
 from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.program import FairProgram
+from fedbilevel.hints import whole_number
 from fedbilevel.plan import Algorithm
-from fedbilevel.problem import BilevelProblem, whole_number
+from fedbilevel.problem import BilevelProblem
 from fedbilevel.tables.columns import EVERYBODY
 from fedbilevel.tables.encoder import Encoder
 from fedbilevel.tables.schema import Column, Schema
