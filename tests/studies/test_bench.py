@@ -164,7 +164,7 @@ def test_the_search_asks_for_what_is_ranked(monkeypatch):
     quick, better, late = trial((1, 1), [0, 0.95, 0.93]), trial((2, 2), [0, 0.95, 0.96]), trial((3, 3), [0, 0.5, 0.99])
     lost = trial((4, 4), [0, 0.99, 0.99], outer=None)
     monkeypatch.setattr(
-        bench, "_worth", lambda task, walked: -walked.rows[-1]["test_progress"] if walked.finite else np.inf
+        bench, "_worth", lambda task, walked, solves: -walked.rows[-1]["test_progress"] if walked.finite else np.inf
     )
     best, about = bench.chosen([quick, late, lost], task, 0.9)
     assert best is quick
@@ -183,7 +183,9 @@ def test_all_pairings_of_a_task_are_tuned_for_one_target_on_a_draw_of_their_own(
     draw, choose = Bench.draw, bench.chosen
     monkeypatch.setattr(Bench, "draw", lambda self, pairing, seed: seen.append(seed) or draw(self, pairing, seed))
     monkeypatch.setattr(
-        bench, "chosen", lambda trials, task, target: targets.append((trials, target)) or choose(trials, task, target)
+        bench,
+        "chosen",
+        lambda trials, task, target, solves: targets.append((trials, target)) or choose(trials, task, target, solves),
     )
     pairings = [Pairing("toy", "global", name) for name in ("fedbio-global", "lfednest")]
     whole = Bench(TINY, None)

@@ -306,8 +306,8 @@ def walked(method: Penalty, above: steps.Outer) -> Algorithm:
         (outer, total, _, local), _ = method.sampler.walk(step, first, data, key, above.local_steps)
         return Sum(total) if above.sums else Reply(outer), local
 
-    def absorb(server: Server, mean: tuple[Tree]) -> Server:
-        outer, kept = above.moved(server.outer, server.kept, *mean)
+    def absorb(server: Server, mean: Reply | Sum) -> Server:
+        outer, kept = above.moved(server.outer, server.kept, mean[0])
         return server._replace(outer=outer, step=server.step + above.local_steps, kept=kept)
 
     return method.algorithm(above, work, absorb)

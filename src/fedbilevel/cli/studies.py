@@ -161,9 +161,9 @@ def bench(
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="Any of quadratic, precise, precise-20, ridge, logistic, cleaning, representation, imbalance "
-            "[default: all but logistic]; with --mnist: mnist-representation, mnist-imbalance, mnist-cleaning, each also with "
-            "-shards [default: all]."
+            help="Any of quadratic, precise, precise-20, ridge, logistic, cleaning, representation, imbalance; by default all but "
+            "logistic. With --mnist any of mnist-representation, mnist-representation-shards, mnist-imbalance, "
+            "mnist-imbalance-shards, mnist-cleaning, mnist-cleaning-shards; by default all."
         ),
     ] = None,
     algorithms: Annotated[
@@ -174,7 +174,7 @@ def bench(
             "shrofbo, shrofbo-auto, fedmsa, fedmsa-auto, fednest, fednest-auto, fednest-sum, fednest-sum-auto, "
             "lfednest, lfednest-auto, aggitd, aggitd-auto, fedmbo, fedmbo-auto, "
             "f2sa, f2sa-auto, f2sa-global, f2sa-global-auto, pbgd, pbgd-auto, pbgd-global, pbgd-global-auto, "
-            "bome, bome-auto, bome-global, bome-global-auto, meha, meha-auto, meha-global, meha-global-auto. [default: all]"
+            "bome, bome-auto, bome-global, bome-global-auto, meha, meha-auto, meha-global, meha-global-auto; by default all."
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Draws of data and minibatches. [default: 10]", min=1)] = None,

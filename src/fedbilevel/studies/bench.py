@@ -526,7 +526,7 @@ def chosen(trials: list[Trial], task: Task, target: float, solves: bool = True) 
     return best, {**about, "diverged_in_tuning": len(trials) - len(finite)}
 
 
-def _worth(task: Task, walked: Walk, solves: bool) -> float:
+def _worth(task: Task, walked: Walk, solves: bool = True) -> float:
     """The larger of f(x, y) at the run's own y and f(x, y(x)) at the solution, on validation rows.
 
     The first alone would favour inner variables that lag behind (f may be smaller there than anywhere it can stay), the
