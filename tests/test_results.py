@@ -13,7 +13,7 @@ import yaml
 from docsbuild import results
 
 ROOT = Path(__file__).parents[1]
-DEFINED = {"table1.md": "What the paper leaves open", "study-protocol.md": ""}
+DEFINED = {"table1.md": "What the paper leaves open", "study-protocol.md": "", "results/images.md": "What is run"}
 """Tables of words: pages, and the section where they stand."""
 ELSEWHERE = {"bench.md", "federation-measured.md", "results/fairness.md", "results/index.md"}
 """Pages whose tables other commands write, or that have none of numbers."""

@@ -195,7 +195,7 @@ def test_float32_stays_float32(name):
         *jax.tree.map(lambda leaf: leaf.astype(np.float32) if leaf.dtype.kind == "f" else leaf, (data.train, data.val))
     )
     if name in (*PLAIN, *FAIR):
-        chosen = chosen.build(replace(chosen.settings, init=lambda key: jnp.zeros(4, jnp.float32)))
+        chosen = chosen.build(replace(chosen.settings, init=jnp.zeros(4, jnp.float32)))
     else:
         problem = replace(chosen.problem, init=lambda key: (jnp.zeros(3, jnp.float32), jnp.zeros(4, jnp.float32)))
         chosen = chosen.build(replace(chosen.settings, problem=problem))

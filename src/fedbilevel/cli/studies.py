@@ -161,8 +161,8 @@ def bench(
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="Any of quadratic, precise, precise-20, ridge, logistic, cleaning, representation, imbalance; by default all but "
-            "logistic. With --mnist any of mnist-representation, mnist-representation-shards, mnist-imbalance, "
+            help="Any of quadratic, precise, precise-20, ridge, logistic, cleaning, representation, imbalance; by default all "
+            "but logistic. With --mnist any of mnist-representation, mnist-representation-shards, mnist-imbalance, "
             "mnist-imbalance-shards, mnist-cleaning, mnist-cleaning-shards; by default all."
         ),
     ] = None,
