@@ -14,6 +14,8 @@ ROUNDING = 1e-10
 """Float64 numbers of order one after some hundred operations done in another order."""
 FUSION = 1e-12
 """The same operations, fused differently by the compiler."""
+QUOTIENTS = 1e-11
+"""The same, where curvatures are differences of gradients over moves of a tenth or less."""
 
 
 def close(found, wanted, tolerance=ROUNDING):
