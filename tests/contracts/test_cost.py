@@ -27,6 +27,7 @@ VECTORS = {
     "fedbioacc-paper": (2, 2, 4),
     "fedbioacc-local": (2, 2, 4),
     "fedbioacc_auto": (1, 2, 4),
+    "fedbioacc-outer": (1, 1, 4),
 }
 """Outer-sized vectors up and down, and bytes more on the way down."""
 
@@ -34,7 +35,8 @@ VECTORS = {
 @pytest.mark.parametrize("name", ["fedavg", "fedbio_auto", "fedbioacc_auto", *LOCAL])
 def test_bytes_are_those_of_the_arrays_sent(name):
     """FedAvg and FedBiO send one outer-sized vector up and down, whoever sets the steps, FedBiOAcc two and the step number
-    down; one up where the server moves x."""
+    down; one up where the server moves x, and one each way where x alone is sent.  Steps that set themselves are searched for
+    in an exchange of x and a number."""
     chosen = algorithm(name)
     traffic = Simulation(chosen, reference().data(), Options()).traffic
     key = jax.random.key(0)
@@ -42,9 +44,10 @@ def test_bytes_are_those_of_the_arrays_sent(name):
     outer = bytes_of(chosen.outer(server))
     assert outer == 8 * (4 if name == "fedavg" else 3)
     up, down, more = VECTORS[name.split("/")[0]]
-    assert traffic.up == up * outer
-    assert traffic.down == down * outer + more
-    assert traffic.down == bytes_of(chosen.plan[0].send(server))
+    assert traffic.phases[-1] == (down * outer + more, up * outer)
+    assert traffic.phases[-1][0] == bytes_of(chosen.plan[-1].send(server))
+    search = outer + 8 if name.endswith("_auto") else 0
+    assert (traffic.down, traffic.up) == (down * outer + more + search, up * outer + search)
 
 
 def test_history_adds_up_what_travelled():

@@ -14,7 +14,7 @@ from fedbilevel.fairness import FairFederatedClassifier
 from fedbilevel.federation.protocol.settings import JobSettings
 from tests.contracts import cases
 
-SINGLE = ("afl", "fcfl", "fedmbo")
+SINGLE = ("afl", "fcfl", "fedmbo", "fedmbo_auto")
 """Methods whose servers need the replies one by one."""
 
 
