@@ -27,7 +27,11 @@ def run(*command, **options):
 def interpreter(version):
     if sys.version_info[:2] == tuple(map(int, version.split("."))):
         return sys.executable
-    return shutil.which(f"python{version}") or pytest.skip(f"python{version} is not on the PATH")
+    name = f"python{version}"
+    # A version manager's shim may stand there for a version that it has not installed.
+    if shutil.which(name) is None or subprocess.run([name, "-c", "import venv"], capture_output=True).returncode:
+        pytest.skip(f"{name} is not on the PATH, or does not start")
+    return name
 
 
 @pytest.fixture(scope="module")
