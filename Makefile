@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= auto
-FEDERATION ?= tests/federation
+FEDERATION ?= tests/federation tests/test_tutorials.py
 
 .PHONY: run test test-optimised test-federation test-wheels lint docs clean
 .DELETE_ON_ERROR:
