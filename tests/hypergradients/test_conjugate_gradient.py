@@ -152,6 +152,8 @@ def test_an_answer_that_is_not_accurate_says_so(record_every):
     ) as told:
         ended = once(spectrum, fb.conjugate_gradient(steps=100), record_every=record_every)
     assert len(told) == 1
+    said = float(re.search(r"residual of up to (\d\.\d)", str(told[0].message))[1])
+    assert said == pytest.approx(np.linalg.norm(1 + spectrum * ended.outer) / np.sqrt(spectrum.size), abs=0.051)
     assert np.linalg.norm(-ended.outer - 1 / spectrum) / np.linalg.norm(1 / spectrum) > 0.5
     if record_every:
         assert ended.history.solve_residual.iloc[-1] > 1e-2
