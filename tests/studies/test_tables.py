@@ -54,10 +54,20 @@ def test_small_groups_and_sites_are_joined():
 def test_slices_go_split_by_split_with_the_bar_first():
     design = Design(("adult-sex", "heart-sex", "credit-sex"))
     slices = list(design.slices())
-    assert slices[:4] == [Slice("heart-sex", kind, 0) for kind in ("pooled", "natural", "iid", "noniid")]
+    first = [slice for slice in slices if slice.method in ("", "FedAvg")][:4]
+    kinds = {"pooled": "", **dict.fromkeys(("natural", "iid", "noniid"), "FedAvg")}
+    assert first == [Slice("heart-sex", kind, tables.FIRST_SPLIT, method) for kind, method in kinds.items()]
     assert [slice.number for slice in slices] == sorted(slice.number for slice in slices)
     counts = pd.Series([slice.case for slice in slices]).value_counts()
-    assert counts.to_dict() == {"heart-sex": 80, "credit-sex": 60, "adult-sex": 30}
+    methods = len(tables.METHODS)
+    wanted = {
+        "heart-sex": 20 * (1 + 3 * methods),
+        "credit-sex": 20 * (1 + 2 * methods),
+        "adult-sex": 10 * (1 + 2 * methods),
+    }
+    assert counts.to_dict() == wanted
+    assert [Slice.of(slice.key) for slice in slices] == slices
+    assert [slice.method for slice in sorted(slices[:4], key=Slice.place)] == ["FedAvg", "FedReg", "FedMinMax", ""]
 
 
 def test_the_hull_is_concave_and_is_interpolated():
@@ -146,14 +156,18 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     out, compute = tmp_path / "run", Design.compute
 
     def stops(self, part: Part):
-        if part.what.number == 1:
+        if part.what.number > tables.FIRST_SPLIT:
             raise KeyboardInterrupt
         return compute(self, part)
 
     monkeypatch.setattr(Design, "compute", stops)
     with pytest.raises(KeyboardInterrupt):
         conduct(SMALL, out, workers=1)
-    monkeypatch.setattr(Design, "compute", lambda self, part: compute(self, part) if part.what.number else None)
+
+    def later(self, part: Part):
+        return compute(self, part) if part.what.number > tables.FIRST_SPLIT else None
+
+    monkeypatch.setattr(Design, "compute", later)
     run = conduct(SMALL, out, workers=1)
     assert len(run.rows) == 3 * 2 * 3
     assert set(run.rows["dataset"]) == {"heart-sex", "credit-sex"}

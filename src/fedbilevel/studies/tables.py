@@ -1,7 +1,7 @@
 """What `fedbilevel fairness --tables` compares: every method with its defaults, on tables nobody tuned it on, beside the limit.
 
-docs/study-protocol.md is the protocol; the constants here are those it names.  A part of a run is one case, kind of sites and
-split with all methods; or one case and split with the models of the pooled frontier.
+docs/study-protocol.md is the protocol; the constants here are those it names.  A part of a run is one method on one case, kind
+of sites and split; or the models of the pooled frontier on one case and split.
 
 Tables of a run (`Run.tables`):
 
@@ -95,6 +95,8 @@ BOUNDS = (0.005, 0.02, 0.05)
 """Of fairlearn's reductions."""
 ITERATIONS = 25
 """Of each of them, at most."""
+FIRST_SPLIT = 1
+"""Split 0 of four cases had been looked at before the method was what it is."""
 SMALL_SITE = 200
 FEW_POSITIVES = 50
 SMALL = "(small)"
@@ -178,15 +180,26 @@ def kinds_of(name: str) -> tuple[str, ...]:
 
 
 class Slice(NamedTuple):
-    """``kind``: of sites, or "pooled" for the frontier."""
+    """``kind``: of sites, or "pooled" for the frontier, which has no ``method``."""
 
     case: str
     kind: str
     number: int
+    method: str = ""
 
     @property
     def key(self) -> str:
-        return " ".join(map(str, self))
+        return " ".join(map(str, self)).strip()
+
+    @classmethod
+    def of(cls, key: str) -> Slice:
+        case, kind, number, *method = key.split(" ", 3)
+        return cls(case, kind, int(number), *method)
+
+    def place(self) -> tuple[int, ...]:
+        """Where it stands in the tables."""
+        words = (list(CASES).index(self.case), (*KINDS, "pooled").index(self.kind), self.number)
+        return (*words, ("", *METHODS).index(self.method))
 
 
 @dataclass(frozen=True)
@@ -199,7 +212,7 @@ class Design(Study):
     splits: int | None = None
     methods: tuple[str, ...] = tuple(METHODS)
     quick: bool = False
-    first: int = 0
+    first: int = FIRST_SPLIT
 
     command = "tables"
     grows = True
@@ -212,7 +225,7 @@ class Design(Study):
                 )
 
     def configuration(self) -> dict[str, Any]:
-        """What all cases and splits share: others may be added."""
+        """What all cases, splits and methods share: others may be added."""
         options: dict[str, Any] = QUICK if self.quick else {}
         return {
             "metric": "equal_opportunity", "convention": "between_groups", "quick": self.quick, "test_share": TEST_SHARE,
@@ -220,7 +233,7 @@ class Design(Study):
             "small_site": SMALL_SITE, "few_positives": FEW_POSITIVES, "within": WITHIN,
             "rows": {name: case.rows or 0 for name, case in CASES.items()},
             "methods": {
-                label: _plain(FairFederatedClassifier(**METHODS[label], **options).get_params()) for label in self.methods
+                label: _plain(FairFederatedClassifier(**given, **options).get_params()) for label, given in METHODS.items()
             },
         }  # fmt: skip
 
@@ -234,32 +247,23 @@ class Design(Study):
                         yield Slice(name, "pooled", self.first + number)
                         for kind in kinds_of(name):
                             if kind in self.kinds:
-                                yield Slice(name, kind, self.first + number)
+                                for label in self.methods:
+                                    yield Slice(name, kind, self.first + number, label)
 
     def parts(self) -> list[Part]:
-        return [
-            Part((slice.key,), slice, slice.key, cost=1.0 if slice.kind == "pooled" else 4.0, rank=rank)
-            for rank, slice in enumerate(self.slices())
-        ]
+        return [Part((slice.key,), slice, slice.key, rank=rank) for rank, slice in enumerate(self.slices())]
 
     def compute(self, part: Part) -> dict[str, dict[str, Any]]:
-        name, kind, number = part.what
+        name, kind, number, label = part.what
         if kind == "pooled":
             return {part.keys[0]: {"others": {"pooled": pooled(name, number)}}}
-        rows, sites = [], []
-        for label in self.methods:
-            row, by_site = measured(name, kind, number, label, QUICK if self.quick else {})
-            rows.append(row)
-            sites += by_site
+        row, sites = measured(name, kind, number, label, QUICK if self.quick else {})
         others = {"sites": pd.DataFrame(sites)} if sites else {}
-        return {part.keys[0]: {"rows": pd.DataFrame(rows), "others": others}}
+        return {part.keys[0]: {"rows": pd.DataFrame([row]), "others": others}}
 
     def merged(self, folder: RunFolder) -> tuple[list[str], dict[str, pd.DataFrame]]:
         parts = folder.parts()
-        places = {name: place for place, name in enumerate((*CASES, *KINDS, "pooled"))}
-        order = sorted(
-            parts, key=lambda key: tuple(places.get(word, int(word) if word.isdigit() else 0) for word in key.split())
-        )
+        order = sorted(parts, key=lambda key: Slice.of(key).place())
         held = {name: [parts[key][name] for key in order if name in parts[key]] for name in ("rows", "pooled", "sites")}
         if not held["rows"] or not held["pooled"]:
             raise ValueError(f"{folder.path} holds no case with its frontier yet: let the run finish its first parts.")
