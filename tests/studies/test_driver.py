@@ -4,10 +4,13 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+import jax
+import numpy as np
 import pandas as pd
 import pytest
 
 from fedbilevel.runs import read
+from fedbilevel.studies import driver
 from fedbilevel.studies.driver import Part, Study, conduct
 
 
@@ -104,3 +107,19 @@ def test_tables_of_a_run_that_was_stopped(tmp_path):
     assert study.seen == []
     with pytest.raises(ArithmeticError):
         conduct(study, tmp_path / "run", workers=1)
+
+
+def test_programs_are_let_go_before_a_process_runs_out_of_mappings(monkeypatch, tmp_path):
+    """As many programs as there are shapes: without room for them a long study ends in LLVM's own error."""
+    compiled = jax.jit(lambda value: value + 1)
+    compiled(np.zeros(3))
+    monkeypatch.setattr(driver, "MAPPINGS", tmp_path / "maps")
+    driver.make_room()
+    assert compiled._cache_size() == 1, "elsewhere there is nothing to count"
+    (tmp_path / "maps").write_text("a mapping\n" * driver.MOST_MAPPINGS)
+    driver.make_room()
+    assert compiled._cache_size() == 1
+    (tmp_path / "maps").write_text("a mapping\n" * (driver.MOST_MAPPINGS + 1))
+    driver.make_room()
+    assert compiled._cache_size() == 0
+    np.testing.assert_array_equal(compiled(np.zeros(3)), 1)

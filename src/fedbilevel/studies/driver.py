@@ -17,9 +17,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import jax
 import pandas as pd
 
 from fedbilevel.runs import Run, RunFolder
+
+
+MAPPINGS = Path("/proc/self/maps")
+MOST_MAPPINGS = 30_000
+"""Linux allows a process 65,530.  A compiled program takes some 300, and JAX keeps it for as long as its caches know it."""
 
 
 @dataclass(frozen=True)
@@ -185,12 +191,19 @@ class _Crew:
         for key, results in self.study.compute(part).items():
             if not self.folder.done(key):
                 self.folder.save(key, **results)
+        make_room()
         with self.changed:
             first = not self.spent
             self.done += len(part.keys)
             self.spent += part.cost
             left = (time.monotonic() - self.began) * (self.cost - self.spent) / self.spent
             self.report(Standing(self.done, self.total, None if first else left, part.title))
+
+
+def make_room() -> None:
+    """Let go of compiled programs before a study of many shapes runs out of mappings: what is needed again is loaded again."""
+    if MAPPINGS.exists() and MAPPINGS.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        jax.clear_caches()
 
 
 def _cores() -> int:
