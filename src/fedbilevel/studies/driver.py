@@ -23,7 +23,7 @@ import pandas as pd
 from fedbilevel.runs import Run, RunFolder
 
 MAPPINGS = Path("/proc/self/maps")
-MOST_MAPPINGS = 30_000
+MOST_MAPPINGS = 50_000
 """Linux allows a process 65,530.  A compiled program takes some 300, and JAX keeps it for as long as its caches know it."""
 
 
