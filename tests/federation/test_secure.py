@@ -332,6 +332,62 @@ def test_attacks_are_refused(attack):
         attack(made, made.sites["site0"])
 
 
+@pytest.mark.parametrize("count", [3, 5])
+@pytest.mark.parametrize("bit", [0, 0x80], ids=["copied", "written differently"])
+def test_a_site_that_passes_off_anothers_key_as_its_own(count, bit):
+    """Sites that work with the coordinator sign the keys of the honest ones.  An honest site that lies between a key's two
+    owners would add its mask with one and take that with the other away: its numbers would come out in the clear.  The highest
+    bit of a key does not count, so copies need not look alike."""
+    made = Federation(count)
+    names = made.cohort.names
+    victim, copies = names[count // 2], dict(zip(names[: count // 2], names[count // 2 + 1 :], strict=True))
+    keys = {hello.name: hello.key for hello in made.hellos}
+    hellos = []
+    for hello in made.hellos:
+        key = keys[copies.get(hello.name, hello.name)]
+        key = key[:-1] + bytes([key[-1] ^ (bit if hello.name in copies else 0)])
+        signature = made.certificates[hello.name].sign(secure.greeting(made.cohort, hello.name, key))
+        hellos.append(hello._replace(key=key, signature=signature))
+    site = made.site(victim)
+    site.meet(hellos)
+    words = np.zeros(1000, np.uint64)
+    about = site.mask(LABEL, names, words).words - (0 if made.cohort.complete else own_mask(site, words.size))
+    assert uniform([about]) > 1e-4
+
+
+def own_mask(site, size):
+    """What the shares of a site's seed take away from its numbers, as all others can once it counts."""
+    drawn = [site._drawn(LABEL, site.name, other) for other in site.cohort.after(site.name)]
+    seed = secure._combined(site._weights[0], drawn[: site.cohort.threshold])
+    return secure._own_stream(site.cohort, LABEL, site.name, seed, size)
+
+
+def test_a_greeting_is_no_text_that_a_server_can_have_signed():
+    """NVFlare has a site sign its name and a text of the server's choice with the same key."""
+    made = Federation()
+    with pytest.raises(UnicodeDecodeError, match="byte 0xff in position 0"):
+        secure.greeting(made.cohort, "site0", made.hellos[0].key).decode()
+
+
+def test_two_processes_of_a_site_answer_as_one(tmp_path):
+    """A coordinator may start a job twice: the two workers at a site know what the other one has answered."""
+    made = Federation(7)
+    names = made.cohort.names
+    first, second = (made.site("site0", answered=Answered(tmp_path / "answered")) for _ in range(2))
+    for site in (first, second):
+        site.meet(made.hellos)
+    words, other = np.zeros(1, np.uint64), np.ones(1, np.uint64)
+    first.mask(LABEL, names, words)
+    with pytest.raises(Insecure, match="another question"):
+        second.mask(LABEL, names, other)
+    second.mask(LABEL, names, words)
+    first.repair(LABEL, names[:-1])
+    with pytest.raises(Insecure, match="without some of these survivors"):
+        second.repair(LABEL, (*names[:-2], names[-1]))
+    with pytest.raises(Insecure, match="than the one it was repaired for"):
+        second.unmask(LABEL, names, {})
+
+
 @pytest.mark.parametrize("what", ["share", "letter"])
 def test_a_wrong_share_or_a_changed_letter_ends_the_round(what):
     made = Federation()

@@ -3,7 +3,7 @@
 After K. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, with fresh masks
 for every label (one sum).  The coordinator relays everything and learns one sum for a label, and nothing else:
 
-    hello       once a run: a site's key, signed with its certificate; two sites have k_uv in common (X25519)
+    hello       once a run: a site's key, signed with its certificate; two sites have k_uv in common (X25519, and both names)
     mask        x_u + PRG(b_u) + sum over v > u of PRG(m_uv) - sum over v < u of PRG(m_uv)   (mod 2^64), m_uv from k_uv
     repair      only where sites were lost: what their masks left in the numbers of each survivor, masked in the same way
     unmask      of every site whose masked numbers arrived, a share of its seed b
@@ -43,7 +43,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -56,6 +57,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from fedbilevel import storage
 from fedbilevel.engines.fixed import Words
 from fedbilevel.federation.protocol.settings import LEAST, quorum
 
@@ -177,12 +179,27 @@ class Identity(Protocol):
 
 class Answered:
     """What a site has answered: what it masked for a label, whom it repaired it for last, whom it unmasked an exchange for.
-    With ``file`` every answer is on disk before it leaves."""
+    With ``file`` every answer is on disk before it leaves, and processes with the same file answer as one."""
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file
         self.known: dict[tuple[str, str], str] = {}
-        for line in file.read_text().splitlines() if file is not None and file.exists() else ():
+        self._end = 0
+
+    @contextmanager
+    def held(self) -> Iterator[dict[tuple[str, str], str]]:
+        """All that was answered; meanwhile no other process answers."""
+        with nullcontext() if self.file is None else storage.lock(self.file.with_suffix(".lock"), seconds=-1):
+            if self.file is not None and self.file.exists():
+                self._catch_up(self.file)
+            yield self.known
+
+    def _catch_up(self, file: Path) -> None:
+        with file.open("rb") as opened:
+            opened.seek(self._end)
+            lines = opened.read().splitlines()
+            self._end = opened.tell()
+        for line in lines:
             try:
                 kind, name, value = json.loads(line)
             except ValueError:
@@ -190,12 +207,14 @@ class Answered:
             self.known[kind, name] = value
 
     def note(self, kind: str, name: str, value: str) -> None:
+        """While `held`."""
         if self.known.get((kind, name)) != value:
             if self.file is not None:
-                with self.file.open("a") as file:
-                    file.write("\n" * (file.tell() > 0) + json.dumps([kind, name, value]))
+                with self.file.open("ab") as file:
+                    file.write(b"\n" * (file.tell() > 0) + json.dumps([kind, name, value]).encode())
                     file.flush()
                     os.fsync(file.fileno())
+                    self._end = file.tell()
             self.known[kind, name] = value
 
     def first(self, kind: str, name: str, value: str) -> str:
@@ -217,13 +236,13 @@ class SecureSite:
         self.answered = answered or Answered()
         self._master = master
         self._channel = X25519PrivateKey.from_private_bytes(self._derive("channel"))
+        self._key = self._channel.public_key().public_bytes_raw()
         self._common: dict[str, bytes] = {}
         self._asked: Asked | None = None
 
     def hello(self) -> Hello:
-        key = self._channel.public_key().public_bytes_raw()
-        signature = self.identity.sign(_hash("hello", self.cohort.digest, self.name, key))
-        return Hello(self.name, key, self.identity.certificate, signature)
+        signature = self.identity.sign(greeting(self.cohort, self.name, self._key))
+        return Hello(self.name, self._key, self.identity.certificate, signature)
 
     def meet(self, hellos: Sequence[Hello]) -> None:
         """Take the keys of those who are there, each signed by the site it is said to be of."""
@@ -231,16 +250,23 @@ class SecureSite:
         self._check(names, self.cohort.names, "The greetings are not those of the cohort")
         common = {}
         for hello in hellos:
-            signed = _hash("hello", self.cohort.digest, hello.name, hello.key)
+            signed = greeting(self.cohort, hello.name, hello.key)
             try:
                 self.identity.verify(hello.name, hello.certificate, signed, hello.signature)
             except InvalidSignature as error:
                 raise Insecure(f"A greeting that is said to be of {hello.name} is not signed by it.") from error
             if hello.name != self.name:
-                common[hello.name] = self._channel.exchange(X25519PublicKey.from_public_bytes(hello.key))
-            elif hello.key != self._channel.public_key().public_bytes_raw():
+                common[hello.name] = self._in_common(hello.name, hello.key)
+            elif hello.key != self._key:
                 raise Insecure("Somebody else's key is passed off as this site's.")
         self._common = common
+
+    def _in_common(self, other: str, key: bytes) -> bytes:
+        """k_uv, of the names and keys of both: a site that gives another one's key as its own has nothing in common with
+        anybody that the other one has too."""
+        shared = self._channel.exchange(X25519PublicKey.from_public_bytes(key))
+        both = sorted([(self.name, self._key), (other, key)])
+        return _stretch(shared, _hash("common", self.cohort.digest, *(part for pair in both for part in pair)))
 
     def check_met(self) -> None:
         if not self._common:
@@ -260,8 +286,9 @@ class SecureSite:
         self._check(present, {self.name, *self._common}, "Those who take part are not sites that have met")
         about = _hash("sum", self.cohort.digest, label, exchange, question, *present)
         settled = f"{hashlib.sha256(about + words.tobytes()).hexdigest()} {exchange}"
-        if self.answered.first("masked", label, settled) != settled:
-            raise Insecure(f"{label} was answered before, to another question.")
+        with self.answered.held():
+            if self.answered.first("masked", label, settled) != settled:
+                raise Insecure(f"{label} was answered before, to another question.")
         self._asked = Asked(label, exchange or label, tuple(present), about, words.size)
         masked = words + self._streams(present, about, words.size)
         if self.cohort.complete:
@@ -278,14 +305,15 @@ class SecureSite:
         survivors comes out, and only if all of them are given the same list."""
         asked = self._sum(label, survivors)
         alive = " ".join(survivors)
-        before = self.answered.known.get(("repaired", label), " ".join(asked.present))
-        if not set(survivors) <= set(before.split()):
-            raise Insecure(f"{label} was repaired before, for a list without some of these survivors: {before}.")
         if len(survivors) == len(asked.present):
             raise Insecure("Nobody is said to be lost, so there is nothing to repair.")
-        if self.answered.known.get(("unmasked", asked.exchange), alive) != alive:
-            raise Insecure(f"{asked.exchange} was unmasked before, for another list of survivors.")
-        self.answered.note("repaired", label, alive)
+        with self.answered.held() as known:
+            before = known.get(("repaired", label), " ".join(asked.present))
+            if not set(survivors) <= set(before.split()):
+                raise Insecure(f"{label} was repaired before, for a list without some of these survivors: {before}.")
+            if known.get(("unmasked", asked.exchange), alive) != alive:
+                raise Insecure(f"{asked.exchange} was unmasked before, for another list of survivors.")
+            self.answered.note("repaired", label, alive)
         lost = [name for name in asked.present if name not in survivors]
         masks = self._streams(survivors, _hash("repair", asked.about, *survivors), asked.size)
         return masks - self._streams(lost, asked.about, asked.size)
@@ -294,12 +322,15 @@ class SecureSite:
         """A share of the seed of every survivor; ``letters``: those that came for this site, by their senders."""
         asked = self._sum(label, survivors)
         alive = " ".join(survivors)
-        if self.answered.known.get(("repaired", label), " ".join(asked.present)) != alive:
-            raise Insecure(f"{label} is to be unmasked for another list of survivors than the one it was repaired for.")
-        # An exchange that is done again, by another submission of the run, tells no other sum than before.
-        before = self.answered.first("unmasked", asked.exchange, alive)
-        if before != alive:
-            raise Insecure(f"{asked.exchange} was unmasked before, for another list of survivors: {before}.")
+        with self.answered.held() as known:
+            if known.get(("repaired", label), " ".join(asked.present)) != alive:
+                raise Insecure(
+                    f"{label} is to be unmasked for another list of survivors than the one it was repaired for."
+                )
+            # An exchange that is done again, by another submission of the run, is unmasked for the same sites.
+            before = self.answered.first("unmasked", asked.exchange, alive)
+            if before != alive:
+                raise Insecure(f"{asked.exchange} was unmasked before, for another list of survivors: {before}.")
         shares = {}
         for other in survivors:
             drawn = self._drawn(label, other, self.name)
@@ -354,6 +385,12 @@ class SecureSite:
 
     def _derive(self, *about: str) -> bytes:
         return _stretch(self._master, _hash("site", self.cohort.digest, self.name, *about))
+
+
+def greeting(cohort: Cohort, name: str, key: bytes) -> bytes:
+    """What a site signs.  NVFlare has sites sign texts that the server chooses, with the same key: no text has the first
+    byte."""
+    return b"\xfffedbilevel hello " + _hash(cohort.digest, name, key)
 
 
 def recovered(
@@ -417,7 +454,7 @@ def _digest(cohort: Cohort, label: str, name: str, seed: int) -> bytes:
 
 
 def _stretch(secret: bytes, about: bytes) -> bytes:
-    return HKDF(hashes.SHA256(), 32, salt=None, info=b"fedbilevel secure sum 2 " + about).derive(secret)
+    return HKDF(hashes.SHA256(), 32, salt=None, info=b"fedbilevel secure sum 3 " + about).derive(secret)
 
 
 def _stream(key: bytes, size: int) -> Words:
