@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 
 from fedbilevel.engines.stages import REASONS, TELL, Refused
-from fedbilevel.fairness.program import fair_program
 from fedbilevel.federation.protocol.approval import approve, pending
 from fedbilevel.federation.protocol.door import OFTEN, SPARE, effective_rows
 from fedbilevel.federation.protocol.policy import Approval, Policy, Source
@@ -44,10 +43,11 @@ def attacked(tmp_path):
     patients().to_csv(tmp_path / "rows.csv", index=False)
     source = Source(tmp_path / "rows.csv", columns=("age", "pressure", "sex", "ill", "rare"))
 
-    def make(schema=SCHEMA, policy=None, validation=None, **recipe):
+    def make(schema=SCHEMA, policy=None, validation=None, class_weight=None, tune=(), **recipe):
         recipe = {"method": "fedavg", "steps": 4, "local_steps": 1, "batch_size": None, **recipe}
-        arguments = {"schema": schema.text(), "recipe": recipe, "validation": validation}
-        settings = JobSettings("run", "fair", ("site-1",), arguments, double=True)
+        fair = {"recipe": recipe, "validation": validation, "class_weight": class_weight}
+        arguments = {"schema": schema.text(), **({"what": list(tune), "sites": 1} if tune else fair)}
+        settings = JobSettings("run", "tune" if tune else "fair", ("site-1",), arguments, double=True)
         said = []
         made = any_site(tmp_path, "site-1", settings, source, said.append, **{**BOUNDS, **(policy or {})})
         ask = lambda task, **request: made.answer(task, {"digest": settings.digest, **request})  # noqa: E731
@@ -65,8 +65,7 @@ class Attacked:
 
     def agreed(self, **forged):
         """What an honest coordinator would have agreed on with this site alone, but for what is forged."""
-        program = fair_program(self.settings.arguments)
-        agreed = {}
+        program, agreed = self.site.program, {}
         for number in range(program.surveys):
             share = program.survey(number, self.site.policy.source, agreed, ())
             agreed |= program.agree(number, [share], agreed)
@@ -75,9 +74,9 @@ class Attacked:
     def prepare(self, agreed=None, answers=()):
         return self.ask("prepare", stage=len(answers), agreed=agreed or self.agreed(), answers=list(answers))
 
-    def work(self, arrays, round_number=0, task="work"):
+    def work(self, arrays, round_number=0, task="work", item=0):
         label = [self.site.number, round_number, 0, 1]
-        return self.ask(task, label=label, since=None, floor=None, item=0, arrays=arrays)
+        return self.ask(task, label=label, since=None, floor=None, item=item, arrays=arrays)
 
 
 def all_but(values, kept):
@@ -133,6 +132,40 @@ def test_forged_weights_of_cells(attacked):
     assert "arrays" in site.work([honest])
     assert site.prepare(answers=[[one_cell]]) == {"refused": "weights"}
     assert attacked(policy=policy, **recipe).prepare(answers=[[honest]]) == {"refused": "agreed"}, "answers are pinned"
+
+
+@pytest.mark.parametrize(
+    ("options", "minimum"),
+    [
+        ({"class_weight": "balanced"}, 200),
+        ({"class_weight": "balanced", "method": "fedbio", "validation": 0.1}, 20),
+        ({"tune": ["classes"]}, 200),
+    ],
+    ids=["training", "validation", "held out"],
+)
+def test_forged_weights_of_classes(attacked, options, minimum):
+    """All weight on the ill, by counts of classes that nobody could deny: there are too few of them, or among those rows that
+    the others are judged by."""
+    site = attacked(policy={"minimum_rows": minimum}, **options)
+    agreed = site.agreed()
+    assert site.prepare({**agreed, "labels": agreed["labels"] * [1e9, 1]}) == {"refused": "weights"}
+    assert "rows" in site.prepare(agreed)
+
+
+def test_forged_choices_of_a_tuning(attacked):
+    """All trust in one patient, by the answer of stage one or by a message of it: the reply would be hers."""
+    site = attacked(tune=["classes", "rows"])
+    agreed = site.agreed()
+    assert site.prepare(agreed) == {"rows": ROWS}
+    like = jax.tree.leaves(site.site.compiled.message_like(1))
+    honest = [np.zeros(leaf.shape, leaf.dtype) for leaf in like]
+    age = site.site.program.reading.encoded(site.site.policy.source, agreed).model["features"][:, 0]
+    second, first = np.sort(age)[-2:]
+    trust = np.array([1, 0, -(first + second) / 2], np.float32) * 40 / (first - second)
+    forged = [honest[0], np.array([-40, 0], np.float32), honest[2], trust]
+    assert site.work([*forged, honest[4]], item=1) == {"refused": "weights"}
+    assert "arrays" in site.work(honest, item=1)
+    assert site.prepare(agreed, [forged]) == {"refused": "weights"}
 
 
 def test_forged_momentum(attacked):

@@ -9,10 +9,13 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.engines.rounds import PARTICIPATION
 from fedbilevel.federation.protocol import privacy, secure
+from fedbilevel.federation.protocol.door import OFTEN, SPARE
 from fedbilevel.federation.protocol.identity import PEERS
-from fedbilevel.federation.protocol.policy import Privacy
+from fedbilevel.federation.protocol.policy import TELL, Privacy
+from fedbilevel.federation.protocol.program import make_program
 from fedbilevel.federation.protocol.record import Progress
 from fedbilevel.federation.protocol.settings import JobSettings, RunFailed, TooFewSites, quorum
+from fedbilevel.federation.protocol.sums import ANSWERED, MASTER
 from fedbilevel.plan import client_key
 from tests.federation import direct, programs
 from tests.federation.direct import SITES, Direct, array_sites, coordinate, fair_array_sites, settings_for, written_out
@@ -321,6 +324,96 @@ def another_scale_for_the_others(task, name, request):
 def test_sites_that_were_asked_differently_have_no_sum(tmp_path, trick):
     with pytest.raises(RunFailed, match="did not cancel"):
         submit(tmp_path, settings_for("fedbio", rounds=2, weights="samples", secure=True, **OPTIONS), meddle=trick)
+
+
+def fair_run(folder, meddle=None, secure=True, ask=None, threshold="auto", **policy):
+    """FedAvg on arrays, which agrees on something before and after, and reports."""
+    recipe = {"method": "fedavg", "steps": 4, "local_steps": 2, "batch_size": 16}
+    arguments = {"arrays": {"features": 6, "groups": 2}, "recipe": recipe, "minimum_cell": 1, "threshold": threshold}
+    settings = JobSettings("fair", "fair", SITES, arguments, secure=secure)
+    policy = {"tell": TELL, **policy}
+    sites, _ = fair_array_sites(folder, settings, np.random.default_rng(0), (61, 67, 71), 6, **policy)
+    channel = Direct(sites, meddle=meddle)
+    return settings, channel, coordinate(folder, settings, channel) if ask is None else ask(settings, sites)
+
+
+def another_agreement_for_the_others(task, name, request):
+    if task == "prepare" and name != "site-1":
+        request["agreed"]["smoothness"] = request["agreed"]["smoothness"] * 2
+    return request
+
+
+def another_answer_for_the_others(*tasks):
+    """A model that accepts nobody: what the sum says of decisions would be of site 1 alone."""
+
+    def meddle(task, name, request):
+        if task in tasks and name != "site-1" and request["answers"]:
+            request["answers"] = [[np.zeros_like(array) for array in answer] for answer in request["answers"]]
+        return request
+
+    return meddle
+
+
+@pytest.mark.parametrize(
+    ("trick", "threshold"),
+    [
+        (another_agreement_for_the_others, None),
+        (another_answer_for_the_others("survey"), "auto"),
+        (another_answer_for_the_others("finish"), None),
+    ],
+    ids=["agreed", "survey", "finish"],
+)
+def test_sites_that_were_told_of_other_agreements_or_answers_have_no_sum(tmp_path, trick, threshold):
+    with pytest.raises(RunFailed, match="did not cancel"):
+        fair_run(tmp_path, trick, threshold=threshold)
+
+
+def test_a_report_leaves_in_a_sum_or_not_at_all(tmp_path):
+    """A run without secure sums is refused where a site wants them, and so is a request that skips its training."""
+
+    def finish(settings, sites):
+        program = make_program(settings.program, settings.arguments, ())
+        agreed = {}
+        for number in range(program.surveys):
+            told = [program.survey(number, site.policy.source, agreed, ()) for site in sites.values()]
+            agreed |= program.agree(number, told, agreed)
+        agreed["threshold"] = np.array([0.5])
+        answers = [[np.ones(6, np.float32)]]
+        asked = {"digest": settings.digest, "agreed": agreed, "answers": answers}
+        return [site.answer("finish", asked) for site in sites.values()]
+
+    (tmp_path / "open").mkdir()
+    *_, told = fair_run(tmp_path, secure=False, ask=finish, secure_sums="from-three")
+    assert told == [{"refused": "secure"}] * 3
+    *_, told = fair_run(tmp_path / "open", secure=False, ask=finish)
+    assert all("decisions" in each["numbers"] for each in told), "the policy leaves it to whoever submits"
+
+
+def test_a_site_that_forgot_what_it_answered_has_another_key(tmp_path):
+    settings = settings_for("fedbio", rounds=1, secure=True, **OPTIONS)
+    keys = []
+    for lost in (None, ANSWERED, MASTER):
+        if lost is not None:
+            (tmp_path / "site-1/run" / lost).unlink()
+        for _ in range(2):
+            site = array_sites(tmp_path, settings)["site-1"]
+            keys.append(site.answer("hello", {"digest": settings.digest})["hello"]["key"])
+    assert keys[0::2] == keys[1::2]
+    assert len(set(keys)) == 3
+
+
+def test_two_workers_of_a_site_keep_one_agreement_and_one_count(tmp_path):
+    """...which a coordinator that submits a run twice would have at the same time."""
+    settings = settings_for("fedavg", rounds=1, batch_size=4, local_steps=1, sites=("site-1",))
+    first, second = (array_sites(tmp_path, settings, ("site-1",))["site-1"] for _ in range(2))
+    asked = {"digest": settings.digest, "label": [0, 0, 0, 1], "since": None, "floor": None, "item": 0}
+    asked["arrays"] = [np.zeros(programs.INNER)]
+    for site in (first, second):
+        assert "refused" not in site.answer("prepare", {**asked, "stage": 0, "agreed": {}, "answers": []})
+    told = [site.answer("work", asked) for _ in range((OFTEN + SPARE) // 2) for site in (first, second)]
+    assert sum("arrays" in each for each in told) == len(told) == OFTEN + SPARE - 1
+    assert "arrays" in first.answer("work", asked)
+    assert second.answer("work", asked) == {"refused": "often"}
 
 
 def another_list_for_the_others(task, name, request):

@@ -1,5 +1,6 @@
 """Tuning over sites gives what the simulation gives; doubtful rows are listed at their own site, and only counted elsewhere."""
 
+import dataclasses
 import json
 
 import jax
@@ -7,9 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedbilevel.engines.stages import TOGETHER
 from fedbilevel.federation.protocol.policy import TELL
 from fedbilevel.federation.protocol.program import make_program
 from fedbilevel.federation.protocol.record import Progress, read_answers
+from fedbilevel.federation.protocol.settings import RunFailed
 from fedbilevel.jobs import tune
 from fedbilevel.jobs.predict import fitted_model
 from fedbilevel.tables.schema import Column, Schema
@@ -30,8 +33,8 @@ SCHEMA = Schema(
 WHAT = ("penalties", "classes", "sites", "rows")
 
 
-def carried_out(folder, secure, **policy):
-    options = tune.TuneOptions(WHAT, rounds=9, minimum_cell=1, splits=1, compare=False)
+def carried_out(folder, secure, what=WHAT, **policy):
+    options = tune.TuneOptions(what, rounds=9, minimum_cell=1, splits=1, compare=False)
     settings = tune.job(SCHEMA, options, SITES, run="tune", secure=secure)
     sites = table_sites(folder, settings, columns=("age", "job", "hired"), tell=TELL, **policy)
     (params,) = coordinate(folder, settings, Direct(sites))
@@ -40,7 +43,8 @@ def carried_out(folder, secure, **policy):
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_sites_and_simulation_agree(tmp_path, secure):
-    options, settings, sites, params = carried_out(tmp_path, secure)
+    what = tuple(name for name in WHAT if name != "sites" or not secure)
+    options, settings, sites, params = carried_out(tmp_path, secure, what)
     program, agreed = tune_program(settings.arguments), Progress.read(tmp_path / "runs/tune/state.npz").agreed
     rows = [program.reading.encoded(site.policy.source, agreed).model for site in sites.values()]
     alone = Tuner(secure).run(
@@ -51,18 +55,18 @@ def test_sites_and_simulation_agree(tmp_path, secure):
     for found, wanted in zip(choices, jax.tree.leaves(alone.choices), strict=True):
         np.testing.assert_allclose(found, wanted, atol=tolerance)
     np.testing.assert_allclose(params, alone.params, atol=tolerance)
-    assert np.ptp(choices[-2]) > 0.1, "the weights of the sites are to move"
+    assert secure or np.ptp(choices[-2]) > 0.1, "the weights of the sites are to move"
     made = tune.federated(settings, SCHEMA, options, tmp_path / "out", lambda: tmp_path / "runs/tune")
     learned = made.run.others["choices"]
     assert learned["kind"].value_counts().to_dict() == {
         "penalty": 3,
         "class weight": 2,
         "label smoothing": 1,
-        "site weight": 3,
+        **({} if secure else {"site weight": 3}),
     }
-    assert learned.loc[learned["kind"] == "site weight", "name"].tolist() == list(SITES)
+    assert learned.loc[learned["kind"] == "site weight", "name"].tolist() == ([] if secure else list(SITES))
     np.testing.assert_allclose(fitted_model(tmp_path / "out").params, params)
-    assert "Whose data helps" in (tmp_path / "out/page.html").read_text()
+    assert ("Whose data helps" in (tmp_path / "out/page.html").read_text()) is not secure
     assert made.run.rows["bytes"].item() > 0
 
 
@@ -76,24 +80,47 @@ def test_doubtful_rows_stay_at_their_site(tmp_path):
     assert not list((tmp_path / "runs").rglob("doubtful*"))
 
 
-def test_few_doubtful_rows_are_not_counted(tmp_path):
+def test_few_doubtful_rows_are_not_counted(tmp_path, monkeypatch):
+    """...and neither are all but a few, since it is known how many rows there are."""
     _, _, sites, _ = carried_out(tmp_path, False, minimum_cell=1)
     program = tune_program(tune.job(SCHEMA, tune.TuneOptions(("rows",)), SITES).arguments)
     agreed = Progress.read(tmp_path / "runs/tune/state.npz").agreed
-    (answers,) = (make_answers(program, tmp_path),)
-    source = next(iter(sites.values())).policy.source
-    counted = program.report(source, agreed, answers)["doubtful"]
-    listed = program.own_files(source, agreed, answers)["doubtful.csv"].count("\n") - 1
-    assert counted == [listed if listed == 0 or listed >= 10 else -1]
+    source, params = next(iter(sites.values())).policy.source, program.model.start(jax.random.key(0))
+    answers = [program.tuning_like().start(), params]
+    rows = SIZES[0] - 1
+    for count, told in ((0, 0), (9, -1), (10, 10), (rows - 10, rows - 10), (rows - 9, -1), (rows, rows)):
+        doubted = pd.DataFrame({"row": range(count)})
+        monkeypatch.setattr(type(program), "doubtful", lambda *_, doubted=doubted: doubted)
+        assert program.report(source, agreed, answers)["doubtful"] == [told]
 
 
-def make_answers(program, folder):
-    """An answer that doubts a few rows: trust by age alone."""
-    choices = program.tuning_like().start()
-    params = program.model.start(jax.random.key(0))
-    trust = np.zeros(params.shape, np.float32)
-    trust[0] = -3.0
-    return [choices._replace(trust=trust), params]
+def test_what_is_reported_of_a_tuning_adds_up(tmp_path):
+    """Under secure sums too; a site that has too few doubtful rows to tell of them adds none."""
+    reports = []
+    for secure in (False, True):
+        folder = tmp_path / str(secure)
+        folder.mkdir()
+        carried_out(folder, secure, ("penalties", "rows"))
+        reports.append(json.loads((folder / "runs/tune/report.json").read_text()))
+    single, together = reports[0].values(), reports[1][TOGETHER]
+    assert together["doubtful"] == [sum(max(each["doubtful"][0], 0) for each in single)]
+    assert np.array_equal(together["decisions"], np.sum([each["decisions"] for each in single], axis=0))
+
+
+def test_weights_of_sites_are_nothing_that_a_sum_hides(tmp_path):
+    """Every site's own number stands in its place of the sum, and other weights would single out its whole reply."""
+    options = tune.TuneOptions(WHAT)
+    with pytest.raises(ValueError, match=r"sites.*--secure-aggregation off"):
+        tune.job(SCHEMA, options, SITES)
+    with pytest.raises(ValueError, match=r"sites.*--secure"):
+        tune.TuneOptions(WHAT, secure=True)
+    settings = dataclasses.replace(tune.job(SCHEMA, options, SITES, secure=False), secure=True)
+    sites = table_sites(tmp_path, settings, columns=("age", "job", "hired"), tell=TELL)
+    with pytest.raises(RunFailed, match="every site's reply by itself"):
+        coordinate(tmp_path, settings, Direct(sites))
+    agreed = Progress.read(tmp_path / f"runs/{settings.run}/state.npz").agreed
+    asked = {"digest": settings.digest, "stage": 0, "agreed": agreed, "answers": []}
+    assert sites["site-1"].answer("prepare", asked) == {"refused": "single"}
 
 
 def test_a_job_with_an_unknown_argument_is_refused():

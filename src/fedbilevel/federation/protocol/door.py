@@ -45,8 +45,8 @@ class Door:
         self.policy, self.say = policy, say
         self.guard = None if policy.privacy is None else Guard(policy.privacy, folder, run, digest, say)
         self.file = folder / run / LEFT
-        lines = self.file.read_text().splitlines() if self.file.exists() else []
-        self.left = Counter(line.split(";")[1] for line in lines if line.count(";") == 4)
+        self.left: Counter[str] = Counter()
+        self._end = 0
         self.planned = 0
 
     def answer(self, task: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -81,8 +81,9 @@ class Door:
 
         ``seal`` masks them, last of all.
         """
-        if self.left[task] >= OFTEN * self.planned + SPARE:
-            raise Refused("often", f"{self.left[task]} replies have left; the rounds need {self.planned}.")
+        left = self._count(task)
+        if left >= OFTEN * self.planned + SPARE:
+            raise Refused("often", f"{left} replies have left; the rounds need {self.planned}.")
         self.check_size([np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) for leaf in like])
         if self.guard is not None:
             arrays = self.guard.protect(compute, like, message, fingerprint(task, label, message))
@@ -112,9 +113,19 @@ class Door:
         if size_of(arrays) > self.policy.largest_megabytes * 1e6:
             raise Refused("large", f"{size_of(arrays):,} bytes are more than {self.policy.largest_megabytes:g} MB.")
 
+    def _count(self, task: str) -> int:
+        """How often it was answered in this run, by whichever worker of the site."""
+        if self.file.exists():
+            with self.file.open("rb") as file:
+                file.seek(self._end)
+                whole = file.read().rpartition(b"\n")[0]  # another worker may be writing the last line
+            self._end += len(whole) + bool(whole)
+            lines = whole.decode().split("\n")
+            self.left.update(line.split(";")[1] for line in lines if line.count(";") == 4)
+        return self.left[task]
+
     def _note(self, task: str, told: dict[str, Any]) -> None:
         """A line for everything that leaves: the site's own record."""
-        self.left[task] += 1
         arrays, names = _arrays(told), ",".join(sorted(told.get("numbers", {}))) or ",".join(sorted(told))
         with self.file.open("a") as file:
             file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')};{task};{names};{len(arrays)};{size_of(arrays)}\n")

@@ -28,7 +28,7 @@ from fedbilevel.federation.protocol.policy import Policy
 from fedbilevel.federation.protocol.program import Numbers, Program, Stage, answer_trees, make_program
 from fedbilevel.federation.protocol.secure import Identity
 from fedbilevel.federation.protocol.settings import TASKS, JobSettings
-from fedbilevel.federation.protocol.sums import Masking, in_sums
+from fedbilevel.federation.protocol.sums import Masking, digest_of, in_sums
 from fedbilevel.federation.protocol.vault import NOTES, Label, Vault, read_arrays, write_arrays
 from fedbilevel.plan import Phase, phases_of
 from fedbilevel.problem import ClientData
@@ -220,6 +220,8 @@ class Site:
 
     def _finish(self, request: dict[str, Any]) -> dict[str, Any]:
         """Keep the answer here too, and report on it where that may be told."""
+        if "report" in getattr(self.program, "summed", ()):
+            self._check_sums()
         agreed, answers = self._common(request)
         leaves = {f"stage{k}_{i}": leaf for k, tree in enumerate(answers) for i, leaf in enumerate(to_arrays(tree))}
         write_arrays(self.folder / "answer.npz", leaves)
@@ -253,19 +255,27 @@ class Site:
         for number, arrays in enumerate(request["answers"]):
             given |= {f"answer/{number}/{place}": np.asarray(array) for place, array in enumerate(arrays)}
         self.door.check_size([*given.values()])
-        file = self.folder / "common.npz"
-        before = read_arrays(file)
-        pinned = before[0] if before is not None and before[1].get("digest") == self.settings.digest else {}
-        for name in given.keys() & pinned.keys():
-            if not np.array_equal(given[name], pinned[name]):
-                raise Refused("agreed", f"{name} is not what it was before in this run.")
         doubt = self.program.doubt(self.policy.source, agreed, self.policy.largest_scale)
         if doubt is not None:
             raise Refused("agreed", doubt)
         answers = answer_trees(self.program, agreed, request["answers"])
-        if given.keys() - pinned.keys():
-            write_arrays(file, pinned | given, digest=self.settings.digest)
+        self._pin(given)
+        if self.masking is not None:
+            names = sorted(given)
+            self.masking.common = digest_of(names, [given[name] for name in names])
         return agreed, answers
+
+    def _pin(self, given: Numbers) -> None:
+        """What was said once in a run is said again, also to another worker of this site."""
+        file = self.folder / "common.npz"
+        with storage.lock(self.folder / ".common.lock", seconds=-1):
+            before = read_arrays(file)
+            pinned = before[0] if before is not None and before[1].get("digest") == self.settings.digest else {}
+            for name in given.keys() & pinned.keys():
+                if not np.array_equal(given[name], pinned[name]):
+                    raise Refused("agreed", f"{name} is not what it was before in this run.")
+            if given.keys() - pinned.keys():
+                write_arrays(file, pinned | given, digest=self.settings.digest)
 
     def _warm_up(self) -> None:
         """Compile every phase by running it on zeros, so that no round waits for a compiler."""

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,10 +45,10 @@ LONGEST = 1 << 16
 """Bytes of a certificate."""
 
 
-def question_of(request: Mapping[str, Any]) -> bytes:
-    """A digest of all that decides what a site's numbers mean: it must be the same for every site of a sum."""
-    digest = hashlib.sha256(repr([request.get(name) for name in ("exchange", "item", "scale")]).encode())
-    for array in request.get("arrays", ()):
+def digest_of(about: Any, arrays: Iterable[np.ndarray]) -> bytes:
+    """Of plain values and of arrays."""
+    digest = hashlib.sha256(repr(about).encode())
+    for array in arrays:
         digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
     return digest.digest()
 
@@ -67,11 +67,17 @@ class Masking:
     """A site's side in one run; ``folder`` is its own in that run."""
 
     def __init__(self, name: str, settings: JobSettings, identity: Identity, folder: Path) -> None:
-        file = folder / MASTER
-        if not file.exists():
-            storage.write(file, secrets.token_bytes(32), mode=0o600)
-        cohort = Cohort.usual(settings.digest, settings.sites)
-        self.site = SecureSite(name, cohort, file.read_bytes(), identity, Answered(folder / ANSWERED))
+        master, answered = folder / MASTER, folder / ANSWERED
+        with storage.lock(folder / f".{MASTER}.lock", seconds=-1):
+            if not (master.exists() and answered.exists()):  # a site that forgot what it answered has other masks
+                storage.write(master, secrets.token_bytes(32), mode=0o600)
+                storage.write(answered, b"")
+            secret = master.read_bytes()
+        self.site = SecureSite(
+            name, Cohort.usual(settings.digest, settings.sites), secret, identity, Answered(answered)
+        )
+        self.common = b""
+        """A digest of what the site was told last that all have agreed on and answered."""
         self._ring = WIDE
 
     def hello(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,12 +90,15 @@ class Masking:
         return {}
 
     def mask(self, request: Mapping[str, Any], exchange: str, words: Words, ring: Fixed = WIDE) -> Arrays:
-        """What travels of ``words``.  One more word counts the sites: a sum in which it is wrong is no sum."""
+        """What travels of ``words``.  One more word counts the sites: a sum in which it is wrong is no sum.
+
+        All that decides what the numbers mean must be the same for every site of the sum."""
         if request.get("exchange") != exchange:
             raise Insecure(f"What is asked for is called {request.get('exchange')!r} and not {exchange!r}.")
         self._ring, counted = ring, np.append(words, np.uint64(1))
         present = self._listed(request, "present")
-        masked = self.site.mask(_ticket(request), present, counted, exchange, question_of(request))
+        question = digest_of((request.get("item"), request.get("scale"), self.common), request.get("arrays", ()))
+        masked = self.site.mask(_ticket(request), present, counted, exchange, question)
         packed: Arrays = [ring.pack(masked.words)]
         return packed if self.site.cohort.complete else [*packed, _rows([masked.seed, *map(_bytes, masked.letters)])]
 
