@@ -43,11 +43,11 @@ def attacked(tmp_path):
     patients().to_csv(tmp_path / "rows.csv", index=False)
     source = Source(tmp_path / "rows.csv", columns=("age", "pressure", "sex", "ill", "rare"))
 
-    def make(schema=SCHEMA, policy=None, validation=None, class_weight=None, tune=(), **recipe):
+    def make(schema=SCHEMA, policy=None, validation=None, class_weight=None, tune=(), run="run", **recipe):
         recipe = {"method": "fedavg", "steps": 4, "local_steps": 1, "batch_size": None, **recipe}
         fair = {"recipe": recipe, "validation": validation, "class_weight": class_weight}
         arguments = {"schema": schema.text(), **({"what": list(tune), "sites": 1} if tune else fair)}
-        settings = JobSettings("run", "tune" if tune else "fair", ("site-1",), arguments, double=True)
+        settings = JobSettings(run, "tune" if tune else "fair", ("site-1",), arguments, double=True)
         said = []
         made = any_site(tmp_path, "site-1", settings, source, said.append, **{**BOUNDS, **(policy or {})})
         ask = lambda task, **request: made.answer(task, {"digest": settings.digest, **request})  # noqa: E731
@@ -149,7 +149,7 @@ def test_forged_weights_of_classes(attacked, options, minimum):
     site = attacked(policy={"minimum_rows": minimum}, **options)
     agreed = site.agreed()
     assert site.prepare({**agreed, "labels": agreed["labels"] * [1e9, 1]}) == {"refused": "weights"}
-    assert "rows" in site.prepare(agreed)
+    assert "rows" in attacked(policy={"minimum_rows": minimum}, run="honest", **options).prepare(agreed)
 
 
 def test_forged_choices_of_a_tuning(attacked):

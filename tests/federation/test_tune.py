@@ -12,7 +12,6 @@ from fedbilevel.engines.stages import TOGETHER
 from fedbilevel.federation.protocol.policy import TELL
 from fedbilevel.federation.protocol.program import make_program
 from fedbilevel.federation.protocol.record import Progress, read_answers
-from fedbilevel.federation.protocol.settings import RunFailed
 from fedbilevel.jobs import tune
 from fedbilevel.jobs.predict import fitted_model
 from fedbilevel.tables.schema import Column, Schema
@@ -116,7 +115,7 @@ def test_weights_of_sites_are_nothing_that_a_sum_hides(tmp_path):
         tune.TuneOptions(WHAT, secure=True)
     settings = dataclasses.replace(tune.job(SCHEMA, options, SITES, secure=False), secure=True)
     sites = table_sites(tmp_path, settings, columns=("age", "job", "hired"), tell=TELL)
-    with pytest.raises(RunFailed, match="every site's reply by itself"):
+    with pytest.raises(ValueError, match="every site's own number"):
         coordinate(tmp_path, settings, Direct(sites))
     agreed = Progress.read(tmp_path / f"runs/{settings.run}/state.npz").agreed
     asked = {"digest": settings.digest, "stage": 0, "agreed": agreed, "answers": []}

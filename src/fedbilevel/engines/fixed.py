@@ -130,8 +130,12 @@ def fixed_mean(replies: Tree, weights: Any, everybody: Any) -> Tree:
     return jax.pure_callback(mean_on_host, like, replies, weights, everybody, vmap_method="sequential")
 
 
-def check_summed(algorithm: Algorithm, clients: int) -> None:
-    """Refuse an algorithm whose coordinator needs the clients' replies one by one, and more clients than a sum can hold."""
+def check_summed(algorithm: Algorithm, clients: int, shown: str | None = None) -> None:
+    """Refuse an algorithm whose coordinator needs the clients' replies one by one, and more clients than a sum can hold.
+
+    ``shown``: why the sums themselves would show them."""
+    if shown is not None:
+        raise ValueError(f"{shown}.")
     if clients > MOST:
         raise ValueError(f"A secure sum is of {MOST:,} clients at most, not {clients:,}.")
     single = [phase.name for phase, _ in phases_of(algorithm.plan) if not sums_up(phase)]

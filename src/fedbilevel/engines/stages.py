@@ -53,7 +53,7 @@ REASONS = {
     "account": "The site cannot read its own privacy account, so it releases nothing more.",
     "accountant": "The site's privacy settings need the package dp-accounting, 0.6 or later: install fedbilevel[privacy].",
     "secure": "This site takes part in secure sums only: submit the run without --secure-aggregation off.",
-    "single": "The method needs every site's reply by itself, which secure sums hide: use fedbioacc, fedavg or fedreg.",
+    "single": "The method tells of every site by itself, which secure sums hide: use fedpath, fedavg or fedreg; tune without sites.",
     "cohort": "The sums of this run could be of fewer sites, or of others, than this site wants its numbers to be among.",
     "sums": "The site refuses its part in a secure sum; its own log says why.",
     "range": "The reply holds numbers that a secure sum cannot hold: more than 2^20 in size (single precision: 2^16).",
@@ -154,5 +154,8 @@ class Program(Protocol):
     def cells(self, number: int, train: Tree) -> np.ndarray:
         """How many rows there are of everything that replies of stage ``number`` tell of one by one."""
 
-    def weights_behind(self, number: int, train: Tree, message: Tree) -> np.ndarray | None:
-        """How much every row of ``train`` counts in the reply to ``message`` (None: as the stage starts); None: all alike."""
+    def weights_behind(
+        self, number: int, rows: Tree, message: Tree, agreed: Numbers, answers: Sequence[Tree]
+    ) -> np.ndarray | None:
+        """How much every row of ``rows`` counts in the reply to ``message`` (None: as the stage starts, of training rows or of
+        validation rows); None: all alike."""

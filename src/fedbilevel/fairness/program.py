@@ -490,23 +490,25 @@ class FairProgram:
         cells = cells.reshape(self.groups, classes)
         return cells.sum(axis=1, keepdims=True) if self.model.regression and not self.compares else cells
 
-    def weights_behind(self, number: int, train: Tree, message: Tree) -> np.ndarray | None:
+    def weights_behind(
+        self, number: int, rows: Tree, message: Tree, agreed: Numbers, answers: Sequence[Tree]
+    ) -> np.ndarray | None:
         """By the weights of the cells, where the message says them or moves them; by those found in stage one; by those of the
         groups (FedMinMax, FedFB)."""
         if (self.two_stages or self.path) and number == 0:
-            own: np.ndarray | None = train.get("weights")
+            own: np.ndarray | None = rows.get("weights")
             if message is None or (self.path and not hasattr(message, "outer")):
                 return own
-            return self._least_even(message, train["cells"]) * (1 if own is None else own)
+            return self._least_even(message, rows["cells"]) * (1 if own is None else own)
         if hasattr(message, "row_weights"):
-            weights, labels = np.asarray(message.row_weights, np.float64), np.asarray(train["labels"])
+            weights, labels = np.asarray(message.row_weights, np.float64), np.asarray(rows["labels"])
             if weights.ndim == 2:  # FedFB's, of every class
-                return np.asarray(weights[labels.astype(np.int64), train["groups"]])
-            weights = weights[train["groups"]]
+                return np.asarray(weights[labels.astype(np.int64), rows["groups"]])
+            weights = weights[rows["groups"]]
             every = self.recipe.method == "fedminmax" or self.model.regression
             return weights if every else np.where(labels > 0, weights, 1.0)
-        found: np.ndarray | None = train.get("weights")
-        return found
+        learned: np.ndarray | None = rows.get("weights")
+        return learned
 
     def _least_even(self, message: Any, cells: np.ndarray) -> np.ndarray:
         """The weights of rows that the outer variable in a message stands for, or those that its momentum leads to within a

@@ -38,7 +38,7 @@ from fedbilevel.tables.encoder import Encoder
 from fedbilevel.tables.mapping import Mapping
 from fedbilevel.tables.reading import Table
 from fedbilevel.tables.schema import Schema
-from fedbilevel.tuning.problem import Choices, Tuning, check_what
+from fedbilevel.tuning.problem import Choices, Tuning, check_what, not_summed
 from fedbilevel.tuning.program import FOLDS, ROUNDS, TuneProgram, column_places, reading_of, tune_program
 from fedbilevel.tuning.search import CANDIDATES, Search, Searched, held_out_loss
 from fedbilevel.tuning.simulation import Tuner
@@ -65,6 +65,9 @@ class TuneOptions:
     def __post_init__(self) -> None:
         if not 0 < self.test_share < 1:
             raise ValueError(f"--test-share must lie between 0 and 1, not {self.test_share}.")
+        why = not_summed(self.what)
+        if self.secure and why is not None:
+            raise ValueError(f"{why}, or leave --secure out.")
 
     def program(self, schema: Schema, sites: int, rows: int, split: int = 0) -> TuneProgram:
         model = model_of(schema)
@@ -294,7 +297,9 @@ def job(
     secure: bool = True,
 ) -> JobSettings:
     """What is submitted; see `JobSettings`.  ``run``: its name, made from the options if None."""
-    secured = secure and len(sites) >= LEAST
+    secured, why = secure and len(sites) >= LEAST, not_summed(options.what)
+    if secured and why is not None:
+        raise ValueError(f"{why}, or use --secure-aggregation off where the policies of all sites allow it.")
     arguments = {
         "schema": schema.text(), "what": list(options.what), "folds": options.folds, "rounds": options.rounds,
         "sites": len(sites), "fold_seed": 1000 * options.seed, "minimum_cell": options.minimum_cell,

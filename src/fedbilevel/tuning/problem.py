@@ -72,6 +72,13 @@ class Tuning:
         check_what(self.what, self.model)
         whole_number("folds", self.folds, least=2)
 
+    @property
+    def alike(self) -> np.ndarray | None:
+        """The weights with which all classes count alike; None where classes are not tuned."""
+        if self.counts is None:
+            return None
+        return np.asarray(np.sum(self.counts) / (self.model.classes * np.maximum(self.counts, 1)))
+
     def start(self) -> Choices:
         """x_0."""
         shape = jax.eval_shape(self.model.start, jax.random.key(0)).shape
@@ -183,9 +190,8 @@ class HeldOutLoss:
         place = batch["folds"].reshape((1, -1) + (1,) * (scores.ndim - 2))
         losses = model.losses(jnp.take_along_axis(scores, place, axis=0)[0], labels)
         weights = batch["weights"]
-        if self.tuning.counts is not None:
-            alike = np.sum(self.tuning.counts) / (model.classes * np.maximum(self.tuning.counts, 1))
-            losses = losses * jnp.asarray(alike, losses.dtype)[labels.astype(jnp.int32)]
+        if self.tuning.alike is not None:
+            losses = losses * jnp.asarray(self.tuning.alike, losses.dtype)[labels.astype(jnp.int32)]
         return jnp.sum(weights * losses) / jnp.sum(weights)
 
 
@@ -215,6 +221,16 @@ class FinalStart:
 
     def __call__(self, key: jax.Array) -> tuple[Choices, Tree]:
         return self.tuning.start(), self.tuning.model.start(key)
+
+
+def not_summed(what: Sequence[str]) -> str | None:
+    """Why secure sums cannot serve this, if they cannot."""
+    if "sites" not in what:
+        return None
+    return (
+        "sites learns how much each site counts: every site's own number stands in the sums, which secure sums are to hide. Leave "
+        "sites out of --what"
+    )
 
 
 def check_what(what: Sequence[str], model: Model) -> None:

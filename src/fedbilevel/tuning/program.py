@@ -7,7 +7,7 @@ choices. ``solver`` and ``fitter`` say by which algorithms; they take no step th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from fedbilevel.problem import BilevelProblem
 from fedbilevel.tables.columns import EVERYBODY
 from fedbilevel.tables.encoder import Encoder
 from fedbilevel.tables.schema import Column, Schema
-from fedbilevel.tuning.problem import Choices, Tuning, check_what
+from fedbilevel.tuning.problem import Choices, Tuning, check_what, not_summed
 
 FOLDS = 3
 ROUNDS = 12
@@ -74,6 +74,11 @@ class TuneProgram:
         return self.reading.summed
 
     @property
+    def single(self) -> str | None:
+        """Why secure sums hide nothing of it."""
+        return not_summed(self.what)
+
+    @property
     def model(self) -> Model:
         return self.reading.model
 
@@ -108,22 +113,30 @@ class TuneProgram:
         return self.reading.encoder(agreed)
 
     def report(self, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> Numbers:
-        """What a fit tells; and how many of the site's rows are doubtful, -1 for fewer than it tells of."""
+        """What a fit tells; and how many of the site's rows are doubtful, -1 where these or the others are fewer than it tells
+        of."""
         told = self.reading.report(source, agreed, answers)
         if "rows" not in self.what:
             return told
-        count = len(self._doubted(source, agreed, answers))
-        few = 0 < count < max(self.reading.minimum, source.minimum_cell)
+        rows = self.reading.encoded(source, agreed).model
+        count, least = len(self._doubted(rows, answers)), max(self.reading.minimum, source.minimum_cell)
+        few = any(0 < part < least for part in (count, len(rows["labels"]) - count))
         return {**told, "doubtful": np.array([-1 if few else count])}
+
+    def added_up(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        """In a form that adds up over sites, of what is told or of what is expected."""
+        count = told.get("doubtful")
+        doubtful = {} if count is None or isinstance(count, Expected) else {"doubtful": np.maximum(count, 0)}
+        return {**self.reading.added_up(told), **doubtful}
 
     def own_files(self, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> dict[str, str]:
         """What stays at the site: its doubtful rows."""
         if "rows" not in self.what:
             return {}
-        return {"doubtful.csv": self._doubted(source, agreed, answers).to_csv(index=False)}
-
-    def _doubted(self, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> pd.DataFrame:
         rows = self.reading.encoded(source, agreed).model
+        return {"doubtful.csv": self._doubted(rows, answers).to_csv(index=False)}
+
+    def _doubted(self, rows: dict[str, np.ndarray], answers: Sequence[Tree]) -> pd.DataFrame:
         return self.doubtful(answers[0], rows["features"], rows["labels"])
 
     # Training.
@@ -177,16 +190,23 @@ class TuneProgram:
             return np.zeros(0, np.int64)
         return np.bincount(np.asarray(train["labels"]).astype(np.int64), minlength=self.model.classes)
 
-    def weights_behind(self, number: int, train: Tree, message: Tree) -> np.ndarray | None:
-        """By the choices that a message holds: of classes and of trust; those of sites are the same for all rows of one."""
-        choices = next((part for part in _parts(message) if isinstance(part, Choices)), None)
+    def weights_behind(
+        self, number: int, rows: Tree, message: Tree, agreed: Numbers, answers: Sequence[Tree]
+    ) -> np.ndarray | None:
+        """By the choices that a message holds, or that stage one has made: of classes and of trust (those of sites are the same
+        for all rows of one).  As stage one starts, by what makes classes count alike where the choices are judged."""
+        labels = rows["labels"].astype(np.int64)
+        if number == 0 and message is None:
+            alike = self.tuning(agreed).alike
+            return None if alike is None else alike[labels]
+        choices = answers[0] if number else next((part for part in _parts(message) if isinstance(part, Choices)), None)
         if choices is None:
             return None
-        weights = np.ones(len(train["labels"]))
+        weights = np.ones(len(labels))
         if choices.classes is not None:
-            weights = weights * np.exp(np.asarray(choices.classes, np.float64))[train["labels"].astype(np.int64)]
+            weights = weights * np.exp(np.asarray(choices.classes, np.float64))[labels]
         if choices.trust is not None:
-            weights = weights * self.tuning_like().trust(np.asarray(choices.trust), train, np)
+            weights = weights * self.tuning_like().trust(np.asarray(choices.trust), rows, np)
         return weights
 
 

@@ -269,7 +269,7 @@ class Coordinator:
         progress = self.progress
         self.stage = stage
         if self.sums is not None:
-            check_summed(stage.algorithm, len(self.settings.sites))
+            check_summed(stage.algorithm, len(self.settings.sites), getattr(self.program, "single", None))
         self.compiled = Compiled(stage.algorithm, self.settings.seed, stage.example)
         self._prepare()
         if progress.began:

@@ -102,5 +102,7 @@ class ArrayProgram:
     def cells(self, number: int, train: Tree) -> np.ndarray:
         return np.zeros(0, np.int64)
 
-    def weights_behind(self, number: int, train: Tree, message: Tree) -> np.ndarray | None:
+    def weights_behind(
+        self, number: int, rows: Tree, message: Tree, agreed: Numbers, answers: Sequence[Tree]
+    ) -> np.ndarray | None:
         return None

@@ -8,7 +8,7 @@ and everything that leaves goes through one `Door`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,7 @@ class Site:
         self._check_sums()
         if self.masking is not None:
             try:
-                check_summed(stage.algorithm, len(self.settings.sites))
+                check_summed(stage.algorithm, len(self.settings.sites), getattr(self.program, "single", None))
             except ValueError as error:
                 raise Refused("single", str(error)) from error
         before = [self.program.stage(k, agreed, answers[:k]) for k in range(number)]
@@ -125,8 +125,8 @@ class Site:
         if self.by_bounds:
             approval.check_stage(stage, rounds, self.policy.approval)
         train, val = self.program.rows(number, self.policy.source, agreed, answers)
-        rows = self._check(number, stage, train, val)
-        self.stage, self.train = None, train  # until everything fits together again
+        rows = self._check(number, stage, train, val, agreed, answers)
+        self.stage, self.train, self.told = None, train, (agreed, answers)  # until everything fits together again
         self.compiled = Compiled(stage.algorithm, self.settings.seed, stage.example)
         self.data = jax.device_put(local_data(train, val, self.client))
         self.enrolled = self.compiled.enroll()
@@ -158,7 +158,7 @@ class Site:
         after = [self._with_parcel(kept.local, request)]
 
         def compute() -> Arrays:
-            self._check_weights(self.program.weights_behind(self.number, self.train, message))
+            self._check_weights(self.number, self.train, message, *self.told)
             reply, after[0] = self.compiled.work(message, after[0], self.data, label.round, label.ordinal, item=item)
             return to_arrays(reply)
 
@@ -302,13 +302,17 @@ class Site:
             raise Refused("often", f"The stage has {self.stage.rounds} rounds.")
         return label
 
-    def _check(self, number: int, stage: Stage, train: Tree, val: Tree) -> int:
+    def _check(
+        self, number: int, stage: Stage, train: Tree, val: Tree, agreed: Numbers, answers: Sequence[Tree]
+    ) -> int:
         """Enough rows, in all, in every cell, in every batch, and of the kind the program expects; how many there are."""
         rows, *others = (int(np.shape(jax.tree.leaves(part)[0])[0]) for part in (train, val) if part is not None)
         if min(rows, *others, rows) < self.policy.minimum_rows:
             raise Refused("rows", f"{rows} (training) and {others} (validation), below {self.policy.minimum_rows}.")
         self.door.check_counts(self.program.cells(number, train), self.policy.minimum_cell, "cells")
-        self._check_weights(self.program.weights_behind(number, train, None))
+        for part in (train, val):
+            if part is not None:
+                self._check_weights(number, part, None, agreed, answers)
         for name, batch in options_of(stage.algorithm).items():
             if name.endswith("batch_size") and isinstance(batch, int) and batch < self.policy.minimum_batch:
                 raise Refused("batch", f"{name} = {batch} is below minimum_batch = {self.policy.minimum_batch}.")
@@ -322,8 +326,11 @@ class Site:
             raise Refused("suit", str(error)) from error
         return rows
 
-    def _check_weights(self, weights: np.ndarray | None) -> None:
+    def _check_weights(
+        self, number: int, rows: Tree, message: Tree, agreed: Numbers, answers: Sequence[Tree]
+    ) -> None:
         """Weights must leave as many rows in play as the site works on at least."""
+        weights = self.program.weights_behind(number, rows, message, agreed, answers)
         if weights is not None and not effective_rows(weights) >= self.policy.minimum_rows:
             raise Refused("weights", f"They are worth {effective_rows(weights):.1f} rows of equal weight.")
 
