@@ -12,7 +12,8 @@ from scipy.stats import norm
 
 from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.protocol import privacy as privacy_module
-from fedbilevel.federation.protocol.policy import Privacy
+from fedbilevel.federation.protocol.door import Door
+from fedbilevel.federation.protocol.policy import Policy, Privacy
 from fedbilevel.federation.protocol.privacy import Account, Guard, clip_and_blur, read_account, references
 from fedbilevel.federation.protocol.settings import RunFailed
 from fedbilevel.federation.protocol.vault import Label
@@ -95,8 +96,12 @@ def protected(folder, privacy, reply, sent, label=LABEL, run="run"):
 def test_what_cannot_be_blurred_is_refused(tmp_path):
     with pytest.raises(Refused, match="whole numbers"):
         protected(tmp_path, Privacy(1.0), np.arange(3), np.arange(3))
-    with pytest.raises(Refused, match="not finite"):
-        protected(tmp_path, Privacy(1.0), np.array([np.nan]), np.zeros(1))
+    reply, sent = np.array([np.nan, 7.0]), [np.zeros(2)]
+    assert np.isnan(protected(tmp_path, Privacy(1.0), reply, sent[0])).all(), "not a number of it is left"
+    for privacy in (None, Privacy(1.0)):
+        door = Door(Policy(privacy=privacy), tmp_path, "run", "digest", print)
+        with pytest.raises(Refused, match="not finite"):
+            door.reply("work", lambda: [reply], sent, sent, LABEL)
 
 
 @pytest.mark.parametrize("trouble", [np.full(3, np.nan), np.full(3, np.inf), 1 / 3], ids=["nan", "infinite", "error"])

@@ -1,5 +1,7 @@
 """Runs with secure sums, sites in this process: the simulation's numbers, sites lost on the way, every trick refused."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,9 @@ import pandas as pd
 import pytest
 
 import fedbilevel as fb
+from fedbilevel.engines.fixed import WIDE
 from fedbilevel.engines.rounds import PARTICIPATION
-from fedbilevel.federation.protocol import privacy, secure
+from fedbilevel.federation.protocol import privacy, secure, site
 from fedbilevel.federation.protocol.door import OFTEN, SPARE
 from fedbilevel.federation.protocol.identity import PEERS
 from fedbilevel.federation.protocol.policy import TELL, Privacy
@@ -375,12 +378,12 @@ def test_a_report_leaves_in_a_sum_or_not_at_all(tmp_path):
         program = make_program(settings.program, settings.arguments, ())
         agreed = {}
         for number in range(program.surveys):
-            told = [program.survey(number, site.policy.source, agreed, ()) for site in sites.values()]
+            told = [program.survey(number, each.policy.source, agreed, ()) for each in sites.values()]
             agreed |= program.agree(number, told, agreed)
         agreed["threshold"] = np.array([0.5])
         answers = [[np.ones(6, np.float32)]]
         asked = {"digest": settings.digest, "agreed": agreed, "answers": answers}
-        return [site.answer("finish", asked) for site in sites.values()]
+        return [each.answer("finish", asked) for each in sites.values()]
 
     (tmp_path / "open").mkdir()
     *_, told = fair_run(tmp_path, secure=False, ask=finish, secure_sums="from-three")
@@ -396,8 +399,8 @@ def test_a_site_that_forgot_what_it_answered_has_another_key(tmp_path):
         if lost is not None:
             (tmp_path / "site-1/run" / lost).unlink()
         for _ in range(2):
-            site = array_sites(tmp_path, settings)["site-1"]
-            keys.append(site.answer("hello", {"digest": settings.digest})["hello"]["key"])
+            one = array_sites(tmp_path, settings)["site-1"]
+            keys.append(one.answer("hello", {"digest": settings.digest})["hello"]["key"])
     assert keys[0::2] == keys[1::2]
     assert len(set(keys)) == 3
 
@@ -408,9 +411,9 @@ def test_two_workers_of_a_site_keep_one_agreement_and_one_count(tmp_path):
     first, second = (array_sites(tmp_path, settings, ("site-1",))["site-1"] for _ in range(2))
     asked = {"digest": settings.digest, "label": [0, 0, 0, 1], "since": None, "floor": None, "item": 0}
     asked["arrays"] = [np.zeros(programs.INNER)]
-    for site in (first, second):
-        assert "refused" not in site.answer("prepare", {**asked, "stage": 0, "agreed": {}, "answers": []})
-    told = [site.answer("work", asked) for _ in range((OFTEN + SPARE) // 2) for site in (first, second)]
+    for worker in (first, second):
+        assert "refused" not in worker.answer("prepare", {**asked, "stage": 0, "agreed": {}, "answers": []})
+    told = [worker.answer("work", asked) for _ in range((OFTEN + SPARE) // 2) for worker in (first, second)]
     assert sum("arrays" in each for each in told) == len(told) == OFTEN + SPARE - 1
     assert "arrays" in first.answer("work", asked)
     assert second.answer("work", asked) == {"refused": "often"}
@@ -526,6 +529,36 @@ def test_numbers_out_of_range_stay_at_the_site(tmp_path):
     settings = settings_for("fedbio", rounds=40, secure=True, outer_step=10.0, **OPTIONS)
     with pytest.raises(RunFailed, match=r"more than 2\^20 in size"):
         submit(tmp_path, settings)
+
+
+@pytest.mark.parametrize("clip", [None, 1e9], ids=["as it is", "clipped"])
+@pytest.mark.parametrize("factor", [1e9, np.nan])
+def test_nobody_sees_which_site_is_out_of_range(tmp_path, factor, clip):
+    """A refusal by name would compare a single reply with the bound, as often as a coordinator likes to ask; and a sum without
+    that site would be of too few."""
+    settings, said = settings_for("fedavg", rounds=1, secure=True, **OPTIONS), []
+    sites = array_sites(tmp_path, settings, say=said.append, privacy=None if clip is None else Privacy(clip))
+    with np.load(tmp_path / "site-2.npz") as rows:
+        np.savez(tmp_path / "site-2.npz", **{name: rows[name] * factor for name in rows.files})
+    channel = Direct(sites)
+    with pytest.raises(RunFailed, match=r"1 of the 3 sites .* more than 2\^20 in size"):
+        coordinate(tmp_path, settings, channel)
+    assert not any("refused" in told for *_, told in channel.seen)
+    assert "site-2" not in (tmp_path / "runs/run/log.txt").read_text().replace(", ".join(SITES), "")
+    assert any("no sum" in line for line in said)
+    parts = [WIDE.unpack(told["arrays"][0]) for task, _, told in channel.seen if task == "work"]
+    assert np.abs(WIDE.decode(sum(parts))[:-1]).max() > 2**15, "nor is it a sum of the others"
+
+
+def test_an_objective_out_of_range_is_not_recorded(tmp_path, monkeypatch):
+    def large(*arguments, compiled=site.Compiled):
+        made = copy.copy(compiled(*arguments))
+        made.measure = lambda *_: 1e9
+        return made
+
+    monkeypatch.setattr(site, "Compiled", large)
+    submit(tmp_path, settings_for("fedavg", rounds=1, record_every=1, secure=True, **OPTIONS))
+    assert pd.read_csv(tmp_path / "runs/run/history.csv")["objective"].isna().all()
 
 
 def test_single_replies_look_uniform_and_the_test_can_fail(tmp_path, monkeypatch):

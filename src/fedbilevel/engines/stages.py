@@ -53,10 +53,10 @@ REASONS = {
     "account": "The site cannot read its own privacy account, so it releases nothing more.",
     "accountant": "The site's privacy settings need the package dp-accounting, 0.6 or later: install fedbilevel[privacy].",
     "secure": "This site takes part in secure sums only: submit the run without --secure-aggregation off.",
-    "single": "The method tells of every site by itself, which secure sums hide: use fedpath, fedavg or fedreg; tune without sites.",
+    "single": "The method tells of every site by itself, which secure sums hide: use fedpath or fedavg; tune without sites.",
     "cohort": "The sums of this run could be of fewer sites, or of others, than this site wants its numbers to be among.",
     "sums": "The site refuses its part in a secure sum; its own log says why.",
-    "range": "The reply holds numbers that a secure sum cannot hold: more than 2^20 in size (single precision: 2^16).",
+    "range": "The site's numbers are not finite, or beyond 2^124, which a secure sum cannot hold.",
     "site": "Something went wrong at the site; its own log says what.",
 } | {f"tell {name}": f"This site does not tell its {name}, which the run needs." for name in TELL}
 """Everything a site can say when it does not do what it is asked: these sentences, and never a word of a job or a table."""

@@ -228,8 +228,8 @@ def not_summed(what: Sequence[str]) -> str | None:
     if "sites" not in what:
         return None
     return (
-        "sites learns how much each site counts: every site's own number stands in the sums, which secure sums are to hide. Leave "
-        "sites out of --what"
+        "sites learns how much each site counts: every site's own number stands in the sums, which secure sums are to hide. "
+        "Leave sites out of --what"
     )
 
 

@@ -89,9 +89,11 @@ class Door:
             arrays = self.guard.protect(compute, like, message, fingerprint(task, label, message))
         else:
             arrays = compute()
-            if not all(np.isfinite(array).all() for array in arrays):
-                raise Refused("finite")
-        return arrays if seal is None else seal(arrays)
+        if seal is not None:
+            return seal(arrays)
+        if not all(np.isfinite(array).all() for array in arrays):
+            raise Refused("finite")
+        return arrays
 
     def numbers(self, told: Numbers, section: str | None = None) -> Numbers:
         """Numbers about rows, where the policy tells them (``section``, or what stands before the "/" of their names)."""

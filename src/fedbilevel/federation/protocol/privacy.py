@@ -142,7 +142,7 @@ def references(reply: Sequence[Any], message: Sequence[np.ndarray]) -> Arrays:
 
 
 def clip_and_blur(reply: Arrays, public: Arrays, privacy: Privacy, among: int = 1) -> Arrays:
-    """With noise, a reply that is not finite counts as one that is not there; without, it is refused.
+    """With noise, a reply that is not finite counts as one that is not there; without, nothing of it is left.
 
     ``among``: replies that share the noise.
     """
@@ -152,7 +152,7 @@ def clip_and_blur(reply: Arrays, public: Arrays, privacy: Privacy, among: int = 
     norm = math.sqrt(sum(float(np.sum(move**2)) for move in moves))
     if not math.isfinite(norm):
         if privacy.noise == 0:
-            raise Refused("finite")
+            return [np.full(base.shape, np.nan, base.dtype) for base in public]
         moves, norm = [np.zeros(base.shape) for base in public], 0.0
     factor = min(1.0, privacy.clip / norm) if norm > 0 else 1.0
     spread = privacy.noise * privacy.clip / math.sqrt(among)

@@ -300,6 +300,10 @@ class SecureSite:
         letters = ((share - less) % PRIME for share, less in zip(shares, drawn[threshold:], strict=True))
         return Masked(masked, _digest(self.cohort, label, self.name, seed), tuple(letters))
 
+    def chance(self, label: str, size: int) -> Words:
+        """Words that nobody else can draw, for a sum that is to tell nothing."""
+        return _stream(self._derive("chance", label), size)
+
     def repair(self, label: str, survivors: Sequence[str]) -> Words:
         """What the masks of lost sites left in this site's numbers, to be taken away: masked, so that only the sum over the
         survivors comes out, and only if all of them are given the same list."""

@@ -18,7 +18,17 @@ import numpy as np
 
 from fedbilevel import storage
 from fedbilevel.calculus import Tree
-from fedbilevel.engines.fixed import WIDE, Fixed, Words, check_summed, exact_words, ring_of, scale_of, to_words
+from fedbilevel.engines.fixed import (
+    WIDE,
+    Fixed,
+    OutOfRange,
+    Words,
+    check_summed,
+    exact_words,
+    ring_of,
+    scale_of,
+    to_words,
+)
 from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.protocol import approval
 from fedbilevel.federation.protocol.compiled import Compiled, local_data, options_of
@@ -206,7 +216,18 @@ class Site:
     ) -> Callable[[Arrays], Arrays] | None:
         """What masks a reply, where the run has secure sums."""
         masking = self.masking
-        return None if masking is None else lambda arrays: masking.mask(request, exchange, words(arrays), ring)
+        if masking is None:
+            return None
+
+        def seal(arrays: Arrays) -> Arrays:
+            try:
+                return masking.mask(request, exchange, words(arrays), ring)
+            except OutOfRange as error:  # a refusal would tell something of this site's numbers alone
+                self.say(f"{exchange} has no sum, by this site's reply: {error}")
+                size = words([np.zeros(array.shape) for array in arrays]).size
+                return masking.spoil(request, exchange, size, ring)
+
+        return seal
 
     def _share(self, request: dict[str, Any]) -> float:
         """The weight of this site's reply, over a power of two that those of all sites together do not exceed."""
@@ -326,9 +347,7 @@ class Site:
             raise Refused("suit", str(error)) from error
         return rows
 
-    def _check_weights(
-        self, number: int, rows: Tree, message: Tree, agreed: Numbers, answers: Sequence[Tree]
-    ) -> None:
+    def _check_weights(self, number: int, rows: Tree, message: Tree, agreed: Numbers, answers: Sequence[Tree]) -> None:
         """Weights must leave as many rows in play as the site works on at least."""
         weights = self.program.weights_behind(number, rows, message, agreed, answers)
         if weights is not None and not effective_rows(weights) >= self.policy.minimum_rows:

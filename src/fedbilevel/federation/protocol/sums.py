@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 MASTER, ANSWERED = "secure.key", "answered.jsonl"
 LONGEST = 1 << 16
 """Bytes of a certificate."""
+SPOILT = 1 << 16
+"""What a site that spoils a sum counts as, besides the one site that it is."""
 
 
 def digest_of(about: Any, arrays: Iterable[np.ndarray]) -> bytes:
@@ -89,18 +91,25 @@ class Masking:
         self.site.check_met()
         return {}
 
-    def mask(self, request: Mapping[str, Any], exchange: str, words: Words, ring: Fixed = WIDE) -> Arrays:
+    def mask(
+        self, request: Mapping[str, Any], exchange: str, words: Words, ring: Fixed = WIDE, count: int = 1
+    ) -> Arrays:
         """What travels of ``words``.  One more word counts the sites: a sum in which it is wrong is no sum.
 
         All that decides what the numbers mean must be the same for every site of the sum."""
         if request.get("exchange") != exchange:
             raise Insecure(f"What is asked for is called {request.get('exchange')!r} and not {exchange!r}.")
-        self._ring, counted = ring, np.append(words, np.uint64(1))
+        self._ring, counted = ring, np.append(words, np.uint64(count))
         present = self._listed(request, "present")
         question = digest_of((request.get("item"), request.get("scale"), self.common), request.get("arrays", ()))
         masked = self.site.mask(_ticket(request), present, counted, exchange, question)
         packed: Arrays = [ring.pack(masked.words)]
         return packed if self.site.cohort.complete else [*packed, _rows([masked.seed, *map(_bytes, masked.letters)])]
+
+    def spoil(self, request: Mapping[str, Any], exchange: str, size: int, ring: Fixed) -> Arrays:
+        """In place of ``size`` words that a sum cannot hold.  The sum says that it was spoilt and nothing else, neither by whom
+        nor what it is without that site."""
+        return self.mask(request, exchange, self.site.chance(_ticket(request), size), ring, 1 + SPOILT)
 
     def repair(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"arrays": [self._ring.pack(self.site.repair(_ticket(request), self._listed(request, "survivors")))]}
@@ -118,6 +127,10 @@ class Masking:
         if not isinstance(roll, str):
             raise Insecure(f"There is no list of sites ({which}).")
         return self.site.cohort.called(roll)
+
+
+class Spoilt(RunFailed):
+    """There is no sum, since sites have numbers that it could not hold."""
 
 
 class Sums:
@@ -197,8 +210,15 @@ class Sums:
             total = recovered(self.cohort, ticket, masked, taken, shares)
         except Insecure as error:
             raise RunFailed(str(error)) from error
-        if ring.decode(total[-1:]) * 2.0**ring.bits != len(alive):
+        spoilt, count = divmod(int(ring.decode(total[-1:])[0] * 2.0**ring.bits), SPOILT)
+        if count != len(alive) or not 0 <= spoilt <= count:
             raise RunFailed("The masks of a sum did not cancel: a site sent something else than its masked numbers.")
+        if spoilt:
+            raise Spoilt(
+                f"A secure sum cannot hold what {spoilt} of the {count} sites computed, which are not named: a NaN, an "
+                "infinity, or numbers of more than 2^20 in size (single precision: 2^16). Scale the data, or take smaller "
+                "steps; the log of a site says whether it is one of them."
+            )
         return total[:-1]
 
     def _shares(self, ticket: str, masked: Mapping[str, Masked]) -> dict[str, dict[str, int]]:
@@ -272,7 +292,10 @@ class Sums:
         if len(masked) < self.cohort.threshold:
             self.number, self.there = self.number + 1, self.there & masked.keys()  # masks are for one sum, had or not
             return float("nan"), 0
-        value, weight, count = WIDE.decode(self.total(masked))
+        try:
+            value, weight, count = WIDE.decode(self.total(masked))
+        except Spoilt:
+            return float("nan"), 0
         return (float(value / weight) if count else float("nan")), int(count)
 
     def rows(self, replies: Mapping[str, Any], stage: int) -> float:
