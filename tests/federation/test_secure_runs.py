@@ -1,6 +1,7 @@
 """Runs with secure sums, sites in this process: the simulation's numbers, sites lost on the way, every trick refused."""
 
 import copy
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -336,20 +337,27 @@ def fair_run(folder, meddle=None, secure=True, ask=None, threshold="auto", **pol
     settings = JobSettings("fair", "fair", SITES, arguments, secure=secure)
     policy = {"tell": TELL, **policy}
     sites, _ = fair_array_sites(folder, settings, np.random.default_rng(0), (61, 67, 71), 6, **policy)
-    channel = Direct(sites, meddle=meddle)
+    channel = Direct(sites, meddle=meddle and functools.partial(meddle, sites=sites))
     return settings, channel, coordinate(folder, settings, channel) if ask is None else ask(settings, sites)
 
 
-def another_agreement_for_the_others(task, name, request):
+def another_agreement_for_the_others(task, name, request, sites):
     if task == "prepare" and name != "site-1":
         request["agreed"]["smoothness"] = request["agreed"]["smoothness"] * 2
     return request
 
 
+def and_then_nothing_was_agreed(task, name, request, sites):
+    """...as if that were what the next reply depends on."""
+    if task == "work":
+        sites[name].answer("survey", {"digest": request["digest"], "survey": 0, "agreed": {}, "answers": []})
+    return another_agreement_for_the_others(task, name, request, sites)
+
+
 def another_answer_for_the_others(*tasks):
     """A model that accepts nobody: what the sum says of decisions would be of site 1 alone."""
 
-    def meddle(task, name, request):
+    def meddle(task, name, request, sites):
         if task in tasks and name != "site-1" and request["answers"]:
             request["answers"] = [[np.zeros_like(array) for array in answer] for answer in request["answers"]]
         return request
@@ -361,10 +369,11 @@ def another_answer_for_the_others(*tasks):
     ("trick", "threshold"),
     [
         (another_agreement_for_the_others, None),
+        (and_then_nothing_was_agreed, None),
         (another_answer_for_the_others("survey"), "auto"),
         (another_answer_for_the_others("finish"), None),
     ],
-    ids=["agreed", "survey", "finish"],
+    ids=["agreed", "agreed and forgotten", "survey", "finish"],
 )
 def test_sites_that_were_told_of_other_agreements_or_answers_have_no_sum(tmp_path, trick, threshold):
     with pytest.raises(RunFailed, match="did not cancel"):

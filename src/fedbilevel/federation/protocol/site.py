@@ -280,14 +280,13 @@ class Site:
         if doubt is not None:
             raise Refused("agreed", doubt)
         answers = answer_trees(self.program, agreed, request["answers"])
-        self._pin(given)
+        said = self._pin(given)
         if self.masking is not None:
-            names = sorted(given)
-            self.masking.common = digest_of(names, [given[name] for name in names])
+            self.masking.common = digest_of(sorted(said), [said[name] for name in sorted(said)])
         return agreed, answers
 
-    def _pin(self, given: Numbers) -> None:
-        """What was said once in a run is said again, also to another worker of this site."""
+    def _pin(self, given: Numbers) -> Numbers:
+        """All that was said so far.  What was said once in a run stays as it is, also for another worker of this site."""
         file = self.folder / "common.npz"
         with storage.lock(self.folder / ".common.lock", seconds=-1):
             before = read_arrays(file)
@@ -297,6 +296,7 @@ class Site:
                     raise Refused("agreed", f"{name} is not what it was before in this run.")
             if given.keys() - pinned.keys():
                 write_arrays(file, pinned | given, digest=self.settings.digest)
+        return pinned | given
 
     def _warm_up(self) -> None:
         """Compile every phase by running it on zeros, so that no round waits for a compiler."""

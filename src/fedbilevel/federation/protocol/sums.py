@@ -79,7 +79,7 @@ class Masking:
             name, Cohort.usual(settings.digest, settings.sites), secret, identity, Answered(answered)
         )
         self.common = b""
-        """A digest of what the site was told last that all have agreed on and answered."""
+        """A digest of all that the site was told so far that all have agreed on and answered."""
         self._ring = WIDE
 
     def hello(self, request: Mapping[str, Any]) -> dict[str, Any]:
