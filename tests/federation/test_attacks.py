@@ -313,6 +313,16 @@ def test_what_is_approved_by_itself(attacked, bounds, allowed):
         attacked(policy=policy, steps=5)  # a second run
 
 
+@pytest.mark.parametrize(("methods", "allowed"), [((), True), (("fedavg",), False), (("fedavg", "tune"), True)])
+def test_a_list_of_methods_is_about_tunings_and_audits_too(attacked, methods, allowed):
+    policy = {"approval": Approval(auto=True, schemas=("any",), methods=methods)}
+    if allowed:
+        attacked(policy=policy, tune=["rows"])
+        return
+    with pytest.raises(Refused, match="waits for the approval"):
+        attacked(policy=policy, tune=["rows"])
+
+
 def test_a_schema_is_known_by_what_it_says():
     noted = dataclasses.replace(SCHEMA.columns[0], note="a guess")
     same = dataclasses.replace(SCHEMA, site="ward", columns=(noted, SCHEMA.columns[1]))

@@ -131,3 +131,22 @@ def test_who_approves_it_reads_what_it_does(tables, tmp_path):
     assert "It reads chance." in words
     assert "Nothing else leaves." in words
     assert {thing.task for thing in left} == {"finish"}
+
+
+@pytest.mark.parametrize(("target", "prediction"), [("ill", "chance"), ("cost", "guess")])
+def test_an_audit_of_few_rows_tells_nothing(tmp_path, target, prediction):
+    """Cells that are large enough do not make a table that is: the minimum of rows holds for reports too."""
+    for number, name in enumerate(FRAMES):
+        few = kinds(300, number) if target == "cost" else rows(300, number)
+        few[few["sex"] == few["sex"].iloc[0]].iloc[: 15 if name == "site-1" else 60].to_csv(
+            tmp_path / f"{name}.csv", index=False
+        )
+    tables = [open_table(tmp_path / f"{name}.csv") for name in FRAMES]
+    schema = audit.question(tables, target, prediction, ["sex"])
+    told_of = audit.AuditOptions(minimum_cell=1)
+    channel, _ = asked(
+        tmp_path, schema, told_of, policies={"site-1": {"minimum_rows": 20, "minimum_cell": 1}}, min_sites=1
+    )
+    told = {name: answer["numbers"] for _, name, answer in channel.seen}
+    assert told["site-1"] == {}
+    assert told["site-2"]

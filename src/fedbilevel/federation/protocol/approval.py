@@ -15,6 +15,7 @@ from fedbilevel import storage
 from fedbilevel.engines.stages import Program, Refused, Stage
 from fedbilevel.federation.protocol.compiled import options_of
 from fedbilevel.federation.protocol.policy import Approval, Policy
+from fedbilevel.federation.protocol.program import BUILT_IN
 from fedbilevel.federation.protocol.settings import JobSettings
 
 APPROVED, PENDING = "approved.json", "pending"
@@ -31,7 +32,9 @@ def settle(settings: JobSettings, program: Program, policy: Policy, folder: Path
             return False
         others = {digest: entry for digest, entry in known.items() if digest != settings.digest}
         # Bounds are those of today, also for a run that was within them before.
-        outside = _outside(program, policy.approval, others) if policy.approval.auto else "approve.auto is false"
+        outside: str | None = "approve.auto is false"
+        if policy.approval.auto:
+            outside = _outside(settings.program, program, policy.approval, others)
         if outside is None:
             _approve(folder, others, settings, BOUNDS)
             return True
@@ -73,13 +76,14 @@ def check_stage(stage: Stage, rounds: int, approval: Approval) -> None:
             raise Refused("bounds", f"{name} = {value:g} is more than approve.step = {approval.step:g}.")
 
 
-def _outside(program: Any, approval: Approval, others: dict[str, dict[str, str]]) -> str | None:
-    """Which bound the run is outside of, in words."""
+def _outside(name: str, program: Any, approval: Approval, others: dict[str, dict[str, str]]) -> str | None:
+    """Which bound the run of the program ``name`` is outside of, in words."""
     schema, recipe = getattr(program, "schema", None), getattr(program, "recipe", None)
+    method = name if recipe is None else recipe.method
     if schema is not None and ANY not in approval.schemas and schema.digest not in approval.schemas:
         return f"the schema {schema.digest} is not among approve.schemas"
-    if recipe is not None and approval.methods and recipe.method not in approval.methods:
-        return f"the method {recipe.method} is not among approve.methods"
+    if name in BUILT_IN and approval.methods and method not in approval.methods:
+        return f"the method {method} is not among approve.methods"
     if len([entry for entry in others.values() if entry["by"] == BOUNDS]) >= approval.runs:
         return f"approve.runs = {approval.runs} runs were approved already"
     return None

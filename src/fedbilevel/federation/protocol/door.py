@@ -31,8 +31,14 @@ SPARE = 100
 COUNTS = {
     "statistics/rows": "minimum_rows", "statistics/counts": "minimum_rows", "rows": "minimum_rows",
     "groups": "minimum_cell", "labels": "minimum_cell", "scores/counts": "minimum_cell", "decisions": "minimum_cell",
+    "moments": "minimum_cell",
 }  # fmt: skip
-"""Numbers that count rows, and the policy's bound that each must reach, or be 0; decisions by group and class."""
+"""Numbers that count rows, and the policy's bound that each must reach, or be 0."""
+REPORTED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "decisions": lambda values: np.asarray(values.sum(axis=-1)),
+    "moments": lambda values: np.asarray(values[..., 0]),
+}
+"""Rows by group and class in a report, and by group where it is of a number: as many in all as anything is told of."""
 
 
 class Door:
@@ -99,8 +105,10 @@ class Door:
         """Numbers about rows, where the policy tells them (``section``, or what stands before the "/" of their names)."""
         for name, values in named_arrays(told, "what the program tells").items():
             self.policy.require(section or name.split("/")[0])
+            if name in REPORTED:
+                values = REPORTED[name](values)
+                self.check_counts(values.sum(keepdims=True), self.policy.minimum_rows, "rows")
             if name in COUNTS:
-                values = values.sum(axis=-1) if name == "decisions" else values
                 self.check_counts(values, getattr(self.policy, COUNTS[name]), name)
         return told
 

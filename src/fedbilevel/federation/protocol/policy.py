@@ -103,7 +103,7 @@ class Privacy:
 class Approval:
     """What this site takes part in without asking a person (``auto``): runs within all of these bounds, and no others.
 
-    ``schemas``: SHA-256 of the schemas that may be used, or "any".  ``methods``: of the fair program; none listed: all.
+    ``schemas``: SHA-256 of the schemas that may be used, or "any".  ``methods``: of a fit, or tune, or audit; none listed: all.
     ``rounds``, ``runs``: how many at most; ``step``: the largest step size.
     """
 
