@@ -43,10 +43,10 @@ def attacked(tmp_path):
     patients().to_csv(tmp_path / "rows.csv", index=False)
     source = Source(tmp_path / "rows.csv", columns=("age", "pressure", "sex", "ill", "rare"))
 
-    def make(schema=SCHEMA, policy=None, validation=None, class_weight=None, tune=(), run="run", **recipe):
+    def make(schema=SCHEMA, policy=None, validation=None, class_weight=None, tune=(), folds=3, run="run", **recipe):
         recipe = {"method": "fedavg", "steps": 4, "local_steps": 1, "batch_size": None, **recipe}
         fair = {"recipe": recipe, "validation": validation, "class_weight": class_weight}
-        arguments = {"schema": schema.text(), **({"what": list(tune), "sites": 1} if tune else fair)}
+        arguments = {"schema": schema.text(), **({"what": list(tune), "sites": 1, "folds": folds} if tune else fair)}
         settings = JobSettings(run, "tune" if tune else "fair", ("site-1",), arguments, double=True)
         said = []
         made = any_site(tmp_path, "site-1", settings, source, said.append, **{**BOUNDS, **(policy or {})})
@@ -166,6 +166,27 @@ def test_forged_choices_of_a_tuning(attacked):
     assert site.work([*forged, honest[4]], item=1) == {"refused": "weights"}
     assert "arrays" in site.work(honest, item=1)
     assert site.prepare(agreed, [forged]) == {"refused": "weights"}
+
+
+def test_folds_of_single_patients(attacked):
+    """Models that are trained without one fold each differ by that fold's rows."""
+    assert attacked(tune=["penalties"], folds=ROWS).prepare() == {"refused": "cells"}
+    assert attacked(tune=["penalties"], folds=ROWS // 5, run="few").prepare() == {"rows": ROWS}
+
+
+def test_forged_choices_for_one_fold(attacked):
+    """All trust in 40 patients: enough, but not in each of 20 folds."""
+    site = attacked(tune=["classes", "rows"], folds=20)
+    agreed = site.agreed()
+    assert site.prepare(agreed) == {"rows": ROWS}
+    like = jax.tree.leaves(site.site.compiled.message_like(1))
+    honest = [np.zeros(leaf.shape, leaf.dtype) for leaf in like]
+    rows = site.site.train
+    age = np.sort(rows["features"][rows["labels"] == 1, 0])
+    trust = np.array([1, 0, -(age[-41] + age[-40]) / 2], np.float32) * 400
+    forged = [honest[0], np.array([-40, 0], np.float32), honest[2], trust, honest[4]]
+    assert site.work(forged, item=1) == {"refused": "weights"}
+    assert "arrays" in site.work(honest, item=1)
 
 
 def test_forged_momentum(attacked):

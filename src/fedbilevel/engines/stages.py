@@ -158,4 +158,4 @@ class Program(Protocol):
         self, number: int, rows: Tree, message: Tree, agreed: Numbers, answers: Sequence[Tree]
     ) -> np.ndarray | None:
         """How much every row of ``rows`` counts in the reply to ``message`` (None: as the stage starts, of training rows or of
-        validation rows); None: all alike."""
+        validation rows); None: all alike.  Where replies tell of parts of the rows one by one, [part, row]."""

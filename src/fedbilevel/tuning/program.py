@@ -185,20 +185,24 @@ class TuneProgram:
         return Tuning(self.model, self.what, self.folds, self.columns, self.sites, self.rows_of_all or 1)
 
     def cells(self, number: int, train: Tree) -> np.ndarray:
-        """Class weights are told apart by class, all else is of all rows."""
-        if "classes" not in self.what or number > 0:
+        """The models of stage one are told apart by fold, and class weights by class; all else is of all rows."""
+        if number > 0:
             return np.zeros(0, np.int64)
-        return np.bincount(np.asarray(train["labels"]).astype(np.int64), minlength=self.model.classes)
+        classes = self.model.classes if "classes" in self.what else 1
+        labels = train["labels"].astype(np.int64) if "classes" in self.what else 0
+        return np.bincount(train["folds"] * classes + labels, minlength=self.folds * classes)
 
     def weights_behind(
         self, number: int, rows: Tree, message: Tree, agreed: Numbers, answers: Sequence[Tree]
     ) -> np.ndarray | None:
         """By the choices that a message holds, or that stage one has made: of classes and of trust (those of sites are the same
-        for all rows of one).  As stage one starts, by what makes classes count alike where the choices are judged."""
+        for all rows of one).  As stage one starts, by what makes classes count alike where the choices are judged.  In stage
+        one by fold."""
+        folds = np.arange(self.folds)[:, None] == rows["folds"]
         labels = rows["labels"].astype(np.int64)
         if number == 0 and message is None:
             alike = self.tuning(agreed).alike
-            return None if alike is None else alike[labels]
+            return None if alike is None else folds * alike[labels]
         choices = answers[0] if number else next((part for part in _parts(message) if isinstance(part, Choices)), None)
         if choices is None:
             return None
@@ -207,7 +211,7 @@ class TuneProgram:
             weights = weights * np.exp(np.asarray(choices.classes, np.float64))[labels]
         if choices.trust is not None:
             weights = weights * self.tuning_like().trust(np.asarray(choices.trust), rows, np)
-        return weights
+        return weights if number else folds * weights
 
 
 def _parts(message: Tree) -> Sequence[Any]:

@@ -348,10 +348,19 @@ class Site:
         return rows
 
     def _check_weights(self, number: int, rows: Tree, message: Tree, agreed: Numbers, answers: Sequence[Tree]) -> None:
-        """Weights must leave as many rows in play as the site works on at least."""
+        """Weights must leave as many rows in play as the site works on at least, and as many as it tells of in every part."""
         weights = self.program.weights_behind(number, rows, message, agreed, answers)
-        if weights is not None and not effective_rows(weights) >= self.policy.minimum_rows:
-            raise Refused("weights", f"They are worth {effective_rows(weights):.1f} rows of equal weight.")
+        if weights is None:
+            return
+        parts = np.atleast_2d(weights)
+        least = [(self.policy.minimum_rows, parts.sum(axis=0))]
+        if len(parts) > 1:
+            least += [(self.policy.minimum_cell, part) for part in parts]
+        for bound, each in least:
+            if not effective_rows(each) >= bound:
+                raise Refused(
+                    "weights", f"They are worth {effective_rows(each):.1f} rows of equal weight, below {bound}."
+                )
 
 
 def shape_of_rows(tree: Tree) -> Any:
