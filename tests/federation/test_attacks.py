@@ -33,6 +33,7 @@ def patients():
     frame = pd.DataFrame({"age": rng.integers(20, 90, ROWS), "pressure": rng.normal(120, 15, ROWS).round(1)})
     frame["sex"], frame["ill"] = rng.choice(["f", "m"], ROWS), rng.choice(["no", "yes"], ROWS)
     frame["rare"] = np.where(np.arange(ROWS) == 7, 311.5, 0.0)
+    frame["weight"] = np.where(np.arange(ROWS) == 7, np.nan, rng.normal(70, 10, ROWS).round())
     frame.loc[7, ["age", "pressure", "sex", "ill"]] = OLD, 187.3, "f", "yes"
     return frame
 
@@ -41,7 +42,7 @@ def patients():
 def attacked(tmp_path):
     """Makes the site for a job; ``ask(task, ...)`` says what left it."""
     patients().to_csv(tmp_path / "rows.csv", index=False)
-    source = Source(tmp_path / "rows.csv", columns=("age", "pressure", "sex", "ill", "rare"))
+    source = Source(tmp_path / "rows.csv", columns=("age", "pressure", "sex", "ill", "rare", "weight"))
 
     def make(schema=SCHEMA, policy=None, validation=None, class_weight=None, tune=(), folds=3, run="run", **recipe):
         recipe = {"method": "fedavg", "steps": 4, "local_steps": 1, "batch_size": None, **recipe}
@@ -119,6 +120,26 @@ def test_a_column_that_only_one_patient_has(attacked):
     reply = site.work([np.zeros(width, np.float32)])["arrays"][0]
     assert reply[2] == 0
     assert (np.delete(reply, 2) != 0).all()
+
+
+def test_a_column_that_only_one_patient_lacks(attacked):
+    """How many rows there are and how many have a value would say that it is one."""
+    site = attacked(dataclasses.replace(SCHEMA, columns=(*SCHEMA.columns, Column("weight", center=70.0))))
+    told = site.ask("survey", survey=0, agreed={})["numbers"]
+    assert told["statistics/counts"].tolist() == [ROWS] * 3
+    assert site.prepare() == {"rows": ROWS}
+
+
+def test_forged_weights_of_cells_on_a_path(attacked):
+    """FedPath's weights come with two of its six phases, and stay for the others."""
+    site = attacked(policy={"minimum_rows": 120}, method="fedpath", steps=None)
+    assert site.prepare() == {"rows": ROWS}
+    for item in (0, 4):
+        like = jax.tree.leaves(site.site.compiled.message_like(item))
+        honest = [np.zeros(leaf.shape, leaf.dtype) for leaf in like]
+        one_cell = np.array([0, 40, 0, 0], np.float32)
+        assert site.work([one_cell, *honest[1:]], item=item) == {"refused": "weights"}
+        assert "arrays" in site.work(honest, item=item)
 
 
 def test_forged_weights_of_cells(attacked):

@@ -414,7 +414,7 @@ def test_a_site_that_forgot_what_it_answered_has_another_key(tmp_path):
     assert len(set(keys)) == 3
 
 
-def test_two_workers_of_a_site_keep_one_agreement_and_one_count(tmp_path):
+def test_two_workers_of_a_site_keep_one_count(tmp_path):
     """...which a coordinator that submits a run twice would have at the same time."""
     settings = settings_for("fedavg", rounds=1, batch_size=4, local_steps=1, sites=("site-1",))
     first, second = (array_sites(tmp_path, settings, ("site-1",))["site-1"] for _ in range(2))

@@ -694,14 +694,17 @@ def few_differ(values: np.ndarray, least: int) -> np.ndarray:
 
 def without_few(table: Parsed, least: int) -> Parsed:
     """Numbers that fewer than ``least`` rows have, the others all having the same or none, become as theirs: sums over such a
-    column would tell them."""
+    column would tell them.  Where fewer than ``least`` have none, these get the median, or their number would follow."""
     cells = dict(table.cells)
     for name, values in table.cells.items():
         there = values[~np.isnan(values)] if values.dtype.kind == "f" else values[:0]
         if 0 < len(there) < least:
             cells[name] = np.full_like(values, np.nan)
-        elif len(there) and few_differ(there[:, None], least).any():
+            continue
+        if len(there) and few_differ(there[:, None], least).any():
             cells[name] = np.where(np.isnan(values), values, np.median(there))
+        if len(there) and 0 < len(values) - len(there) < least:
+            cells[name] = np.where(np.isnan(values), np.median(there), cells[name])
     return replace(table, cells=cells)
 
 

@@ -9,7 +9,8 @@ for every label (one sum).  The coordinator relays everything and learns one sum
     unmask      of every site whose masked numbers arrived, a share of its seed b
 
 ``m_uv`` depends on the label, on what the sites were asked and on who takes part, so sites that were told different things
-have masks that do not cancel.  It is new for every label, and so are seeds: nothing of one sum helps with another.
+have masks that do not cancel.  It is new for every label, and so are seeds: nothing of one sum helps with another.  ``k_uv``
+depends on both names and keys: a site that signs another one's key as its own has no masks in common with anybody.
 
 *Seeds* are Shamir's: b_u is the value at 0 of a polynomial of degree ``threshold`` - 1, whose value at v is the share of site
 v.  The polynomial goes through ``threshold`` points, that of u and those of the sites after it in the cohort, which u and v
@@ -31,6 +32,10 @@ sites or more.
 
 Where a sum needs every site of the cohort (three of three), nobody's masks are ever taken out: there are no seeds and no
 shares, and a sum takes one exchange.
+
+*Assumed.*  A site's answers are remembered: in `Answered`, which its processes share and nobody puts back to an earlier copy;
+a site that has lost it begins with another master secret.  Sites know each other's certificates.  X25519, HKDF and ChaCha20
+are what they are said to be.
 
 What travels is fixed point modulo 2^64 or less (`fedbilevel.engines.fixed`); what holds modulo 2^64 holds for the lower bits.
 Keys and masks are X25519, HKDF and ChaCha20 of ``cryptography``.  Every secret follows from the site's master secret and the
