@@ -1,7 +1,9 @@
 """Runs with secure sums, sites in this process: the simulation's numbers, sites lost on the way, every trick refused."""
 
 import copy
+import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -399,6 +401,38 @@ def test_a_report_leaves_in_a_sum_or_not_at_all(tmp_path):
     assert told == [{"refused": "secure"}] * 3
     *_, told = fair_run(tmp_path / "open", secure=False, ask=finish)
     assert all("decisions" in each["numbers"] for each in told), "the policy leaves it to whoever submits"
+
+
+@pytest.mark.parametrize(("count", "telling"), [(3, 1), (3, 2), (5, 3), (5, 4)])
+def test_an_objective_is_of_those_who_tell_it_and_of_enough_of_them(tmp_path, monkeypatch, count, telling):
+    """Zeros of the others would make a sum of one its own number, and with shared noise leave it less than its share."""
+    names = among(monkeypatch, count)
+    settings = settings_for("fedbio", rounds=3, record_every=1, secure=True, sites=names, **OPTIONS)
+    sites = array_sites(tmp_path, settings, names[:telling]) | array_sites(tmp_path, settings, names[telling:], tell=())
+    channel = Direct(sites)
+    coordinate(tmp_path, settings, channel)
+    history = pd.read_csv(tmp_path / "runs/run/history.csv")
+    enough = telling >= quorum(count)
+    assert history["sites"].tolist() == [telling if enough else 0] * 3
+    assert history["objective"].notna().tolist() == [enough] * 3
+    asked = [len(requests) for task, requests, _ in channel.waits if task == "measure"]
+    assert asked == ([count, telling, telling] if enough else [count]), "those who tell nothing are asked once"
+
+
+def test_a_report_is_of_enough_sites(tmp_path):
+    def alone(settings, sites):
+        for name in SITES[1:]:
+            policy = sites[name].policy
+            sites[name].policy = dataclasses.replace(policy, tell=tuple(set(policy.tell) - {"report"}))
+        channel = Direct(sites)
+        coordinate(tmp_path, settings, channel)
+        return [told for task, _, told in channel.seen if task == "finish"]
+
+    *_, told = fair_run(tmp_path, ask=alone)
+    assert json.loads((tmp_path / "runs/fair/report.json").read_text()) == {}
+    assert [sorted(each) for each in told[:3]] == [["arrays", "numbers"], ["numbers"], ["numbers"]]
+    assert not any(each["numbers"] for each in told)
+    assert "refused" not in (tmp_path / "runs/fair/log.txt").read_text()
 
 
 def test_a_site_that_forgot_what_it_answered_has_another_key(tmp_path):

@@ -144,8 +144,8 @@ class Site:
         self.stage, self.number, self.rows = stage, number, rows
         guard = self.door.guard
         if guard is not None:
-            shares = guard.privacy.shared and self.masking is not None and stage.weights == "uniform"
-            guard.among = self.masking.site.cohort.threshold if shares and self.masking is not None else 1
+            shared = guard.privacy.shared and stage.weights == "uniform"
+            guard.among = self.masking.site.cohort.threshold if shared and self.masking is not None else 1
         self.door.planned = rounds * max(sum(times for _, times in phases_of(each.algorithm.plan)) for each in stages)
         if stage.weights == "samples":
             self.policy.require("rows")
@@ -191,15 +191,9 @@ class Site:
         label = self._label(request, measured=True)
         exchange = f"measure/{label.stage}/{label.round}"
 
-        def words(arrays: Arrays) -> Words:
-            """The objective times the weight, the weight, and one: zeros where nothing is told."""
-            return np.append(to_words(arrays, self._share(request), WIDE), WIDE.encode(1.0))
-
-        seal = self._seal(request, exchange, words)
         if not self.policy.may_tell("objective"):
-            if self.masking is None:
-                return {}
-            return {"arrays": self.masking.mask(request, exchange, np.zeros(3, np.uint64))}
+            return {}  # zeros would count as one of the sites that a sum needs, and hide nobody
+        seal = self._seal(request, exchange, lambda arrays: to_words(arrays, self._share(request), WIDE))
         server = to_tree(request["arrays"], self.compiled.server_like, "the coordinator's state")
         kept = self.vault.state(Label.read(request["since"]), self.number, self.enrolled)
         local = self._with_parcel(kept.local, request)
@@ -247,8 +241,8 @@ class Site:
         leaves = {f"stage{k}_{i}": leaf for k, tree in enumerate(answers) for i, leaf in enumerate(to_arrays(tree))}
         write_arrays(self.folder / "answer.npz", leaves)
         self.say("the run is complete; its answer is kept in answer.npz")
-        own = getattr(self.program, "own_files", None)
-        for name, text in ({} if own is None else own(self.policy.source, agreed, answers)).items():
+        own_files = getattr(self.program, "own_files", lambda *_: {})
+        for name, text in own_files(self.policy.source, agreed, answers).items():
             storage.write(self.folder / name, text)
             self.say(f"{name} is for this site alone")
         numbers: Numbers = {}
@@ -260,12 +254,9 @@ class Site:
         if self.masking is None:
             return {"numbers": numbers}
         told, shown = in_sums(self.program, numbers, "report")
-        if "ticket" not in request:
+        if "ticket" not in request or not told:  # as of an objective
             return {"numbers": shown}
-        # Of a site that tells nothing, zeros; the first number counts those that tell something.
-        expected = in_sums(self.program, self.program.expected(None), "report")[0]
-        parts = [np.ravel(told.get(name, np.zeros(like.shape))) for name, like in expected.items()]
-        words = exact_words(np.concatenate([[float(bool(numbers))], *parts]))
+        words = exact_words(np.concatenate([np.ravel(part) for part in told.values()]))
         return {"numbers": {}, "arrays": self.masking.mask(request, "finish", words)}
 
     def _common(self, request: dict[str, Any]) -> tuple[Numbers, list[Tree]]:

@@ -143,6 +143,8 @@ class Sums:
         self.hellos: dict[str, Hello] = {}
         self.there: set[str] = set()
         """Those who have met the others, and have answered since."""
+        self.silent: set[str] = set()
+        """Those who do not tell their objective."""
         self.asked: list[str] = []
         self.counted: list[str] = []
         """The sites of the latest sum."""
@@ -174,12 +176,15 @@ class Sums:
         requests: dict[str, dict[str, Any]] = {site: {} if site in self.there else sent for site in here}
         self.there = self.attendance.ask_each("meet", requests).keys() & self.hellos.keys()
 
-    def enclosed(self, requests: Mapping[str, dict[str, Any]], exchange: str) -> dict[str, dict[str, Any]]:
-        """The requests of those who take part in a sum, with everything they need for it."""
+    def enclosed(
+        self, requests: Mapping[str, dict[str, Any]], exchange: str, needed: bool = True
+    ) -> dict[str, dict[str, Any]]:
+        """The requests of those who take part in a sum, with everything they need for it; ``needed``: by the run."""
         if not set(requests) & set(self.hellos) <= self.there:
             self._meet()  # somebody missed the last sum, and may have been started anew
         self.asked = sorted(set(requests) & self.there)
-        self.attendance.enough(self.asked, "can take part in a secure sum")
+        if needed:
+            self.attendance.enough(self.asked, "can take part in a secure sum")
         roll = self.cohort.roll(self.asked)
         self.costs = {site: [len(roll), 0] for site in self.asked}
         return {
@@ -282,21 +287,28 @@ class Sums:
         return jax.tree.unflatten(structure, to_mean(words, leaves, ring))
 
     def measure(self, requests: Mapping[str, dict[str, Any]], exchange: str) -> tuple[float, int]:
-        """The mean objective and how many sites tell it; NaN where too few answer to be summed."""
-        asked = self.enclosed(requests, exchange)
+        """The mean objective and how many sites tell it; NaN where they are too few to be summed."""
+        telling = {site: request for site, request in requests.items() if site not in self.silent}
+        if len(telling) < self.cohort.threshold:
+            return float("nan"), 0
+        asked = self.enclosed(telling, exchange, needed=False)
+        before = set(self.there)
         replies = self.attendance.ask("measure", asked, self.settings.reply_timeout)
+        self.silent |= {site for site, reply in replies.items() if not (reply.content or reply.fault)}
         masked: dict[str, Arrays] = {}
         for site, reply in replies.items():
             with contextlib.suppress(BadReply):
-                masked[site] = to_tree(reply.content.get("arrays"), self._like(3), "its measure")
-        if len(masked) < self.cohort.threshold:
-            self.number, self.there = self.number + 1, self.there & masked.keys()  # masks are for one sum, had or not
-            return float("nan"), 0
+                masked[site] = to_tree(reply.content.get("arrays"), self._like(2), "its measure")
         try:
-            value, weight, count = WIDE.decode(self.total(masked))
+            if len(masked) < self.cohort.threshold:
+                self.number, self.there = self.number + 1, self.there & masked.keys()  # masks are for one sum
+                return float("nan"), 0
+            value, weight = WIDE.decode(self.total(masked))
         except Spoilt:
             return float("nan"), 0
-        return (float(value / weight) if count else float("nan")), int(count)
+        finally:
+            self.there |= before & self.silent  # nobody of them has missed anything
+        return float(value / weight), len(self.counted)
 
     def rows(self, replies: Mapping[str, Any], stage: int) -> float:
         """How many rows the sites have together, from their masked numbers."""
@@ -327,11 +339,12 @@ class Sums:
             return {}, 0
         asked = self.enclosed(dict.fromkeys(here, request), "finish")
         expected = in_sums(program, program.expected(None), "report")[0]
-        masked = self._masked(self.attendance.ask_each("finish", asked), 1, expected, "the report")
+        replies = self.attendance.ask_each("finish", asked)
+        telling = {site: reply for site, reply in replies.items() if "arrays" in reply.content}
+        masked = self._masked(telling, 0, expected, "the report")
         if len(masked) < self.cohort.threshold:
             return {}, 0
-        count, *values = exact_sums(self.total(masked))
-        return (_divided(np.array(values), expected) if count else {}), int(count)
+        return _divided(exact_sums(self.total(masked)), expected), len(self.counted)
 
     def _masked(
         self, replies: Mapping[str, Any], more: int, parts: Mapping[str, Expected], what: str
