@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from fedbilevel.engines.stages import TOGETHER
+from fedbilevel.federation.operator.rehearsal import in_words, rehearse
 from fedbilevel.federation.protocol.policy import TELL
 from fedbilevel.federation.protocol.program import make_program
 from fedbilevel.federation.protocol.record import Progress, read_answers
@@ -120,6 +121,19 @@ def test_weights_of_sites_are_nothing_that_a_sum_hides(tmp_path):
     agreed = Progress.read(tmp_path / f"runs/{settings.run}/state.npz").agreed
     asked = {"digest": settings.digest, "stage": 0, "agreed": agreed, "answers": []}
     assert sites["site-1"].answer("prepare", asked) == {"refused": "single"}
+
+
+def test_who_approves_it_reads_what_it_does(tmp_path):
+    """Also what a schema calls missing, by which it could pick out a row."""
+    _, settings, sites, _ = carried_out(tmp_path, False, ("penalties", "rows"))
+    odd = dataclasses.replace(SCHEMA.columns[0], also_missing=("41.5",))
+    schema = dataclasses.replace(SCHEMA, columns=(odd, SCHEMA.columns[1]))
+    settings = dataclasses.replace(settings, arguments={**settings.arguments, "schema": schema.text()})
+    policy = sites["site-1"].policy
+    words = " ".join(in_words(settings, policy, tmp_path, *rehearse("site-1", settings, policy)))
+    assert "It tunes penalties, rows of a logistic model, in 9 rounds, and fits it. It reads age, job." in words
+    assert "In age, these count as missing: '41.5'." in words
+    assert "how many rows have labels that are doubtful (1 number)" in words
 
 
 def test_a_job_with_an_unknown_argument_is_refused():

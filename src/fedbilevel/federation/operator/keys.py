@@ -89,11 +89,11 @@ def read_request(file: Path) -> Request:
     """Checked: it is one, it is signed by the key it asks for, and it names one site."""
     try:
         pem = file.read_bytes()
-        found = x509.load_pem_x509_csr(pem)
-        valid = found.is_signature_valid
+        request = x509.load_pem_x509_csr(pem)
+        valid = request.is_signature_valid
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} is no request for a certificate: ask the site for its .csr file.") from error
-    key, names = found.public_key(), found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    key, names = request.public_key(), request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if not valid or len(names) != 1:
         raise ValueError(f"{file} is no request of one site, signed by its own key: ask the site for a new one.")
     if not isinstance(key, rsa.RSAPublicKey) or key.key_size < LEAST_BITS:
@@ -134,9 +134,8 @@ def check_key(file: Path, certificate: x509.Certificate, name: str) -> bytes:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{file} is no private key in PEM form without a password.") from error
-    asked = certificate.public_key()
-    own = key.public_key()
-    if not (isinstance(own, rsa.RSAPublicKey) and isinstance(asked, rsa.RSAPublicKey) and _spki(own) == _spki(asked)):
+    pair = key.public_key(), certificate.public_key()
+    if not (isinstance(pair[0], rsa.RSAPublicKey) and isinstance(pair[1], rsa.RSAPublicKey) and pair[0] == pair[1]):
         raise ValueError(
             f"{file} is not the key of the certificate of {name}: take the key that its request was made with."
         )

@@ -25,7 +25,8 @@ from fedbilevel.federation.protocol.program import make_program
 from fedbilevel.federation.protocol.record import Record
 from fedbilevel.federation.protocol.settings import LEAST, JobSettings, RunFailed, TooFewSites
 from fedbilevel.federation.protocol.site import Site
-from fedbilevel.tables.schema import MISSING
+from fedbilevel.tables.schema import MISSING, Schema
+from fedbilevel.tuning.program import FIT_ROUNDS, TuneProgram
 
 
 class Left(NamedTuple):
@@ -89,6 +90,7 @@ WORDS = {
     "scores/sums": "sums of the predicted probabilities, and of their squared distances to the truth",
     "moments": "sums of the number, the prediction and the error, and of their powers, by group",
     "absent": "how many rows have no prediction",
+    "doubtful": "how many rows have labels that are doubtful",
 }
 
 
@@ -101,28 +103,30 @@ def in_words(settings: JobSettings, policy: Policy, folder: Path, left: list[Lef
     phases = len([thing for thing in left if (thing.task, thing.name) == ("work", "reply 1")])
     replies = None
     yield f"Run {settings.run}, with {', '.join(settings.sites)}."
-    if isinstance(program, FairProgram | AuditProgram):
-        schema = program.schema
-        if isinstance(program, FairProgram):
-            recipe = program.recipe
-            rounds, _ = recipe.total
-            replies = rounds if program.two_stages else rounds * phases
-            yield f"It trains a {program.model.kind} model by {recipe.method}, in {rounds} rounds."
-        else:
-            yield "It trains nothing: it counts what predictions that are there already say."
-        if schema is not None:
-            yield f"It reads {', '.join(column.name for column in schema.features)}."
-            yield f"It predicts {schema.target} ({schema.told_apart}) and compares {', '.join(schema.groups)}."
-            unusual = {"any column": sorted(set(schema.missing) - set(MISSING))}
-            unusual |= {column.name: list(column.also_missing) for column in schema.features}
-            yield from (
-                f"In {name}, these count as missing: {', '.join(map(repr, values))[:500]}."
-                for name, values in unusual.items()
-                if values
-            )
-            yield f"SHA-256 of its schema: {schema.digest}"
+    if isinstance(program, FairProgram):
+        recipe = program.recipe
+        rounds, _ = recipe.total
+        replies = rounds if program.two_stages else rounds * phases
+        yield f"It trains a {program.model.kind} model by {recipe.method}, in {rounds} rounds."
+    elif isinstance(program, TuneProgram):
+        replies = program.rounds * (phases - FIT_ROUNDS) + FIT_ROUNDS
+        yield f"It tunes {', '.join(program.what)} of a {program.model.kind} model, in {program.rounds} rounds, and fits it."
+    elif isinstance(program, AuditProgram):
+        yield "It trains nothing: it counts what predictions that are there already say."
     else:
         yield f"It runs the program {settings.program} with {json.dumps(settings.arguments)[:500]}."
+    schema: Schema | None = getattr(program, "schema", None)
+    if schema is not None:
+        yield f"It reads {', '.join(column.name for column in schema.features)}."
+        yield f"It predicts {schema.target} ({schema.told_apart}) and compares {', '.join(schema.groups)}."
+        unusual = {"any column": sorted(set(schema.missing) - set(MISSING))}
+        unusual |= {column.name: list(column.also_missing) for column in schema.features}
+        yield from (
+            f"In {name}, these count as missing: {', '.join(map(repr, values))[:500]}."
+            for name, values in unusual.items()
+            if values
+        )
+        yield f"SHA-256 of its schema: {schema.digest}"
     yield from (f"This site would be {line.split(', ')[0]}." for line in said if line.startswith("ready for"))
     for task, when in WHEN.items():
         things = dict.fromkeys(_in_words(thing) for thing in left if thing.task == task)

@@ -56,10 +56,10 @@ class KitIdentity:
     def _pin(self, name: str, key: rsa.RSAPublicKey) -> None:
         """The same key as when ``name`` was first met."""
         public = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-        found = hashlib.sha256(public).hexdigest()
+        fingerprint = hashlib.sha256(public).hexdigest()
         with storage.lock(self._peers.with_suffix(".lock"), seconds=-1):
             known = json.loads(self._peers.read_text()) if self._peers.exists() else {}
-            if known.setdefault(name, found) != found:
+            if known.setdefault(name, fingerprint) != fingerprint:
                 raise Insecure(
                     f"The key of {name} is not the one this site knows it by. Ask the people there whether they have a new "
                     f"one; if they do, take {name} out of {self._peers}."
