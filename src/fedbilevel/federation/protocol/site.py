@@ -136,7 +136,7 @@ class Site:
             approval.check_stage(stage, rounds, self.policy.approval)
         train, val = self.program.rows(number, self.policy.source, agreed, answers)
         rows = self._check(number, stage, train, val, agreed, answers)
-        self.stage, self.train, self.told = None, train, (agreed, answers)  # until everything fits together again
+        self.stage, self.train, self.agreed, self.answers = None, train, agreed, answers  # until all fits together again
         self.compiled = Compiled(stage.algorithm, self.settings.seed, stage.example)
         self.data = jax.device_put(local_data(train, val, self.client))
         self.enrolled = self.compiled.enroll()
@@ -168,7 +168,7 @@ class Site:
         after = [self._with_parcel(kept.local, request)]
 
         def compute() -> Arrays:
-            self._check_weights(self.number, self.train, message, *self.told)
+            self._check_weights(self.number, self.train, message, self.agreed, self.answers)
             reply, after[0] = self.compiled.work(message, after[0], self.data, label.round, label.ordinal, item=item)
             return to_arrays(reply)
 
