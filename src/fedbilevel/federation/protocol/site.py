@@ -241,7 +241,7 @@ class Site:
         leaves = {f"stage{k}_{i}": leaf for k, tree in enumerate(answers) for i, leaf in enumerate(to_arrays(tree))}
         write_arrays(self.folder / "answer.npz", leaves)
         self.say("the run is complete; its answer is kept in answer.npz")
-        own_files = getattr(self.program, "own_files", lambda *_: {})
+        own_files: Callable[..., dict[str, str]] = getattr(self.program, "own_files", lambda *_: {})
         for name, text in own_files(self.policy.source, agreed, answers).items():
             storage.write(self.folder / name, text)
             self.say(f"{name} is for this site alone")
