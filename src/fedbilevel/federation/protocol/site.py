@@ -136,7 +136,8 @@ class Site:
             approval.check_stage(stage, rounds, self.policy.approval)
         train, val = self.program.rows(number, self.policy.source, agreed, answers)
         rows = self._check(number, stage, train, val, agreed, answers)
-        self.stage, self.train, self.agreed, self.answers = None, train, agreed, answers  # until all fits together again
+        self.stage = None  # until everything fits together again
+        self.train, self.agreed, self.answers = train, agreed, answers
         self.compiled = Compiled(stage.algorithm, self.settings.seed, stage.example)
         self.data = jax.device_put(local_data(train, val, self.client))
         self.enrolled = self.compiled.enroll()
