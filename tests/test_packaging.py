@@ -1,10 +1,12 @@
 """The sdist builds, the wheel builds from it, and both install into clean environments and work: `make test-wheels`.
 
-Interpreters: those of python3.11 to python3.14 that are on the PATH.  What the package needs is fetched by pip.
+Interpreters: those of python3.11 to python3.14 on the PATH, and those that pyenv or uv keep elsewhere.  What the package needs is
+fetched by pip.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -24,14 +26,25 @@ def run(*command, **options):
     return done.stdout
 
 
-def interpreter(version):
+def candidates(version):
+    """Where a Python of this version may be: this one, the PATH, what pyenv and uv have installed."""
     if sys.version_info[:2] == tuple(map(int, version.split("."))):
-        return sys.executable
+        yield sys.executable
     name = f"python{version}"
-    # A version manager's shim may stand there for a version that it has not installed.
-    if shutil.which(name) is None or subprocess.run([name, "-c", "import venv"], capture_output=True).returncode:
-        pytest.skip(f"{name} is not on the PATH, or does not start")
-    return name
+    for folder in os.get_exec_path():
+        yield Path(folder) / name
+    for manager, below in ((["pyenv", "root"], "versions/*/bin"), (["uv", "python", "dir"], "*/bin")):
+        if shutil.which(manager[0]):
+            home = subprocess.run(manager, capture_output=True, text=True, timeout=60).stdout.strip()
+            yield from sorted(Path(home).glob(f"{below}/{name}")) if home else ()
+
+
+def interpreter(version):
+    for path in candidates(version):
+        # A version manager's shim may stand there for a version that is not installed, or not chosen.
+        if Path(path).exists() and subprocess.run([path, "-c", "import venv, ssl"], capture_output=True).returncode == 0:
+            return path
+    pytest.skip(f"no Python {version} on the PATH, of pyenv or of uv")
 
 
 @pytest.fixture(scope="module")
