@@ -16,6 +16,8 @@ from docsbuild.results import Number, markdown, read
 CASES = {"adult-sex": "Adult by sex", "adult-race": "Adult by race", "credit-status": "German Credit by status"}
 CLIENTS = {"iid": "I.I.D.", "noniid": "non-I.I.D."}
 OURS = "FedBiOAcc, cells"
+NARROW = "\N{NO-BREAK SPACE}"
+"""Between two numbers that belong together: a browser does not break the line there."""
 
 stored = functools.cache(read)
 """A CSV file of docs/figures, read once."""
@@ -26,7 +28,7 @@ def span(row: dict[str, Any], mean: str, low: str, high: str, form: str = "+.4f"
     if pd.isna(row[mean]):
         return ""
     middle, *ends = (format(Number(row[name]), form) for name in (mean, low, high))
-    return f"{middle} [{', '.join(ends)}]"
+    return f"{middle} [{f',{NARROW}'.join(ends)}]"
 
 
 def rows_of(file: str, condition: str) -> list[dict[str, Any]]:
@@ -47,9 +49,9 @@ def floors() -> str:
             f"case == '{row['case']}' and method == 'FedAvg' and metric == 'test_gap' and interval == 'student'",
         )
         lines.append(
-            [CASES[row["case"]], f"{row['groups']}", f"{row['smallest']:.0f} to {row['largest']:.0f}",
+            [CASES[row["case"]], f"{row['groups']}", f"{row['smallest']:,.0f} to {row['largest']:,.0f}",
              *(f"{Number(row[name]):.3f}" for name in ("fair", "fair_in_training")),
-             ", ".join(f"{Number(one['mean']):.4f}" for one in gaps)]
+             f",{NARROW}".join(f"{Number(one['mean']):.4f}" for one in gaps)]
         )  # fmt: skip
     heads = ["case", "groups", "positives in a test part, smallest to largest group", "a fair model shows",
              "one that is exactly fair on its training rows shows", "FedAvg shows"]  # fmt: skip
@@ -85,7 +87,7 @@ def against_fedavg(case: str, distribution: str, choice: str = "default") -> str
             key = (case.split("-")[0], distribution, method.removesuffix(", paper"))
             theirs = [printed[*key, metric][0] for metric in ("test_accuracy", "test_gap") if (*key, metric) in printed]
             line += [f"{Number(found[method, 'test_gap_majority', 'student']['mean']):.4f}",
-                     ", ".join(f"{Number(one):.4f}" for one in theirs)]  # fmt: skip
+                     f",{NARROW}".join(f"{Number(one):.4f}" for one in theirs)]  # fmt: skip
         lines.append(line)
     heads += ["majority vs rest", "paper: accuracy, gap"] if printed else []
     return markdown(heads, lines, [False, True] + [False] * (len(heads) - 2))
@@ -96,7 +98,7 @@ def duels(case: str) -> str:
     lines = [
         [CLIENTS[row["distribution"]], row["choice"], row["against"], f"{row['splits']}",
          *(span(row, name, f"{name}_low", f"{name}_high") for name in ("gap", "accuracy", "lead")),
-         ", ".join(f"{Number(row[name]):+.4f}" for name in ("our_lead", "their_lead"))]
+         f",{NARROW}".join(f"{Number(row[name]):+.4f}" for name in ("our_lead", "their_lead"))]
         for row in rows_of("fairness-duels", f"case == '{case}' and against in ('FedReg', 'FedMinMax', 'FCFL')")
     ]  # fmt: skip
     heads = ["clients", "choice", "against", "splits", *(f"{name}: ours − theirs" for name in ("gap", "accuracy", "lead")),
@@ -133,7 +135,7 @@ def second_look() -> str:
             gaps = [best.loc[best["method"] == name, "test_gap"].mean() for name in (OURS, "FedReg")]
             (row,) = fight(best).query("against == 'FedReg'").to_dict("records")
             lines.append(
-                [CLIENTS[str(distribution)], choice, f"{row['splits']}", ", ".join(f"{Number(gap):.4f}" for gap in gaps),
+                [CLIENTS[str(distribution)], choice, f"{row['splits']}", f",{NARROW}".join(f"{Number(gap):.4f}" for gap in gaps),
                  *(span(row, name, f"{name}_low", f"{name}_high") for name in ("gap", "accuracy", "lead"))]
             )  # fmt: skip
     heads = ["clients", "choice", "splits", "gap: ours, theirs",
