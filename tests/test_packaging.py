@@ -1,7 +1,7 @@
 """The sdist builds, the wheel builds from it, and both install into clean environments and work: `make test-wheels`.
 
-Interpreters: those of python3.11 to python3.14 on the PATH, and those that pyenv or uv keep elsewhere.  What the package needs is
-fetched by pip.
+Interpreters: those of python3.11 to python3.14 on the PATH, and those that pyenv or uv keep elsewhere; where there is none, uv
+fetches one if it can.  What the package needs is fetched by pip.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ def candidates(version):
             yield from sorted(Path(home).glob(f"{below}/{name}")) if home else ()
 
 
-def interpreter(version):
-    for path in candidates(version):
-        # A version manager's shim may stand there for a version that is not installed, or not chosen.
-        if Path(path).exists() and subprocess.run([path, "-c", "import venv, ssl"], capture_output=True).returncode == 0:
-            return path
-    pytest.skip(f"no Python {version} on the PATH, of pyenv or of uv")
+def starts(python):
+    """A version manager's shim may stand there for a version that is not installed, or not chosen."""
+    return (
+        Path(python).exists() and not subprocess.run([python, "-c", "import venv, ssl"], capture_output=True).returncode
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +56,23 @@ def tools(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def interpreter(tools, tmp_path_factory):
+    """(version) -> a Python of it: one of this machine, else one that uv can fetch."""
+    home = tmp_path_factory.mktemp("pythons")
+
+    def found(version):
+        for python in filter(starts, candidates(version)):
+            return python
+        order = [tools / "uv", "python", "install", "--no-bin", "--install-dir", home, version]
+        fetched = subprocess.run(list(map(str, order)), capture_output=True, text=True, timeout=600)
+        if fetched.returncode:
+            pytest.skip(f"no Python {version} here, and uv cannot fetch one")
+        return next(home.glob(f"*/bin/python{version}"))
+
+    return found
+
+
+@pytest.fixture(scope="module")
 def built(tools, tmp_path_factory):
     """The sdist, and the wheel that was built from it."""
     home = tmp_path_factory.mktemp("dist")
@@ -66,7 +82,7 @@ def built(tools, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
 @pytest.mark.parametrize("version", VERSIONS)
-def test_it_installs_and_works(built, version, kind, tmp_path):
+def test_it_installs_and_works(built, interpreter, version, kind, tmp_path):
     run(interpreter(version), "-m", "venv", tmp_path / "env")
     run(tmp_path / "env" / "bin" / "pip", "install", "-q", built[kind])
     told = run(tmp_path / "env" / "bin" / "fedbilevel", "--version", cwd=tmp_path)
