@@ -40,8 +40,8 @@ def rows_of(file: str, condition: str) -> list[dict[str, Any]]:
 # ---- fairness ----
 
 
-def floors() -> str:
-    """What a fair model shows on test parts of these sizes, beside FedAvg's gap on I.I.D. and other clients."""
+def floors(beside: str = "") -> str:
+    """What a fair model shows on test parts of these sizes; with ``FedAvg``, beside its gap on I.I.D. and other clients."""
     lines = []
     for row in stored("docs/figures/fairness-floors.csv").to_dict("records"):
         gaps = rows_of(
@@ -55,7 +55,9 @@ def floors() -> str:
         )  # fmt: skip
     heads = ["case", "groups", "positives in a test part, smallest to largest group", "a fair model shows",
              "one that is exactly fair on its training rows shows", "FedAvg shows"]  # fmt: skip
-    return markdown(heads, lines, [False, True, False, True, True, False])
+    shown = slice(None if beside else -1)
+    right = [False, True, False, True, True, False]
+    return markdown(heads[shown], [line[shown] for line in lines], right[shown])
 
 
 def against_fedavg(case: str, distribution: str, choice: str = "default") -> str:
@@ -135,7 +137,8 @@ def second_look() -> str:
             gaps = [best.loc[best["method"] == name, "test_gap"].mean() for name in (OURS, "FedReg")]
             (row,) = fight(best).query("against == 'FedReg'").to_dict("records")
             lines.append(
-                [CLIENTS[str(distribution)], choice, f"{row['splits']}", f",{NARROW}".join(f"{Number(gap):.4f}" for gap in gaps),
+                [CLIENTS[str(distribution)], choice, f"{row['splits']}",
+                 f",{NARROW}".join(f"{Number(gap):.4f}" for gap in gaps),
                  *(span(row, name, f"{name}_low", f"{name}_high") for name in ("gap", "accuracy", "lead"))]
             )  # fmt: skip
     heads = ["clients", "choice", "splits", "gap: ours, theirs",
