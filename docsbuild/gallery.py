@@ -108,7 +108,9 @@ def _index(scripts: list[Path]) -> str:
                 f'{"</div>" if number > 1 else ""}\n\n## {READERS[number]}\n\n<div class="grid cards" markdown>\n'
             )
         title, about = _title(script)
-        parts.append(f"-   [![What it draws]({script.stem}-1.png){{ loading=lazy }} **{title}**]({script.stem}.md)\n\n    {about}\n")
+        parts.append(
+            f"-   [![What it draws]({script.stem}-1.png){{ loading=lazy }} **{title}**]({script.stem}.md)\n\n    {about}\n"
+        )
     return "\n".join([*parts, "</div>\n\n[A package to copy](skeleton.md) shows a method of your own.\n"])
 
 

@@ -227,3 +227,36 @@ def final_scores() -> str:
         cells = (f"{rows[task]['score']:.3f} ± {half:.3f}" for task, half in zip(TASKS, halves, strict=True))
         lines.append([method_shown(method), *cells])
     return markdown(["algorithm", *TASKS.values()], lines, [False] * (len(TASKS) + 1))
+
+
+# ---- privacy budgets ----
+
+DELTA = 1e-5
+
+
+def epsilons(*replies: str) -> str:
+    """What so many replies cost, by noise."""
+    from fedbilevel.federation.protocol.privacy import gaussian_epsilon
+
+    lines = [
+        [f"{noise}", *(f"{gaussian_epsilon(noise / math.sqrt(int(count)), DELTA):.3g}" for count in replies)]
+        for noise in (1, 2, 5, 10, 20, 50, 100)
+    ]
+    return markdown(["noise", *_replies(replies)], lines, [True] * (len(replies) + 1))
+
+
+def noises(*replies: str) -> str:
+    """The noise that so many replies need, by epsilon.  n replies with noise s cost what one with s / sqrt(n) does."""
+    from scipy.optimize import brentq
+
+    from fedbilevel.federation.protocol.privacy import gaussian_epsilon
+
+    lines = []
+    for epsilon in (1, 4, 8):
+        single = brentq(lambda noise, wanted=epsilon: gaussian_epsilon(noise, DELTA) - wanted, 0.1, 100)
+        lines.append([f"{epsilon}", *(f"{single * math.sqrt(int(count)):.3g}" for count in replies)])
+    return markdown(["epsilon", *_replies(replies)], lines, [True] * (len(replies) + 1))
+
+
+def _replies(counts: tuple[str, ...]) -> list[str]:
+    return [f"{count} {'reply' if count == '1' else 'replies'}" for count in counts]
