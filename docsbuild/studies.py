@@ -254,8 +254,14 @@ def noises(*replies: str) -> str:
     lines = []
     for epsilon in (1, 4, 8):
         single = brentq(lambda noise, wanted=epsilon: gaussian_epsilon(noise, DELTA) - wanted, 0.1, 100)
-        lines.append([f"{epsilon}", *(f"{single * math.sqrt(int(count)):.3g}" for count in replies)])
+        lines.append([f"{epsilon}", *(_upwards(single * math.sqrt(int(count))) for count in replies)])
     return markdown(["epsilon", *_replies(replies)], lines, [True] * (len(replies) + 1))
+
+
+def _upwards(value: float) -> str:
+    """Three digits, rounded up: less noise would not do."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.ceil(value / unit - 1e-6) * unit:.3g}"
 
 
 def _replies(counts: tuple[str, ...]) -> list[str]:
