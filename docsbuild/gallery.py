@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 
 PROCESSES = 2
+LONGEST = 30
+"""Seconds of processor time that an example may take, whatever else the machine does."""
 SOURCE = Path(__file__).parents[1] / "src"
 READERS = {1: "For researchers", 8: "For data scientists", 12: "For operators"}
 """For whom the examples are, from these numbers on."""
@@ -80,8 +82,11 @@ def execute(script: Path, place: Path) -> float:
                 plt.figure(number).savefig(place / drawn[-1], dpi=110, bbox_inches="tight")
             plt.close("all")
             told.append({"kind": kind, "body": body, "printed": printed.getvalue(), "figures": drawn})
+    seconds = time.process_time() - began
+    if seconds > LONGEST:
+        raise RuntimeError(f"{script.name} takes {seconds:.0f} s of processor time, more than {LONGEST}: shorten it.")
     (place / "cells.json").write_text(json.dumps(told), encoding="utf-8")
-    return time.process_time() - began
+    return seconds
 
 
 def _environment() -> dict[str, str]:
