@@ -47,7 +47,7 @@ def table() -> str:
     told = harness.load("previous")["measured"]
     rows = [
         [str(split)]
-        + [cell for paper, local in pairs.values() for cell in (f"{paper:.2g}", f"{local:.2g}", f"{paper / local:.2g}")]
+        + [cell for paper, local in pairs.values() for cell in (f"{paper:.3g}", f"{local:.3g}", f"{paper / local:.2g}")]
         for split, pairs in enumerate(told)
     ]
     return harness.markdown(

@@ -55,7 +55,7 @@ def table() -> str:
         [f"{one['table']} by {one['groups']}", f"{one['rows']:,} × {one['columns']}",
          f"{one['loss']:.4f}, {one['accuracy']:.4f}",
          *(f"{one[name][0]:.1e}, {one[name][1]:+.2f}" for name in ("published", "default")), f"{one['rounds']}",
-         f"{one['fedreg_further']:.1e}"]
+         f"{one['fedreg_further']:.1e}" if "fedreg_further" in one else ""]
         for one in harness.load("trained")["measured"]
     ]  # fmt: skip
     heads = ["table", "rows × columns", "pooled: loss, accuracy", "FedAvg, 2,000 steps of 0.1: excess, points",
