@@ -1,7 +1,6 @@
 """What a round costs over real sites: a server and three sites on this machine, mutual TLS, FedBiOAcc on Adult.
 
-    python benchmarks/federation.py             # measure; write results/federation.json and docs/federation-measured.md
-    python benchmarks/federation.py --render    # the page from the stored results
+    python benchmarks/federation.py    # measure; write results/federation.json and the table of docs/federation-measured.md
 
 What a site costs that waits for another one, and how much a kit's files grow by a round, are measured too.
 Needs the `federation` extra. Keep the machine quiet meanwhile.
@@ -11,7 +10,6 @@ import argparse
 import importlib.metadata
 import socket
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,7 +22,6 @@ import harness
 import numpy as np
 import pandas as pd
 
-PAGE = harness.HERE.parent / "docs" / "federation-measured.md"
 SITES = ["site-1", "site-2", "site-3"]
 TARGET = 0.25
 ENDS = ("complete", "failed", "waiting", "stopped")
@@ -175,41 +172,38 @@ def collect(repeats: int, say: Any, kinds: dict[str, bool], sites: list[str], id
     return measured
 
 
-def table(record: dict[str, Any]) -> str:
-    measured = record["measured"]
-    head = "| a round of FedBiOAcc on Adult | median | 90 % within | rounds |\n| --- | ---: | ---: | ---: |\n"
-    lines = []
-    for name, found in measured["rounds"].items():
-        times = [value for one in found for value in one["bilevel"]]
-        lines.append(f"| {name} | {statistics.median(times):.3f} s | {np.quantile(times, 0.9):.3f} s | {len(times)} |")
-    ours = measured["rounds"]["ours"]
-    median = statistics.median(value for one in ours for value in one["bilevel"])
-    model = statistics.median(value for one in ours for value in one["model"])
-    site = statistics.median(one["site"] for one in ours)
-    outside = statistics.median(one["outside"] for one in ours)
-    fixed, it, idle = measured["fixed"], record["machine"], measured.get("waiting")
-    beside = ""
-    if idle is not None:  # results before that was measured have none
-        logs = statistics.median(one["log_bytes"] for one in ours)
-        beside = (
-            f"\n\nA site that waits for another one takes {100 * idle['share']:.1f} % of a core, {idle['threads']} threads and "
-            f"{idle['memory'] / 1e6:.0f} MB. All logs of the server and three sites grow by {logs / 1000:.1f} kB a round."
-        )
+def rounds() -> str:
+    """A round over three real sites, and what belongs to it: the table of docs/federation-measured.md."""
+    record = harness.load("federation")
+    measured, it = record["measured"], record["machine"]
+    ours, fixed, idle = measured["rounds"][OURS], measured["fixed"], measured["waiting"]
+    times = {stage: [value for one in ours for value in one[stage]] for stage in ("bilevel", "model")}
+    lines = [
+        [name, f"{statistics.median(found):.3f} s", f"{np.quantile(found, 0.9):.3f} s", str(len(found))]
+        for name, found in (("FedBiOAcc, the weights", times["bilevel"]), ("FedAvg, the model", times["model"]))
+    ]
+    site, outside, logs = (statistics.median(one[name] for one in ours) for name in ("site", "outside", "log_bytes"))
+    kept = "met" if statistics.median(times["bilevel"]) <= TARGET else "**missed**"
     return (
-        head
-        + "\n".join(lines)
-        + f"\n\nTarget: {TARGET} s; {'met' if median <= TARGET else '**missed**'}. Of our round the sites compute for "
-        f"{1000 * site:.0f} ms. A round of stage two (FedAvg of the model): {model:.3f} s. Per site and round of FedBiOAcc "
-        f"{ours[0]['bytes_up']} bytes go up and {ours[0]['bytes_down']} down. Fixed costs: kits {fixed['provision']:.1f} s, "
-        f"server and three sites up {fixed['start']:.1f} s, {outside:.0f} s per job outside its rounds (processes, imports, "
-        f"reading, compiling).{beside}\n\n"
-        f"*Measured {it['date']} on {it['cpu']}, {it['cores']} cores shared by all four parties; "
-        f"Python {it['python']}, NVFlare {it['nvflare']}, jax {it['jax']}.*"
+        harness.markdown(["a round on Adult", "median", "90 % within", "rounds"], lines)
+        + f"""
+
+- Target for a round of FedBiOAcc: {TARGET} s; {kept}. The sites compute for {1000 * site:.0f} ms of it.
+- Each site sends {ours[0]["bytes_up"]} bytes and receives {ours[0]["bytes_down"]} in that round.
+- Fixed costs: the kits take {fixed["provision"]:.1f} s. The server and three sites are up after {fixed["start"]:.1f} s. A job
+  takes {outside:.0f} s outside its rounds: processes, imports, reading, compiling.
+- A site that waits for another one takes {100 * idle["share"]:.1f} % of a core, {idle["threads"]} threads and \
+{idle["memory"] / 1e6:.0f} MB.
+- All logs of the server and three sites grow by {logs / 1000:.1f} kB a round.
+
+*Measured {it["date"]} on {it["cpu"]}, {it["cores"]} cores shared by all four parties; Python {it["python"]}, \
+NVFlare {it["nvflare"]}, jax {it["jax"]}.*"""
     )
 
 
-def large_table(record: dict[str, Any]) -> str:
+def large() -> str:
     """Of benchmarks/large.py: many sites, large models, many rounds."""
+    record = harness.load("large")
     rows = []
     for one in record["measured"]:
         first, last = one["seen"][0], one["seen"][-1]
@@ -229,22 +223,18 @@ def large_table(record: dict[str, Any]) -> str:
             "coordinator, MB", "a site, MB", "all logs", "load"]  # fmt: skip
     it = record["machine"]
     notes = "".join(
-        f"- {one['sites']} sites, {one['numbers']:,} numbers: {one['note']}\n"
+        f"- {one['sites']} sites, {one['numbers']:,} numbers: {one['note']}\n\n"
         for one in record["measured"]
         if one.get("note")
     )
-    return (
-        "## Many sites, large models, many rounds\n\n`python benchmarks/large.py --sites 10 --numbers 20 --rounds 2000`, and "
-        "so on. A server and the sites on one machine over mutual TLS; the work of a site is one step towards the mean of "
-        "eight numbers, so what is measured is everything around it. Seconds are medians; milliseconds are of processor time, "
-        "a round. Memory is resident, of the worker of the job: at the beginning, halfway and at the end. Load is the "
-        "machine's when the run ended: others were at work on its "
-        f"{it['cores']} cores.\n\n{harness.markdown(head, rows)}\n\n{notes}\n*Measured {it['date']} on {it['cpu']}.*"
-    )
+    return f"{harness.markdown(head, rows)}\n\n{notes}*Measured {it['date']} on {it['cpu']}, {it['cores']} cores.*"
 
 
-def stress_table(record: dict[str, Any]) -> str:
-    """Of benchmarks/stress.py: how often each test passed beside busy loops."""
+def stress() -> str:
+    """Of benchmarks/stress.py: how often each test passed beside busy loops; nothing as long as no run is stored."""
+    if not (harness.RESULTS / "stress.json").exists():
+        return ""
+    record = harness.load("stress")
     runs = record["measured"]
     names = sorted({name for run in runs for name in run["tests"]})
     rows = []
@@ -265,30 +255,18 @@ def stress_table(record: dict[str, Any]) -> str:
     )
 
 
-def write_page() -> None:
-    """What has been measured, of this and of large.py and stress.py."""
-    parts = ["# A federated round, measured", "`python benchmarks/federation.py`", table(harness.load("federation"))]
-    for name, render in (("large", large_table), ("stress", stress_table)):
-        if (harness.RESULTS / f"{name}.json").exists():
-            parts.append(render(harness.load(name)))
-    PAGE.write_text("\n\n".join(parts) + "\n")
-
-
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--render", action="store_true")
     options = parser.parse_args()
-    if not options.render:
-        found = collect(options.repeats, lambda text: print(text, flush=True), {OURS: False}, SITES)
-        harness.save("federation", options.repeats, found)
-        path = harness.RESULTS / "federation.json"
-        text = path.read_text().replace('"jax":', f'"nvflare": "{importlib.metadata.version("nvflare")}",\n  "jax":', 1)
-        path.write_text(text)
-    write_page()
-    print(PAGE.read_text())
-    return 0
+    found = collect(options.repeats, lambda text: print(text, flush=True), {OURS: False}, SITES)
+    harness.save("federation", options.repeats, found)
+    path = harness.RESULTS / "federation.json"
+    text = path.read_text().replace('"jax":', f'"nvflare": "{importlib.metadata.version("nvflare")}",\n  "jax":', 1)
+    path.write_text(text)
+    harness.write_pages()
+    print(rounds())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

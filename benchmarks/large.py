@@ -106,7 +106,7 @@ def main() -> None:
     others = harness.load("large")["measured"] if file.exists() else []
     kept = [one for one in others if any(one[name] != told[name] for name in which)]
     harness.save("large", 1, sorted([*kept, told], key=lambda one: [one[name] for name in which]))
-    federation.write_page()
+    harness.write_pages()
     print(json.dumps({name: value for name, value in told.items() if name != "seen"}, indent=1))
 
 

@@ -1,11 +1,12 @@
-"""FedBiOAcc's `previous="paper"` against "local" on weighted logistic regression: the table in docs/algorithms.md.
+"""FedBiOAcc's `previous="paper"` against "local" on weighted logistic regression: a table of docs/results/methods.md.
 
-    python benchmarks/previous.py
+    python benchmarks/previous.py    # writes results/previous.json
 
 German Credit by sex, three clients whose labels are skewed (Dirichlet, concentration 1), 20 local steps a round; outer
-variable: the group weights and the ridge. Printed: the mean squared norm of the true hypergradient over the last third.
+variable: the group weights and the ridge. Measured: the mean squared norm of the true hypergradient over the last third.
 """
 
+import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,10 +43,23 @@ def clients(split: int) -> tuple[fb.ClientData, int, int]:
     return fb.ClientData.from_clients(batches), len(names), matrix.shape[1]
 
 
+def table() -> str:
+    told = harness.load("previous")["measured"]
+    rows = [
+        [str(split)]
+        + [cell for paper, local in pairs.values() for cell in (f"{paper:.3g}", f"{local:.3g}", f"{paper / local:.2g}")]
+        for split, pairs in enumerate(told)
+    ]
+    return harness.markdown(
+        ["split", *(f"{kind}: {what}" for kind in told[0] for what in ("paper", "local", "ratio"))], rows
+    )
+
+
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    print("split  rows       paper     local     paper/local")
+    told: list[dict[str, list[float]]] = []
     for split in range(3):
+        told.append({})
         data, groups, size = clients(split)
         inner = fb.LinearInner(
             cell_weights=lambda x, groups=groups: groups * jax.nn.softmax(x[:groups]),
@@ -54,16 +68,18 @@ def main() -> None:
         problem = fb.linear_problem(inner, outer_loss, lambda key, k=groups, d=size: (jnp.zeros(k + 1), jnp.zeros(d)))
         for kind, hypergradient, batch_size, seeds in (
             ("whole sets", fb.exact(), None, 1),
-            ("batches", fb.neumann(20, 0.5), 32, 4),
+            ("batches of 32", fb.neumann(20, 0.5), 32, 4),
         ):
-            late = []
+            late = told[-1][kind] = []
             for previous in ("paper", "local"):
                 algorithm = fb.fedbioacc(
                     problem, hypergradient, batch_size=batch_size, local_steps=20, previous=previous, **CONSTANTS
                 )
                 found = fb.sweep(algorithm, data, ROUNDS, range(seeds), record_every=15, diagnostics="exact").history
-                late.append(found.loc[found["round"] > 100, "hypergradient_squared_norm"].mean())
-            print(f"{split:5d}  {kind:10s} {late[0]:.2e}  {late[1]:.2e}  {late[0] / late[1]:.3g}", flush=True)
+                late.append(float(found.loc[found["round"] > 100, "hypergradient_squared_norm"].mean()))
+    harness.save("previous", 1, told)
+    harness.write_pages()
+    print(table())
 
 
 if __name__ == "__main__":

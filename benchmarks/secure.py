@@ -1,12 +1,12 @@
 """What secure sums cost: one sum in one process by sites and numbers, and a round over three real sites with and without.
 
-    python benchmarks/secure.py              # the sums; tables for docs/secure-sums.md on standard output
+    python benchmarks/secure.py              # the sums
     python benchmarks/secure.py --rounds     # a server and three sites on this machine, runs with and without in turn
 
 Processor seconds of a site are the mean over all sites of masking and unmasking, and where sites are lost of repairing; those
 of the coordinator are of handing letters on and taking the masks away, with nobody lost and with a tenth of the sites lost
 before they masked.  Replies are in single precision.  Bytes are counted by a coordinator and sites that talk to each other.
-benchmarks/flower.py has the same of Flower's SecAgg+.
+benchmarks/flower.py has the same of Flower's SecAgg+.  docs/results/secure-sums.md is made from what is stored.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from pathlib import Path
 
 import harness
 import numpy as np
+import pandas as pd
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedbilevel.engines.fixed import NARROW, WIDE, Fixed, to_words
@@ -123,6 +124,73 @@ def exponent(told: dict, size: int, what: str) -> float:
     return float(np.polyfit(*np.log(np.array(points)).T, 1)[0])
 
 
+def stored() -> list[tuple[int, int, dict]]:
+    """(sites, numbers, what one sum took)."""
+    told = harness.load("secure")["measured"]
+    return [
+        (count, size, told[name])
+        for count in SITES
+        for size in SIZES
+        if (name := f"{count} sites, {size} numbers") in told
+    ]
+
+
+def shown(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def milliseconds(value: float | None) -> str:
+    """Two digits: 0.57, 14, 243."""
+    return shown(value, ".2g" if value is not None and value < 99 else ",.0f")
+
+
+def sums_table() -> str:
+    heads = ["sites", "numbers", "a site, ms", "coordinator, ms", "lost: a site, ms", "lost: coordinator, ms", "error",
+             "traffic, 32-bit replies", "64-bit", "lost, 32-bit"]  # fmt: skip
+    times = ("site_ms", "coordinator_ms", "site_lossy_ms", "coordinator_lossy_ms")
+    traffic = ("traffic_32", "traffic_64", "traffic_lossy_32")
+    lines = [
+        [f"{count}", f"{size:,}", *(milliseconds(row[name]) for name in times), f"{row['error']:.0e}",
+         *(shown(row[name], ".2f") for name in traffic)]
+        for count, size, row in stored()
+    ]  # fmt: skip
+    return harness.markdown(heads, lines)
+
+
+def rounds_table() -> str:
+    told = harness.load("secure-rounds")["measured"]
+    lines = [
+        [name, *(f"{told[name][stage]:.3f} s" for stage in ("bilevel", "model")),
+         *(f"{told[name][way]}" for way in ("bytes_up", "bytes_down"))]
+        for name in ("single replies", "secure sums")
+    ]  # fmt: skip
+    lines.append(["ratio", *(f"{told['ratio'][stage]:.2f}" for stage in ("bilevel", "model")), "", ""])
+    return harness.markdown(["replies", "FedBiOAcc, a round", "FedAvg, a round", "bytes up", "bytes down"], lines)
+
+
+def flower_table() -> str:
+    """What benchmarks/flower.py printed, beside ours."""
+    ours = {(count, size): row for count, size, row in stored()}
+    lines = []
+    for row in pd.read_csv(harness.RESULTS / "flower.csv").to_dict("records"):
+        own = ours[row["sites"], row["numbers"]]
+        lines.append(
+            [f"{row['sites']:.0f}", f"{row['numbers']:,.0f}", f"{row['client_ms']:,.0f}", milliseconds(own["site_ms"]),
+             f"{row['coordinator_ms']:,.0f}", milliseconds(own["coordinator_ms"]), f"{row['error']:.0e}", f"{own['error']:.0e}"]
+        )  # fmt: skip
+    heads = [
+        "sites",
+        "numbers",
+        "Flower, a client, ms",
+        "ours",
+        "Flower, coordinator, ms",
+        "ours",
+        "Flower, error",
+        "ours",
+    ]
+    return harness.markdown(heads, lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", action="store_true")
@@ -176,6 +244,7 @@ def main() -> None:
         }
     which = f"-{options.sites}" if options.sites != 3 else ""
     harness.save(f"secure-rounds{which}" if options.rounds else "secure", options.repeats, told)
+    harness.write_pages()
     print(json.dumps(told, indent=1))
 
 

@@ -2,7 +2,6 @@
 
     python benchmarks/stress.py                      # until ten runs beside four loops are in results/stress.json
     python benchmarks/stress.py --times 1 -- -k kills
-    python benchmarks/stress.py --render             # the page from the stored results
 
 What follows ``--`` goes to pytest.  The tests assert that runs are complete, with the numbers of a run without faults and every
 exchange once; a suite that takes longer than ``--limit`` seconds counts as hung, and is stopped.
@@ -25,7 +24,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import federation
 import harness
 
 ROOT = harness.HERE.parent
@@ -107,12 +105,11 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--loops", type=int, default=4)
     parser.add_argument("--limit", type=float, default=3600.0)
-    parser.add_argument("--render", action="store_true")
     parser.add_argument("further", nargs="*", help="for pytest")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     about = {"version": version(), "loops": options.loops, "further": options.further}
-    while not options.render and len(stored(**about)) < options.times:
+    while len(stored(**about)) < options.times:
         with busy(options.loops):
             found = once(options.further, options.limit)
         if version() != about["version"]:
@@ -123,7 +120,7 @@ def main() -> int:
         for name, how in found["tests"].items():
             if how != "passed":
                 print(f"  {how}: {name}", flush=True)
-    federation.write_page()
+    harness.write_pages()
     return int(any(one["outcome"] != "passed" for one in stored(**about)))
 
 

@@ -1,6 +1,6 @@
 """Is a federated linear model trained to the end?  Defaults against scikit-learn on the pooled rows, with the same ridge.
 
-    python benchmarks/trained.py
+    python benchmarks/trained.py    # writes results/trained.json, a table of docs/results/methods.md
 
 Per table: 7:3 split number 0, four I.I.D. clients, the package's own encoding.  ``excess``: loss (with ridge, on training rows)
 above that of ``LogisticRegression(solver="newton-cholesky", tol=1e-8)``; ``points``: test accuracy minus its.  FedAvg
@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import harness
 import jax
 import numpy as np
 from scipy.optimize import minimize
@@ -49,11 +50,22 @@ def further(params: np.ndarray, features: np.ndarray, labels: np.ndarray, groups
     return objective(params)[0] - float(minimize(objective, params, jac=True, method="BFGS").fun)
 
 
+def table() -> str:
+    rows = [
+        [f"{one['table']} by {one['groups']}", f"{one['rows']:,} × {one['columns']}",
+         f"{one['loss']:.4f}, {one['accuracy']:.4f}",
+         *(f"{one[name][0]:.1e}, {one[name][1]:+.2f}" for name in ("published", "default")), f"{one['rounds']}",
+         f"{one['fedreg_further']:.1e}" if "fedreg_further" in one else ""]
+        for one in harness.load("trained")["measured"]
+    ]  # fmt: skip
+    heads = ["table", "rows × columns", "pooled: loss, accuracy", "FedAvg, 2,000 steps of 0.1: excess, points",
+             "`fb.lbfgs`: excess, points", "rounds", "FedReg, further"]  # fmt: skip
+    return harness.markdown(heads, rows)
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
-    print("| table | rows × columns | pooled: loss, accuracy | FedAvg, 2,000 steps of 0.1: excess, points "
-          "| default: excess, points | rounds | FedReg, further |")  # fmt: skip
-    print("|---|---|---|---|---|---:|---:|")
+    told: list[dict[str, Any]] = []
     for name, sensitive, most in TABLES:
         data = datasets.load(name, sensitive)
         rows = np.arange(len(data.y))
@@ -65,30 +77,34 @@ def main() -> None:
         for client, own in enumerate(parts):
             held[own] = client
         labels, outside = (data.y.to_numpy()[part].astype(np.float64) for part in (train, test))
-        cells = []
-        for options in ({"step": 0.1}, {}):
+        one: dict[str, Any] = {"table": name, "groups": sensitive}
+        for kind, options in (("published", {"step": 0.1}), ("default", {})):
             model = FairFederatedClassifier("fedavg", **options, random_state=0)
             model.fit(data.X.iloc[train], labels.astype(int), clients=held)
             features, others = (
                 model.encoder_.transform(data.X.iloc[part]).astype(np.float64) for part in (train, test)
             )
-            if not cells:
+            if kind == "published":
                 best = LogisticRegression(
                     C=1 / (RIDGE * len(train)), fit_intercept=False, solver="newton-cholesky", tol=1e-8, max_iter=1000
                 )
                 limit = best.fit(features, labels).coef_[0]
                 reference = float(np.mean((others @ limit > 0) == outside))
-                cells.append(f"{loss(limit, features, labels):.4f}, {reference:.4f}")
+                one |= {"rows": len(features), "columns": features.shape[1]}
+                one |= {"loss": loss(limit, features, labels), "accuracy": reference}
             params = np.asarray(model.params_, np.float64)
             points = 100 * (float(np.mean((others @ params > 0) == outside)) - reference)
-            cells.append(f"{loss(params, features, labels) - loss(limit, features, labels):.1e}, {points:+.2f}")
-        asked = int(model.history_["gradient_calls"].iloc[-1]) // CLIENTS
+            one[kind] = [loss(params, features, labels) - one["loss"], points]
+        one["rounds"] = int(model.history_["gradient_calls"].iloc[-1]) // CLIENTS
         fair = FairFederatedClassifier("fedreg", random_state=0)
         fair.fit(data.X.iloc[train], labels.astype(int), sensitive_features=data.groups.iloc[train], clients=held)
         codes = np.unique(data.groups.iloc[train], return_inverse=True)[1].astype(np.int32)
-        left = further(np.asarray(fair.params_, np.float64), features.astype(np.float32), labels, codes, parts)
-        shape = f"{features.shape[0]:,} × {features.shape[1]}"
-        print(f"| {name} by {sensitive} | {shape} | {' | '.join(cells)} | {asked} | {left:.1e} |", flush=True)
+        params = np.asarray(fair.params_, np.float64)
+        one["fedreg_further"] = further(params, features.astype(np.float32), labels, codes, parts)
+        told.append(one)
+        print(one, flush=True)
+    harness.save("trained", 1, told)
+    harness.write_pages()
 
 
 if __name__ == "__main__":

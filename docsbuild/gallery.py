@@ -19,7 +19,11 @@ import time
 from pathlib import Path
 
 PROCESSES = 2
+LONGEST = 30
+"""Seconds of processor time that an example may take, whatever else the machine does."""
 SOURCE = Path(__file__).parents[1] / "src"
+READERS = {1: "For researchers", 8: "For data scientists", 12: "For operators"}
+"""For whom the examples are, from these numbers on."""
 
 
 def made(examples: Path, kept: Path) -> dict[str, str | bytes]:
@@ -78,8 +82,11 @@ def execute(script: Path, place: Path) -> float:
                 plt.figure(number).savefig(place / drawn[-1], dpi=110, bbox_inches="tight")
             plt.close("all")
             told.append({"kind": kind, "body": body, "printed": printed.getvalue(), "figures": drawn})
+    seconds = time.process_time() - began
+    if seconds > LONGEST:
+        raise RuntimeError(f"{script.name} takes {seconds:.0f} s of processor time, more than {LONGEST}: shorten it.")
     (place / "cells.json").write_text(json.dumps(told), encoding="utf-8")
-    return time.process_time() - began
+    return seconds
 
 
 def _environment() -> dict[str, str]:
@@ -89,16 +96,27 @@ def _environment() -> dict[str, str]:
 
 
 def _title(script: Path) -> tuple[str, str]:
-    """The heading of the first cell, and the sentence below it."""
+    """The heading of the first cell, and the sentences below it."""
     lines = cells(script.read_text(encoding="utf-8"))[0][1].splitlines()
-    return lines[0].removeprefix("# "), " ".join(" ".join(lines[1:]).split()).split(". ")[0].rstrip(".") + "."
+    return lines[0].removeprefix("# "), " ".join(" ".join(lines[1:]).split())
 
 
 def _index(scripts: list[Path]) -> str:
-    head = "# Examples\n\nShort scripts, executed when this site was built. They are in percent format: VS Code and Jupytext\n"
-    head += "open them as notebooks. Each has fewer than 60 lines and runs in less than half a minute.\n\n"
-    rows = [f"- **[{title}]({script.stem}.md)** {about}" for script in scripts for title, about in [_title(script)]]
-    return head + "\n".join(rows) + "\n"
+    """A card for every script, with the first figure it draws."""
+    parts = [
+        "# Examples\n\nShort scripts, executed when this site was built. They are in percent format: VS Code and Jupytext\n"
+        "open them as notebooks. Each has fewer than 60 lines and runs in less than half a minute.\n"
+    ]
+    for number, script in enumerate(scripts, 1):
+        if number in READERS:
+            parts.append(
+                f'{"</div>" if number > 1 else ""}\n\n## {READERS[number]}\n\n<div class="grid cards" markdown>\n'
+            )
+        title, about = _title(script)
+        parts.append(
+            f"-   [![What it draws]({script.stem}-1.png){{ loading=lazy }} **{title}**]({script.stem}.md)\n\n    {about}\n"
+        )
+    return "\n".join([*parts, "</div>\n\n[A package to copy](skeleton.md) shows a method of your own.\n"])
 
 
 def _page(script: Path, told: list[dict[str, str]]) -> str:

@@ -21,7 +21,7 @@ for noise, values in curves.items():
     print(f"noise {noise:2}: 20 replies cost epsilon {values[4]:.2f}, 100 replies {values[6]:.2f}")
 
 # %% [markdown]
-# A default run of FedBiOAcc has 600 replies, so runs with noise should be short: few rounds, more local steps.
+# A default run of FedBiOAcc has up to 300 replies, so runs with noise should be short: few rounds, more local steps.
 
 # %%
 figure, axis = plt.subplots(figsize=(6.5, 3.4))

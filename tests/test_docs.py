@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -103,3 +104,38 @@ def test_the_reference_has_every_command_and_every_option_with_its_meaning():
             words = [*option.opts, *option.secondary_opts] if option.param_type_name == "option" else []
             for word in words:
                 assert word == "--help" or f"`{word}" in section or f", {word}" in section, f"{name} {word}"
+
+
+def shown_commands(page):
+    """Orders of a page, in blocks and in the middle of sentences, as lists of words."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(?:sh|text|)\n(.*?)^```", text, flags=re.S | re.M)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M))
+    for line in [*lines, *inline]:
+        line = re.sub(r"^(for .*; do |\$ )", "", line.strip())
+        if line.startswith(("fedbilevel ", "python benchmarks/", "python -m ")):
+            words = re.split(r" #|  +|;| > |\|", line.replace("...", ""))[0]
+            yield shlex.split(words.replace("[", "").replace("]", ""))
+
+
+@pytest.mark.parametrize("page", [*ALL, ROOT / "SECURITY.md"], ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_that_a_page_shows_exist_with_their_options(page):
+    """Of a benchmark: the file is there, and names the option."""
+    for words in shown_commands(page):
+        order = " ".join(words)
+        named = [word.split("=")[0] for word in words if re.fullmatch(r"--[a-z][\w-]*(=.*)?", word)]
+        if words[0] == "python":
+            path = words[2].replace(".", "/") + ".py" if words[1] == "-m" else words[1]
+            if words[1] == "-m" and not path.startswith(("benchmarks/", "docsbuild/")):
+                continue  # not ours
+            text = (ROOT / path).read_text(encoding="utf-8")
+            for option in named:
+                assert f'"{option}"' in text or f'"{option[2:]}"' in text, f"{page.name}: {order}"
+            continue
+        command, rest = typer.main.get_command(app), words[1:]
+        while rest and rest[0] in getattr(command, "commands", {}):
+            command, rest = command.commands[rest[0]], rest[1:]
+        known = {word for option in command.params for word in (*option.opts, *option.secondary_opts)}
+        assert set(named) <= {*known, "--help"}, f"{page.name}: {order}"
+        assert not getattr(command, "commands", {}) or not rest or rest[0].startswith("--"), f"{page.name}: {order}"

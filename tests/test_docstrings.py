@@ -24,13 +24,27 @@ HOMES = {
     "tracking": (tracking, ["mlflow_callback"]),
     "plugins": (plugins, ["plugins", "suited"]),
 }
-PAGES = sorted((Path(__file__).parents[1] / "docs" / "reference").glob("*.md"))
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs" / "reference").glob("*.md"))
 NAMES = [
     (home, name)
     for home, (module, names) in HOMES.items()
     for name in names
     if callable(getattr(module, name)) and not name.startswith("_")
 ]
+PLAIN = {"add", "subtract", "scale", "step_along", "zeros", "RunFolder"}
+"""Arithmetic of trees, which is its formula; and a class that `RunFolder.open` makes."""
+
+
+def imported():
+    """Names of other modules that the code of pages and examples imports: for readers these are public too."""
+    texts = [page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").rglob("*.md"))]
+    code = [block for text in texts for block in re.findall(r"```python\n(.*?)```", text, flags=re.S)]
+    code += [script.read_text(encoding="utf-8") for script in sorted((ROOT / "examples").rglob("*.py"))]
+    for node in (one for part in code for one in ast.walk(ast.parse(part))):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedbilevel"):
+            module = importlib.import_module(str(node.module))
+            yield from ((node.module, name.name) for name in node.names if callable(getattr(module, name.name, None)))
 
 
 def sections(text):
@@ -49,6 +63,19 @@ def test_docstring_names_every_parameter(home, name):
         return
     parameters = {one for one in inspect.signature(value).parameters if one not in ("self", "args", "kwargs", "values")}
     assert parameters <= sections(text), f"{home}.{name} does not explain {sorted(parameters - sections(text))}"
+
+
+def test_names_that_pages_import_explain_their_parameters():
+    found = sorted(set(imported()))
+    assert len(found) > 40
+    for module, name in found:
+        value = getattr(importlib.import_module(module), name)
+        text = inspect.getdoc(value) or ""
+        assert text, f"{module}.{name} has no docstring"
+        if name in PLAIN or not (inspect.isfunction(value) or inspect.isclass(value)):
+            continue
+        wanted = {one for one in inspect.signature(value).parameters if one not in ("self", "args", "kwargs", "values")}
+        assert wanted <= sections(text), f"{module}.{name} does not explain {sorted(wanted - sections(text))}"
 
 
 def test_the_reference_shows_every_public_name():

@@ -1,10 +1,12 @@
 """The sdist builds, the wheel builds from it, and both install into clean environments and work: `make test-wheels`.
 
-Interpreters: those of python3.11 to python3.14 that are on the PATH.  What the package needs is fetched by pip.
+Interpreters: those of python3.11 to python3.14 on the PATH, and those that pyenv or uv keep elsewhere; where there is none, uv
+fetches one if it can.  What the package needs is fetched by pip.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -24,14 +26,24 @@ def run(*command, **options):
     return done.stdout
 
 
-def interpreter(version):
+def candidates(version):
+    """Where a Python of this version may be: this one, the PATH, what pyenv and uv have installed."""
     if sys.version_info[:2] == tuple(map(int, version.split("."))):
-        return sys.executable
+        yield sys.executable
     name = f"python{version}"
-    # A version manager's shim may stand there for a version that it has not installed.
-    if shutil.which(name) is None or subprocess.run([name, "-c", "import venv"], capture_output=True).returncode:
-        pytest.skip(f"{name} is not on the PATH, or does not start")
-    return name
+    for folder in os.get_exec_path():
+        yield Path(folder) / name
+    for manager, below in ((["pyenv", "root"], "versions/*/bin"), (["uv", "python", "dir"], "*/bin")):
+        if shutil.which(manager[0]):
+            home = subprocess.run(manager, capture_output=True, text=True, timeout=60).stdout.strip()
+            yield from sorted(Path(home).glob(f"{below}/{name}")) if home else ()
+
+
+def starts(python):
+    """A version manager's shim may stand there for a version that is not installed, or not chosen."""
+    return (
+        Path(python).exists() and not subprocess.run([python, "-c", "import venv, ssl"], capture_output=True).returncode
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +56,23 @@ def tools(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def interpreter(tools, tmp_path_factory):
+    """(version) -> a Python of it: one of this machine, else one that uv can fetch."""
+    home = tmp_path_factory.mktemp("pythons")
+
+    def found(version):
+        for python in filter(starts, candidates(version)):
+            return python
+        order = [tools / "uv", "python", "install", "--no-bin", "--install-dir", home, version]
+        fetched = subprocess.run(list(map(str, order)), capture_output=True, text=True, timeout=600)
+        if fetched.returncode:
+            pytest.skip(f"no Python {version} here, and uv cannot fetch one")
+        return next(home.glob(f"*/bin/python{version}"))
+
+    return found
+
+
+@pytest.fixture(scope="module")
 def built(tools, tmp_path_factory):
     """The sdist, and the wheel that was built from it."""
     home = tmp_path_factory.mktemp("dist")
@@ -53,7 +82,7 @@ def built(tools, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
 @pytest.mark.parametrize("version", VERSIONS)
-def test_it_installs_and_works(built, version, kind, tmp_path):
+def test_it_installs_and_works(built, interpreter, version, kind, tmp_path):
     run(interpreter(version), "-m", "venv", tmp_path / "env")
     run(tmp_path / "env" / "bin" / "pip", "install", "-q", built[kind])
     told = run(tmp_path / "env" / "bin" / "fedbilevel", "--version", cwd=tmp_path)

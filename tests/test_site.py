@@ -19,6 +19,8 @@ from urllib.parse import unquote, urlparse
 import pytest
 from filelock import FileLock
 
+from docsbuild import gallery
+
 ROOT = Path(__file__).parents[1]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
@@ -94,6 +96,15 @@ def test_every_example_is_short_and_shown(site):
         assert len(script.read_text(encoding="utf-8").splitlines()) < 60, f"{script.name} has 60 lines or more"
         shown = (site / "gallery" / f"{script.stem}.html").read_text(encoding="utf-8")
         assert f'src="{script.stem}-1.png"' in shown, f"{script.name} draws nothing"
+
+
+def test_a_long_example_stops_the_build(tmp_path, monkeypatch):
+    monkeypatch.setattr(gallery, "LONGEST", 0)
+    script = tmp_path / "long.py"
+    script.write_text("# %%\nsum(range(100_000))\n", encoding="utf-8")
+    with pytest.raises(RuntimeError, match=r"long\.py takes 0 s of processor time"):
+        gallery.execute(script, tmp_path / "place")
+    assert not (tmp_path / "place" / "cells.json").exists()
 
 
 @pytest.fixture(scope="module")

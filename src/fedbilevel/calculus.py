@@ -40,8 +40,14 @@ class Solves(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """How often a client asked for derivatives: gradients, Hessian-vector products, cross products; and how the systems
-    ended that it solved by products, None where nobody asks."""
+    """How often a client asked for derivatives.
+
+    Attributes:
+        gradients: of one of the losses.
+        hessian_vector: products of the inner loss's Hessian with a vector.
+        cross: products of its mixed derivative with a vector.
+        solves: how the systems ended that were solved by products; None where nobody asks.
+    """
 
     gradients: Any = 0
     hessian_vector: Any = 0
@@ -57,7 +63,14 @@ class Calls(NamedTuple):
 
 
 def no_calls(hypergradient: Any = None) -> Calls:
-    """Before anything was computed, with this estimator."""
+    """Calls before anything was computed.
+
+    Args:
+        hypergradient: the estimator, which says whether it solves systems.
+
+    Returns:
+        Zeros.
+    """
     zero = jnp.zeros((), jnp.int32)
     solves = Solves(zero, zero, zero, zero, jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
     return Calls(zero, zero, zero, solves if getattr(hypergradient, "solves", False) else None)
@@ -74,18 +87,22 @@ def step_along(tree: Tree, factor: Any, direction: Tree) -> Tree:
 
 
 def subtract(a: Tree, b: Tree) -> Tree:
+    """``a - b``, leaf by leaf."""
     return jax.tree.map(operator.sub, a, b)
 
 
 def add(a: Tree, b: Tree) -> Tree:
+    """``a + b``, leaf by leaf."""
     return jax.tree.map(operator.add, a, b)
 
 
 def scale(factor: Any, tree: Tree) -> Tree:
+    """``factor * tree``, each leaf keeping its own dtype."""
     return jax.tree.map(lambda a: jnp.asarray(factor, a.dtype) * a, tree)
 
 
 def zeros(tree: Tree) -> Tree:
+    """A tree of zeros with the same shapes and dtypes."""
     return jax.tree.map(jnp.zeros_like, tree)
 
 

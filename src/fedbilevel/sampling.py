@@ -130,7 +130,11 @@ def scaled(bits: jax.Array, size: jax.Array) -> jax.Array:
 class Sampler(NamedTuple):
     """How many rows the minibatches of one step have (None = the whole set), and how many minibatches it takes.
 
-    Every step has one training minibatch for the inner gradient; ``train_batches`` and ``val_batches`` come on top.
+    Attributes:
+        batch_size: training rows of a minibatch.
+        outer_batch_size: validation rows of a minibatch.
+        train_batches: training minibatches of a step beside the one for the inner gradient.
+        val_batches: validation minibatches of a step.
     """
 
     batch_size: int | None = None

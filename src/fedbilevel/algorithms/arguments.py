@@ -169,8 +169,12 @@ def algorithm(
 ) -> Decorator:
     """Makes a function of hyper-parameters an algorithm: checks its arguments, and says its name, settings and build.
 
-    ``settle(name, arguments)`` is for what several arguments decide together, after each was checked;
-    ``complete(algorithm, settings)`` for what algorithms of one sort share.
+    Args:
+        settle: (name, arguments) -> arguments, for what several arguments decide together, after each was checked.
+        complete: (algorithm, settings) -> algorithm, for what algorithms of one sort share.
+
+    Returns:
+        A decorator.
     """
 
     def decorate(body: Callable[Arguments, Algorithm]) -> Callable[Arguments, Algorithm]:
@@ -209,9 +213,15 @@ def bilevel(
 ) -> Decorator:
     """An `algorithm` with the arguments ``problem``, ``batch_size`` and ``outer_batch_size``.
 
-    It solves problems with this lower level ("either": with both) and refuses the other: their answers differ.  Unless it says
-    so itself, the inner variable is the one each client keeps as ``inner`` or, with a global lower level, the server.
-    ``constants`` fills in arguments that follow from others.
+    Unless the algorithm says so itself, the inner variable is the one each client keeps as ``inner`` or, with a global lower
+    level, the server.
+
+    Args:
+        lower_level: "local", "global" or "either".  The algorithm refuses problems of the other kind: their answers differ.
+        constants: arguments -> arguments, which fills in those that follow from others.
+
+    Returns:
+        A decorator.
     """
 
     def settle(name: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,16 @@ LocalLoop = Callable[[Tree, Tree, LocalData, jax.Array], tuple[Tree, Tree, Local
 
 
 def inner_gradients(problem: BilevelProblem, points: Points, batches: Batches) -> tuple[Tree, ...]:
-    """omega: the gradient of g in y at each point, on the same minibatch."""
+    """omega: the gradient of g in y at each point, on the same minibatch.
+
+    Args:
+        problem: whose inner loss is differentiated.
+        points: pairs of an outer and an inner variable.
+        batches: the minibatches of a step; the one for the inner loss is used.
+
+    Returns:
+        A gradient for each point.
+    """
     if fused_serves(problem, batches):
         return fused_inner_gradients(problem, points, batches)
     batch = batches.inner()
@@ -60,7 +69,17 @@ def inner_gradients(problem: BilevelProblem, points: Points, batches: Batches) -
 
 
 def phase(name: str, send: Callable[[Any], Tree], loop: LocalLoop, absorb: Callable[[Any, Tree], Any]) -> Phase:
-    """A phase whose ``work`` is ``loop`` without its record of steps; the compiler drops what nobody reads."""
+    """A phase whose ``work`` is ``loop`` without its record of steps; the compiler drops what nobody reads.
+
+    Args:
+        name: what the phase is called.
+        send: server state -> message.
+        loop: (message, local state, data, key) -> (reply, local state, a `LocalStep` of every step).
+        absorb: (server state, mean reply) -> server state.
+
+    Returns:
+        The phase, which `fb.trace` can follow.
+    """
     return Phase(name, send, lambda *arguments: loop(*arguments)[:2], absorb, trace=loop)
 
 

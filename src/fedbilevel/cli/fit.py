@@ -84,7 +84,7 @@ def fit(
     """Train a model that is fair to groups, from your own tables; it predicts classes or a number.
 
     One file for each site, or one file with --site, or one file dealt to --clients.  Writes the run folder with model, tables
-    and page; the same command goes on where it was stopped.
+    and page.  If it stops, the same command continues.
     """
     roles = {"target": target, "sensitive": sensitive and tuple(sensitive), "site": site, "task": task}
     given = None if schema is None else kept_schema(schema, roles, positive, keep_sensitive)

@@ -263,9 +263,9 @@ def schema(
 ) -> None:
     """How the columns of tables are read, and whether the sites agree.
 
-    Types, categories, the positive class and the groups, inferred from the files; edit the TOML file to change them, and
-    pass it to fit with --schema.  Labels, groups or values that contradict each other between sites are refused; --propose
-    drafts a mapping that brings them into one language.
+    Infers types, categories, the positive class and the groups from the files.  Edit the TOML file to change them, and pass
+    it to fit with --schema.  Stops if labels, groups or values of different sites contradict each other; --propose drafts
+    a mapping that reconciles them.
     """
     tables = opened(files, delimiter, encoding)
     asked = (target, sensitive, site, positive, keep_sensitive, rare)

@@ -37,8 +37,9 @@ def predict(
 ) -> None:
     """Predictions for new rows, as CSV.
 
-    Columns prediction and probability (of the positive class; of more than two classes, a column for each; of a number none),
-    one row for every row of the table and in its order; read and written chunk by chunk, so files may be larger than memory.
+    The answer has one row for every row of the table, in the same order.  Its columns are prediction and probability: that of
+    the positive class, or one column for each of more than two classes; none where a number is predicted.  Rows are read
+    and written in chunks, so files may be larger than memory.
     """
     from fedbilevel.jobs.predict import Predictions, fitted_model, in_common_language
 

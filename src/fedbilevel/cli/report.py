@@ -52,7 +52,7 @@ def compare(
 ) -> None:
     """Runs side by side, with differences to the first.
 
-    Differences are taken seed by seed where seeds and splits are the same; a star: the 95 % interval excludes 0.
+    Differences are taken seed by seed where seeds and splits are the same.  A star says that the 95 % interval excludes 0.
     """
     from fedbilevel.report.comparison import as_table, comparison_page
     from fedbilevel.report.comparison import compare as compared

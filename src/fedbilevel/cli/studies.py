@@ -199,7 +199,8 @@ def bench(
 ) -> None:
     """Every algorithm on every task it solves: scores, costs and the ranking.
 
-    Step sizes are tuned with the same budget for every algorithm, for the bytes to the target, on a draw of their own.
+    Every algorithm tries the same number of step sizes, on a draw of data that is not reported, and takes those that reach the
+    target with the fewest bytes.
     """
     prepare(out)
     from fedbilevel.studies import bench as study
@@ -248,8 +249,8 @@ def fairness(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Run folder, with figures.  What was measured there before is kept: the same command goes on where it "
-            "was stopped, another one adds its cases and splits."
+            help="Run folder, with figures.  It keeps what was measured there before: if it stops, the same command "
+            "continues; another one adds its cases and splits."
         ),
     ] = None,
     cases: Annotated[

@@ -76,8 +76,8 @@ def submit(
 ) -> None:
     """One fit over the sites, watched until it is done.
 
-    Runs on the server's machine.  A run that a fault has ended is submitted again and goes on from its last complete round;
-    so does the same command after Ctrl-C.  Writes the run folder with model, tables and page.
+    Runs on the server's machine.  If a fault ends the run, the command submits it again, and it continues from its last
+    complete round.  The same command continues it after Ctrl-C.  Writes the run folder with model, tables and page.
     """
     need_nvflare()
     if schema is None:
@@ -229,7 +229,7 @@ def demo(
 ) -> None:
     """A whole federation on this machine: certificates, a server, three sites, one fit on Adult by sex, the page.
 
-    The sites are real processes with files of their own, over mutual TLS on loopback.  Nothing is left running.
+    The sites are real processes with their own files, over mutual TLS on loopback.  All of them end with the command.
     """
     need_nvflare()
     check_folder(out)

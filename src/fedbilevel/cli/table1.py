@@ -64,7 +64,7 @@ def table1(
             min=0,
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Run folder; the same command goes on where it was stopped.")] = OUT,
+    out: Annotated[Path, typer.Option(help="Run folder; if it stops, the same command continues.")] = OUT,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
     verify: Annotated[

@@ -73,7 +73,7 @@ def tune(
     """Tune hyper-parameters across sites in one run: penalties, class weights, whose data helps, doubtful rows.
 
     One file for each site, or one file with --site, or one file dealt to --clients.  Writes the run folder with model, tables
-    and page; the same command goes on where it was stopped.
+    and page.  If it stops, the same command continues.
     """
     given = None if schema is None else kept_schema(schema, {"target": target, "site": site, "task": task}, positive)
     meant = understood(

@@ -55,6 +55,15 @@ def squared_gap(decisions: jax.Array, counting: jax.Array, groups: jax.Array, co
     batch.  Taken out, the value is unbiased given the n_a, whatever the batch size, and may be slightly negative.
 
     A group with fewer than two such rows has no variance and is left out; with fewer than two groups the value is 0.
+
+    Args:
+        decisions: softened decisions `[rows]`, between 0 and 1.
+        counting: 1 for rows that the rate is a share of, else 0 `[rows]`.
+        groups: numbers of the groups, from 0 `[rows]`.
+        count: how many groups there are.
+
+    Returns:
+        One number, 0 where the groups' rates agree.
     """
     rows = group_totals(counting, groups, count)
     known = rows >= 2

@@ -296,7 +296,17 @@ def measures(
 
     ``count``, ``positives``, accuracy, selection rate, true and false positive rate (recall is the former), precision: Wilson.
     Balanced accuracy: from Wilson's ends of its two rates.  AUC: Newcombe's method 5.  Brier score: Student.  Calibration (mean
-    prediction minus share of positives): Wilson.  Without ``scores`` the last three are missing.
+    prediction minus share of positives): Wilson.
+
+    Args:
+        counts: decisions by group and label.
+        scores: probabilities by group and label; without them AUC, Brier score and calibration are missing.
+        names: of the groups.
+        level: of the intervals.
+        classes: their names, where there are more than two.
+
+    Returns:
+        A table with a column for each measure and each end.
     """
     cells = np.concatenate([counts.cells.sum(axis=-3, keepdims=True), counts.cells], axis=-3)
     table = Counts(cells).table([ALL, *names], level, classes)

@@ -168,7 +168,7 @@ def words(schema: Schema) -> list[str]:
         read = f"{name} is read as the probability of {schema.positive!r}."
     return [
         read,
-        "Whether the model was trained on any of these rows is not known here; if it was, these numbers flatter it.",
+        "It is not known here whether the model was trained on any of these rows. If it was, these numbers are too good.",
     ]
 
 

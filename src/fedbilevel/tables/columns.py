@@ -110,8 +110,18 @@ def encode_groups(
 ) -> tuple[NDArray[np.int32], list[Any]]:  # fmt: skip
     """Group codes 0..K-1 and the group names, sorted.
 
-    `known` fixes the names (those of the training part): a group outside it has no code, and that is an error.  ``what`` the
-    values are and ``where`` they are known from, for that message.
+    Args:
+        sensitive: the group of each row.
+        known: the names, as those of the training part; a group outside of them has no code, and that is an error.
+        name: of the argument, for error messages.
+        what: the values are, for error messages.
+        where: the names are known from, for error messages.
+
+    Returns:
+        Codes `[rows]`, and the names.
+
+    Raises:
+        ValueError: a group is not among ``known``.
     """
     series = group_series(sensitive, name)
     if known is None:

@@ -169,7 +169,15 @@ def stack(parts: Sequence[Parsed]) -> Parsed:
 
 
 def site_statistics(schema: Schema, table: pd.DataFrame | Parsed) -> Statistics:
-    """What one site adds to the common statistics: sums over its training rows."""
+    """What one site adds to the common statistics: sums over its training rows.
+
+    Args:
+        schema: what the columns mean.
+        table: the site's training rows.
+
+    Returns:
+        Counts, sums and sums of squares.
+    """
     parsed = table if isinstance(table, Parsed) else parse(schema, table, labelled=schema.regression)
     numbers = [parsed.cells[column.name] for column in schema.numbers] + ([parsed.labels] if schema.regression else [])
     values = [column - center for column, center in zip(numbers, schema.centers, strict=True)]
@@ -183,7 +191,14 @@ def site_statistics(schema: Schema, table: pd.DataFrame | Parsed) -> Statistics:
 
 
 def combine(parts: Iterable[Statistics]) -> Statistics:
-    """The statistics of all sites together; the same whatever their order."""
+    """The statistics of all sites together; the same whatever their order.
+
+    Args:
+        parts: what each site's `site_statistics` returned.
+
+    Returns:
+        Their sum, for `Encoder.from_statistics`.
+    """
     every = list(parts)
     if not every:
         raise ValueError("There are no statistics to combine: no site sent any.")
@@ -210,6 +225,7 @@ class Encoder:
         means, spreads: of the number and date columns.
         source: the schema and the statistics it was made from; None: learned from a table.
         absent: cells that mean missing, besides empty ones.
+        furthest: spreads at which numbers are cut.
         target: mean and spread of the number that is predicted; None for classes.
     """
 

@@ -424,6 +424,12 @@ def infer(
         most: values of a category at most; the rest is pooled.
         checked: columns whose differences between sites are right as they are.
         task: "classification" or "regression".  None: regression if the target holds numbers, more than 20 different ones.
+
+    Returns:
+        The schema, which can be written to a file and edited.
+
+    Raises:
+        ValueError: sites contradict each other, or a column that was named is not there.
     """
     columns = [sensitive] if isinstance(sensitive, str) else list(sensitive)
     opened = [Table.of(table) if isinstance(table, pd.DataFrame) else table for table in tables]
