@@ -7,21 +7,24 @@ weights, and D the squared gap of the groups' soft rates over all rows (`fedbile
 mean of the clients' own gaps.  x has one number a cell, w = cells * softmax(x).  Clients read all their rows; whatever they
 send is averaged by rows, so nothing drifts and secure sums serve every phase.
 
-L, D and all that is told of a model are taken at the score that each row would have from a model trained without it: a rate of
-rows that a model remembers is not the rate of others.  With l', l" the derivatives of a row's loss in its score s = a.y, H_0 the
-Hessian of g at equal weights, and n rows, to first order that score is (approximate leave-one-out: K. R. Rad, A. Maleki, "A
-scalable estimate of the out-of-sample prediction error via approximate leave-one-out cross-validation", JRSS B 2020)
+D, and what is told of a model, are taken at the score that each row would get from a model trained without it: how a model
+treats rows that it remembers is not how it treats others.  With l', l" the derivatives of a row's loss in its score s = a.y,
+H_0 the Hessian of g at equal weights, and n rows, that score is, to first order (approximate leave-one-out: K. R. Rad, A.
+Maleki, "A scalable estimate of the out-of-sample prediction error via approximate leave-one-out cross-validation", J. R. Stat.
+Soc. B 2020),
 
     t = s + w l'(s) q,      q = h / (1 - l" h),      h = a . H_0^-1 a / n
 
-where q, of the unweighted model, stays what it is: it has the row itself left out, so the row's own weight does not change it.
-H_0 does not travel.  `PROBES` vectors v_k with covariance H_0 do: a client with m rows draws the signs e_i and sends
-sqrt(n) / m sum_i sqrt(l"_i) e_i a_i, and likewise for the ridge.  With H_0 u_k = v_k, h is the mean of (a . u_k)^2 / n: clients
-keep u_k and need no more.  Once, at the end of the warm rounds:
+q is that of the unweighted model, and is not made anew.  It has the row itself left out, so the row's own weight does not
+change it; those of others do, which t neglects.  L keeps s: t gets closer to s as weights shrink, and L would gain by that.
 
-    probe     down x, y    up v_1 .. v_K                                H u_k = v_k   by conjugate gradients, preconditioned by
-    spread    down p_k     up H p_k                PRODUCTS times       the mean square of v_k, which is the diagonal of H
-    apart     down u_k     up what `rates` tells, at t from now on
+H_0 does not travel.  `PROBES` vectors v_k with covariance H_0 do: a client with m rows draws signs e_i and sends
+sqrt(n) / m (sum_i sqrt(l"_i) e_i a_i + sqrt(m ridge) e).  With H_0 u_k = v_k, h is the mean of (a . u_k)^2 / n, and clients
+keep the u_k.  Of more than two classes s, t and l' are vectors, h, q and l" matrices.  Once, before the last warm round:
+
+    probe     down x, y    up v_1 .. v_K                                H_0 u_k = v_k   by conjugate gradients, preconditioned
+    spread    down p_k     up H_0 p_k              PRODUCTS times       by the mean of v_k^2, which estimates H_0's diagonal
+    apart     down u_k     up what `rates` tells, now at t
 
 A round, with H = d2g/dy2:
 
@@ -241,7 +244,8 @@ def fedpath(
 
         def slopes(self, scores: jax.Array) -> jax.Array:
             """l', by row and score."""
-            return jax.grad(lambda scores: jnp.sum(self.losses(scores)))(scores)
+            found: jax.Array = jax.grad(lambda scores: jnp.sum(self.losses(scores)))(scores)
+            return found
 
         def bends(self, scores: jax.Array) -> jax.Array:
             """l", ``[n, columns, columns]``: the slope of every score by every score."""
@@ -251,7 +255,8 @@ def fedpath(
                 towards = jnp.broadcast_to(one, columns.shape).reshape(scores.shape)
                 return jax.jvp(self.slopes, (scores,), (towards,))[1].reshape(columns.shape)
 
-            return jax.vmap(along, out_axes=2)(jnp.eye(columns.shape[1], dtype=kind))
+            found: jax.Array = jax.vmap(along, out_axes=2)(jnp.eye(columns.shape[1], dtype=kind))
+            return found
 
         def probe(self, inner: jax.Array, key: jax.Array) -> jax.Array:
             """v: of covariance H where all clients' are averaged by rows."""
@@ -264,8 +269,9 @@ def fedpath(
                 drawn = jnp.sqrt(self.own)[:, None] * (drawn - chance * jnp.sum(drawn, axis=1, keepdims=True))
             else:
                 drawn = jnp.sqrt(jnp.maximum(self.bends(scores)[:, 0, 0], 0)) * drawn
-            held = jnp.sqrt(ridge * self.number).astype(kind) * jax.random.rademacher(of_ridge, inner.shape, kind)
-            return jnp.sqrt(total) * (back(drawn)[0] + held) / self.number
+            held = jnp.sqrt(ridge * self.number).astype(kind) * signs(of_ridge, inner, kind)
+            found: jax.Array = jnp.sqrt(total) * (back(drawn)[0] + held) / self.number
+            return found
 
         def left_out(self, table: jax.Array, inner: jax.Array, apart: Apart) -> jax.Array:
             """t: the scores of models that were each trained without the row."""
@@ -335,7 +341,8 @@ def fedpath(
         gradient = jax.grad(Rows.of(data).inner_loss, argnums=1)
 
         def product(direction: jax.Array) -> jax.Array:
-            return jax.jvp(lambda inner: gradient(local.outer, inner), (local.inner,), (direction,))[1]
+            found: jax.Array = jax.jvp(lambda inner: gradient(local.outer, inner), (local.inner,), (direction,))[1]
+            return found
 
         if direction.ndim == 1:
             return product(direction), counted(local, Calls(hessian_vector=1))
@@ -468,7 +475,8 @@ def fedpath(
         path = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (number + 1, *leaf.shape)), Path(*point))
         return Server(
             point, point, Solve(nothing, nothing, nothing),
-            Pairs.none(inner, MEMORY), Probing(several, several, several, nothing), outer, outer, jnp.eye(cells, dtype=kind), jnp.asarray(RADIUS, kind), jnp.asarray(LONGEST, kind),
+            Pairs.none(inner, MEMORY), Probing(several, several, several, nothing), outer, outer,
+            jnp.eye(cells, dtype=kind), jnp.asarray(RADIUS, kind), jnp.asarray(LONGEST, kind),
             jnp.zeros(sums.shape, kind), jnp.zeros((), jnp.int32), path,
         )  # fmt: skip
 
@@ -510,10 +518,11 @@ def rounds_of(strengths: Sequence[float], steps: int = STEPS, warm: int = WARM) 
     return warm + steps * len(strengths)
 
 
-def signs(key: jax.Array, scores: jax.Array, kind: Any) -> jax.Array:
-    """1 or -1 for every score, by the number of its row: whatever padding follows, a row has the same."""
-    rows = jnp.arange(len(scores), dtype=jnp.int32)
-    return jax.vmap(lambda row: jax.random.rademacher(jax.random.fold_in(key, row), scores.shape[1:], kind))(rows)
+def signs(key: jax.Array, like: jax.Array, kind: Any) -> jax.Array:
+    """1 or -1 for every number, by its row: whatever padding follows, a row has the same."""
+    rows = jnp.arange(len(like), dtype=jnp.int32)
+    bits = jax.vmap(lambda row: jax.random.bits(jax.random.fold_in(key, row), like.shape[1:], jnp.uint8))(rows)
+    return 2 * (bits & 1).astype(kind) - 1
 
 
 def given_way(spread: jax.Array, bends: jax.Array) -> jax.Array:
