@@ -253,7 +253,7 @@ def fedpath(
 
             def along(one: jax.Array) -> jax.Array:
                 towards = jnp.broadcast_to(one, columns.shape).reshape(scores.shape)
-                return jax.jvp(self.slopes, (scores,), (towards,))[1].reshape(columns.shape)
+                return jnp.reshape(jax.jvp(self.slopes, (scores,), (towards,))[1], columns.shape)
 
             found: jax.Array = jax.vmap(along, out_axes=2)(jnp.eye(columns.shape[1], dtype=kind))
             return found
