@@ -153,7 +153,9 @@ def agrees(folder, settings, sites):
     ],
 )
 def test_a_table_per_site(tmp_path, method, recipe):
-    settings = settings_for(method, **recipe)
+    # With rows left out, the true-positive rates of these tables are alike: there FedPath has nothing to do.
+    more = {"formulation": {"metric": "equalized_odds"}} if method == "fedpath" else None
+    settings = settings_for(method, more=more, **recipe)
     program, agreed, expected = agrees(tmp_path, settings, table_sites(tmp_path, settings))
     together = combine([site_statistics(SCHEMA, kept[kept["hired"] != ""]) for kept in tables()])
     for name, value in together._asdict().items():

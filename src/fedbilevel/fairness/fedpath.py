@@ -5,14 +5,35 @@
 One y for all clients: it is the model that is used.  The means run over the rows of all clients, L is the mean loss with equal
 weights, and D the squared gap of the groups' soft rates over all rows (`fedbilevel.fairness.formulation.spread_of`), not the
 mean of the clients' own gaps.  x has one number a cell, w = cells * softmax(x).  Clients read all their rows; whatever they
-send is averaged by rows, so nothing drifts and secure sums serve every phase.  A round, with H = d2g/dy2:
+send is averaged by rows, so nothing drifts and secure sums serve every phase.
+
+D, and what is told of a model, are taken at the score that each row would get from a model trained without it: how a model
+treats rows that it remembers is not how it treats others.  With l', l" the derivatives of a row's loss in its score s = a.y,
+H_0 the Hessian of g at equal weights, and n rows, that score is, to first order (approximate leave-one-out: K. R. Rad, A.
+Maleki, "A scalable estimate of the out-of-sample prediction error via approximate leave-one-out cross-validation", J. R. Stat.
+Soc. B 2020),
+
+    t = s + w l'(s) q,      q = h / (1 - l" h),      h = a . H_0^-1 a / n
+
+q is that of the unweighted model, and is not made anew.  It has the row itself left out, so the row's own weight does not
+change it; those of others do, which t neglects.  L keeps s: t gets closer to s as weights shrink, and L would gain by that.
+
+H_0 does not travel.  `PROBES` vectors v_k with covariance H_0 do: a client with m rows draws signs e_i and sends
+sqrt(n) / m (sum_i sqrt(l"_i) e_i a_i + sqrt(m ridge) e).  With H_0 u_k = v_k, h is the mean of (a . u_k)^2 / n, and clients
+keep the u_k.  Of more than two classes s, t and l' are vectors, h, q and l" matrices.  Once, before the last warm round:
+
+    probe     down x, y    up v_1 .. v_K                                H_0 u_k = v_k   by conjugate gradients, preconditioned
+    spread    down p_k     up H_0 p_k              PRODUCTS times       by the mean of v_k^2, which estimates H_0's diagonal
+    apart     down u_k     up what `rates` tells, now at t
+
+A round, with H = d2g/dy2:
 
     slope     down x, y    up omega = grad_y g and g                    H s = -omega   by conjugate gradients:
     curve     down p       up H p                  PRODUCTS times       y <- y + s
     rates     down y       up the soft rates' sums S, L, g, and how often each group and class got which decision
-    gap       down c       up b = grad_y (L + <c, S>)                   with c = lambda dD/dS;  H u = b  likewise:
+    gap       down c       up b = grad_y, r = grad_w of L + <c, S>      with c = lambda dD/dS;  H u = b  likewise:
     adjoint   down p       up H p                  PRODUCTS times
-    weigh     down u       up v = d/dy (mean loss of each cell) . u     nu = -(dw/dx)' v, the hypergradient
+    weigh     down u       up v = d/dy (mean loss of each cell) . u     nu = (dw/dx)' (r - v), the hypergradient
     server    x <- x - B^-1 nu, no entry by more than the radius
 
 The products of the last rounds precondition the next ones (L-BFGS: `MEMORY` pairs p, H p; as in J. L. Morales, J. Nocedal,
@@ -24,7 +45,10 @@ each starting where the last one ended.  x stays within +-`FURTHEST`.  The answe
 steps have a trap, a model that decides alike about everybody, whose gap is 0: it lies far from where the path starts, and steps
 into it raise L too much to be kept.
 
-Checked: against a naive NumPy loop, and the end of the path against the exact solution on pooled rows.
+The probes add PROBES (PRODUCTS + 1) vectors up and as many down to the path: of nine strengths, a quarter of its bytes.
+
+Checked: against a naive NumPy loop, the end of the path against the exact solution on pooled rows, and t against models trained
+without the row.
 """
 
 from __future__ import annotations
@@ -50,6 +74,9 @@ PRODUCTS = 5
 MEMORY = 30
 WARM = 5
 STEPS = 3
+PROBES = 16
+LEVERAGE = 0.9
+"""What a row's l" h counts as at most: it is below 1, but for the probes' noise."""
 RADIUS, WIDEST, FURTHEST = 0.1, 1.0, 4.0
 """Of a step of x, entry by entry: the first radius, the largest, and how far from 0 x may go."""
 SLACK = 1e-5
@@ -66,11 +93,12 @@ def _rising(name: str, value: Any) -> tuple[float, ...]:
 
 
 class Told(NamedTuple):
-    """At one point, averaged over rows: g, L, the sums behind the soft rates, and the shares of rows by group, class and
-    decision (of a number: none)."""
+    """At one point, averaged over rows: g, L; and, with every row left out, the loss, the sums behind the soft rates, and the
+    shares of rows by group, class and decision (of a number: none)."""
 
     inner_loss: jax.Array
     loss: jax.Array
+    loss_apart: jax.Array
     sums: jax.Array
     decisions: jax.Array
 
@@ -104,6 +132,29 @@ class Point(NamedTuple):
     told: Told
 
 
+class Pull(NamedTuple):
+    """What draws at y, and at the weights of the cells themselves."""
+
+    gradient: jax.Array
+    direct: jax.Array
+
+
+class Probing(NamedTuple):
+    """The systems H u_k = v_k on their way: u_k, v_k - H u_k, the directions of the next products, and the diagonal of H."""
+
+    solution: jax.Array
+    residual: jax.Array
+    direction: jax.Array
+    diagonal: jax.Array
+
+
+class Apart(NamedTuple):
+    """What it takes to leave rows out: the unweighted model and u_k; before they are known, zeros."""
+
+    inner: jax.Array
+    probes: jax.Array
+
+
 class Solve(NamedTuple):
     """A system H s = b on its way: s, b - H s, and the direction of the next product, of length one."""
 
@@ -114,12 +165,14 @@ class Solve(NamedTuple):
 
 class Server(NamedTuple):
     """``point``: where the last step led, judged by ``rates``; ``kept``: where it came from.  ``nu``: the hypergradient at
-    ``kept``; ``bend``: B; ``reach``: how long a step of y may be."""
+    ``kept``; ``direct``: r; ``bend``: B; ``reach``: how long a step of y may be."""
 
     point: Point
     kept: Point
     solve: Solve
     pairs: Pairs
+    probing: Probing
+    direct: jax.Array
     nu: jax.Array
     bend: jax.Array
     radius: jax.Array
@@ -130,10 +183,11 @@ class Server(NamedTuple):
 
 
 class Local(NamedTuple):
-    """The point a client was sent last, and how much it computed."""
+    """The point a client was sent last, what it leaves rows out by, and how much it computed."""
 
     outer: jax.Array
     inner: jax.Array
+    apart: Apart
     calls: Calls
 
 
@@ -149,6 +203,7 @@ def fedpath(
     products: Count = PRODUCTS,
     steps: Count = STEPS,
     warm: Count = WARM,
+    probes: Count = PROBES,
 ) -> Algorithm:
     """FedPath; of ``form``, neither strength nor ridge count.  ``rows``: how many there are in all; ``strengths``: of the path,
     rising; ``threshold``: from which probability on the second of two classes is decided.  Run it for `rounds_of` rounds."""
@@ -179,10 +234,56 @@ def fedpath(
             batch = data.whole("train")
             return cls(batch, jnp.full(batch["labels"].shape, True))
 
+        @property
+        def own(self) -> jax.Array:
+            """The rows' own weights; padding has none."""
+            return jnp.where(self.real, self.batch["weights"].astype(kind) if "weights" in self.batch else 1, 0)
+
         def losses(self, scores: jax.Array) -> jax.Array:
-            losses = model.losses(scores, self.batch["labels"])
-            own = self.batch["weights"].astype(kind) * losses if "weights" in self.batch else losses
-            return jnp.where(self.real, own, 0)
+            return self.own * jnp.where(self.real, model.losses(scores, self.batch["labels"]), 0)
+
+        def slopes(self, scores: jax.Array) -> jax.Array:
+            """l', by row and score."""
+            found: jax.Array = jax.grad(lambda scores: jnp.sum(self.losses(scores)))(scores)
+            return found
+
+        def bends(self, scores: jax.Array) -> jax.Array:
+            """l", ``[n, columns, columns]``: the slope of every score by every score."""
+            columns = scores.reshape(len(scores), -1)
+
+            def along(one: jax.Array) -> jax.Array:
+                towards = jnp.broadcast_to(one, columns.shape).reshape(scores.shape)
+                return jnp.reshape(jax.jvp(self.slopes, (scores,), (towards,))[1], columns.shape)
+
+            found: jax.Array = jax.vmap(along, out_axes=2)(jnp.eye(columns.shape[1], dtype=kind))
+            return found
+
+        def probe(self, inner: jax.Array, key: jax.Array) -> jax.Array:
+            """v: of covariance H where all clients' are averaged by rows."""
+            scores, back = jax.vjp(self.scores, inner)
+            of_rows, of_ridge = jax.random.split(key)
+            drawn = signs(of_rows, scores, kind)
+            if model.classes > 2:  # R R' = diag(p) - p p' for R = diag(sqrt p) - p sqrt(p)'
+                chance = jax.nn.softmax(scores)
+                drawn = jnp.sqrt(chance) * drawn
+                drawn = jnp.sqrt(self.own)[:, None] * (drawn - chance * jnp.sum(drawn, axis=1, keepdims=True))
+            else:
+                drawn = jnp.sqrt(jnp.maximum(self.bends(scores)[:, 0, 0], 0)) * drawn
+            held = jnp.sqrt(ridge * self.number).astype(kind) * signs(of_ridge, inner, kind)
+            found: jax.Array = jnp.sqrt(total) * (back(drawn)[0] + held) / self.number
+            return found
+
+        def left_out(self, table: jax.Array, inner: jax.Array, apart: Apart) -> jax.Array:
+            """t: the scores of models that were each trained without the row."""
+            scores = self.scores(inner)
+            towards = jax.vmap(self.scores)(apart.probes).reshape(probes, len(scores), -1)
+            spread = jnp.einsum("kia,kib->iab", towards, towards) / (probes * total)
+            bends = self.bends(self.scores(apart.inner))
+            leverage = jnp.einsum("iab,iba->i", bends, spread)
+            spread = spread * jnp.minimum(1, LEVERAGE / jnp.maximum(leverage, TINY))[:, None, None]
+            slopes = self.slopes(scores).reshape(len(scores), -1)
+            moved = jnp.einsum("iab,ib->ia", given_way(spread, bends), slopes)
+            return scores + (table[self.batch["cells"]][:, None] * moved).reshape(scores.shape)
 
         def scores(self, inner: jax.Array) -> jax.Array:
             return model.scores(unravel(inner), self.batch["features"])
@@ -197,18 +298,19 @@ def fedpath(
                 form, shifted, self.batch["labels"], jnp.where(self.real, self.batch["groups"], -1), groups
             )
 
-        def outer_loss(self, inner: jax.Array, coefficients: jax.Array) -> jax.Array:
-            scores = self.scores(inner)
-            return mean_of(self.losses(scores), self.real) + jnp.sum(coefficients * self.compared(scores) / self.number)
+        def outer_loss(self, table: jax.Array, inner: jax.Array, apart: Apart, coefficients: jax.Array) -> jax.Array:
+            compared = self.compared(self.left_out(table, inner, apart)) / self.number
+            return mean_of(self.losses(self.scores(inner)), self.real) + jnp.sum(coefficients * compared)
 
         def by_cell(self, inner: jax.Array) -> jax.Array:
             members = self.batch["cells"][None, :] == jnp.arange(cells, dtype=jnp.int32)[:, None]
             return jnp.sum(jnp.where(members, self.losses(self.scores(inner))[None, :], 0), axis=1) / self.number
 
-        def told(self, outer: jax.Array, inner: jax.Array) -> Told:
-            scores = self.scores(inner)
+        def told(self, outer: jax.Array, inner: jax.Array, apart: Apart) -> Told:
+            scores = self.left_out(weights_of(outer), inner, apart)
             return Told(
                 self.inner_loss(outer, inner),
+                mean_of(self.losses(self.scores(inner)), self.real),
                 mean_of(self.losses(scores), self.real),
                 self.compared(scores) / self.number,
                 self.decisions(scores) / self.number,
@@ -231,20 +333,39 @@ def fedpath(
 
     def slope(message: Sent, local: Local, data: LocalData, key: jax.Array) -> tuple[Slope, Local]:
         loss, gradient = jax.value_and_grad(Rows.of(data).inner_loss, argnums=1)(message.outer, message.inner)
-        return Slope(gradient, loss), counted(Local(message.outer, message.inner, local.calls), Calls(gradients=1))
+        local = local._replace(outer=message.outer, inner=message.inner)
+        return Slope(gradient, loss), counted(local, Calls(gradients=1))
 
     def curve(direction: jax.Array, local: Local, data: LocalData, key: jax.Array) -> tuple[jax.Array, Local]:
+        """Along one direction, or along several."""
         gradient = jax.grad(Rows.of(data).inner_loss, argnums=1)
-        product = jax.jvp(lambda inner: gradient(local.outer, inner), (local.inner,), (direction,))[1]
-        return product, counted(local, Calls(hessian_vector=1))
+
+        def product(direction: jax.Array) -> jax.Array:
+            found: jax.Array = jax.jvp(lambda inner: gradient(local.outer, inner), (local.inner,), (direction,))[1]
+            return found
+
+        if direction.ndim == 1:
+            return product(direction), counted(local, Calls(hessian_vector=1))
+        return jax.vmap(product)(direction), counted(local, Calls(hessian_vector=len(direction)))
+
+    def probe(message: Sent, local: Local, data: LocalData, key: jax.Array) -> tuple[jax.Array, Local]:
+        drawn = jax.vmap(Rows.of(data).probe, (None, 0))(message.inner, jax.random.split(key, probes))
+        local = local._replace(outer=message.outer, inner=message.inner)
+        return drawn, counted(local, Calls(gradients=probes))
+
+    def apart(found: jax.Array, local: Local, data: LocalData, key: jax.Array) -> tuple[Told, Local]:
+        return rates(local.inner, local._replace(apart=Apart(local.inner, found)), data, key)
 
     def rates(inner: jax.Array, local: Local, data: LocalData, key: jax.Array) -> tuple[Told, Local]:
-        return Rows.of(data).told(local.outer, inner), local._replace(inner=inner)
+        return Rows.of(data).told(local.outer, inner, local.apart), local._replace(inner=inner)
 
-    def gap(message: Sent, local: Local, data: LocalData, key: jax.Array) -> tuple[jax.Array, Local]:
-        # The step of y may have been taken back, so y comes again.
-        gradient = jax.grad(Rows.of(data).outer_loss)(message.inner, message.coefficients)
-        return gradient, counted(Local(message.outer, message.inner, local.calls), Calls(gradients=1))
+    def gap(message: Sent, local: Local, data: LocalData, key: jax.Array) -> tuple[Pull, Local]:
+        # The step of y may have been taken back, so x and y come again.
+        direct, gradient = jax.grad(Rows.of(data).outer_loss, argnums=(0, 1))(
+            weights_of(message.outer), message.inner, local.apart, message.coefficients
+        )
+        local = local._replace(outer=message.outer, inner=message.inner)
+        return Pull(gradient, direct), counted(local, Calls(gradients=1))
 
     def weigh(adjoint: jax.Array, local: Local, data: LocalData, key: jax.Array) -> tuple[jax.Array, Local]:
         along = jax.jvp(Rows.of(data).by_cell, (local.inner,), (adjoint,))[1]
@@ -271,6 +392,29 @@ def fedpath(
         towards = pairs.inverse_times(residual)
         conjugate = towards - jnp.where(upwards, (towards @ product) / jnp.where(upwards, bend, 1), 0) * along
         return server._replace(solve=Solve(solution + length * along, residual, _unit(conjugate)), pairs=pairs)
+
+    def probed(server: Server, drawn: jax.Array) -> Server:
+        diagonal = jnp.maximum(jnp.mean(drawn**2, axis=0), TINY)
+        return server._replace(probing=Probing(jnp.zeros_like(drawn), drawn, drawn / diagonal, diagonal))
+
+    def spread(server: Server, products: jax.Array) -> Server:
+        """One step of conjugate gradients for every probe."""
+        solution, residual, direction, diagonal = server.probing
+        bend = jnp.sum(direction * products, axis=1, keepdims=True)
+        left = jnp.sum(residual**2 / diagonal, axis=1, keepdims=True)
+        length = jnp.where(bend > TINY, left / jnp.maximum(bend, TINY), 0)
+        solution, residual = solution + length * direction, residual - length * products
+        share = jnp.sum(residual**2 / diagonal, axis=1, keepdims=True) / jnp.maximum(left, TINY)
+        direction = residual / diagonal + share * direction
+        return server._replace(probing=Probing(solution, residual, direction, diagonal))
+
+    def aside(server: Server, told: Told) -> Server:
+        """From here on rows are left out, so what was told of the point is told anew."""
+        point = server.point._replace(told=told)
+        return server._replace(point=point, kept=point)
+
+    def pulled(server: Server, mean: Pull) -> Server:
+        return begin(server._replace(direct=mean.direct), mean.gradient)
 
     def started(server: Server, mean: Slope) -> Server:
         told = server.point.told._replace(inner_loss=mean.loss)
@@ -302,8 +446,8 @@ def fedpath(
     def move(server: Server, along: jax.Array) -> Server:
         """x by BFGS within the radius."""
         point, kept = server.point, server.kept
-        table = weights_of(point.outer)
-        nu = -(table * along - table * (table @ along) / cells)
+        table, by_weight = weights_of(point.outer), server.direct - along
+        nu = table * by_weight - table * (table @ by_weight) / cells
         strength, last = lambdas[place(server.round)], lambdas[place(server.round - 1)]
         step, change = point.outer - kept.outer, nu - server.nu
         largest = jnp.max(jnp.abs(nu))
@@ -326,41 +470,65 @@ def fedpath(
         )
         shape = (0,) if model.regression else (groups, model.classes, model.classes)
         zero = jnp.zeros((), kind)
-        told = Told(zero, zero, jnp.zeros(sums.shape, kind), jnp.zeros(shape, kind))
-        point, nothing = Point(outer, inner, told), jnp.zeros_like(inner)
+        told = Told(zero, zero, zero, jnp.zeros(sums.shape, kind), jnp.zeros(shape, kind))
+        point, nothing, several = Point(outer, inner, told), jnp.zeros_like(inner), jnp.zeros((probes, size), kind)
         path = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (number + 1, *leaf.shape)), Path(*point))
         return Server(
             point, point, Solve(nothing, nothing, nothing),
-            Pairs.none(inner, MEMORY), outer, jnp.eye(cells, dtype=kind), jnp.asarray(RADIUS, kind), jnp.asarray(LONGEST, kind),
+            Pairs.none(inner, MEMORY), Probing(several, several, several, nothing), outer, outer,
+            jnp.eye(cells, dtype=kind), jnp.asarray(RADIUS, kind), jnp.asarray(LONGEST, kind),
             jnp.zeros(sums.shape, kind), jnp.zeros((), jnp.int32), path,
         )  # fmt: skip
 
     def enroll(key: jax.Array) -> Local:
-        return Local(jnp.zeros(cells, kind), jnp.zeros(size, kind), no_calls())
+        nothing = jnp.zeros(size, kind)
+        return Local(jnp.zeros(cells, kind), nothing, Apart(nothing, jnp.zeros((probes, size), kind)), no_calls())
 
     def solving(name: str) -> Repeat:
         return Repeat((Phase(name, lambda server: server.solve.direction, curve, onward),), products)
+
+    probing = (
+        Phase("probe", lambda server: Sent(*server.point[:2]), probe, probed),
+        Repeat((Phase("spread", lambda server: server.probing.direction, curve, spread),), products),
+        Phase("apart", lambda server: server.probing.solution, apart, aside),
+    )
 
     return Algorithm(
         init,
         enroll,
         plan=(
+            Repeat(probing, 1, turns=lambda server: (server.round == warm - 1).astype(jnp.int32)),
             Phase("slope", lambda server: Sent(*server.point[:2]), slope, started),
             solving("curve"),
             Phase("rates", arrival, rates, judge),
-            Phase("gap", lambda server: Sent(server.point.outer, server.point.inner, server.coefficients), gap, begin),
+            Phase("gap", lambda server: Sent(server.point.outer, server.point.inner, server.coefficients), gap, pulled),
             solving("adjoint"),
             Phase("weigh", lambda server: server.solve.solution, weigh, move),
         ),
         outer=lambda server: server.path._replace(inner=jax.vmap(unravel)(server.path.inner)),
         view=lambda server, local: View(inner=server.point.inner, calls=local.calls),
-        objective=lambda path, inner, data: Rows.of(data).outer_loss(inner, jnp.zeros_like(path.told.sums[0])),
+        objective=lambda path, inner, data: (
+            Rows.of(data).inner_loss(jnp.zeros(cells, kind), inner) - penalty(inner, ridge)
+        ),
     )
 
 
 def rounds_of(strengths: Sequence[float], steps: int = STEPS, warm: int = WARM) -> int:
     """The last round only looks at where the last step led."""
     return warm + steps * len(strengths)
+
+
+def signs(key: jax.Array, like: jax.Array, kind: Any) -> jax.Array:
+    """1 or -1 for every number, by its row: whatever padding follows, a row has the same."""
+    rows = jnp.arange(len(like), dtype=jnp.int32)
+    bits = jax.vmap(lambda row: jax.random.bits(jax.random.fold_in(key, row), like.shape[1:], jnp.uint8))(rows)
+    return 2 * (bits & 1).astype(kind) - 1
+
+
+def given_way(spread: jax.Array, bends: jax.Array) -> jax.Array:
+    """q = h (1 - l" h)^-1 of every row, ``[n, columns, columns]``."""
+    kept = jnp.eye(spread.shape[1], dtype=spread.dtype) - bends @ spread
+    return spread / kept if spread.shape[1] == 1 else jnp.linalg.solve(kept.mT, spread.mT).mT
 
 
 def bent(bend: jax.Array, step: jax.Array, change: jax.Array) -> jax.Array:

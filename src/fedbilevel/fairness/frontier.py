@@ -1,9 +1,9 @@
 """Accuracy against gap along FedPath's path, and which point of it is used.
 
-Points are measured on the training rows, by the averages that clients send while they train: no further exchange, and over real
-sites never more than sums.  FedPath fits a handful of weights and a model that is trained once, so training rows flatter it
-little; but a gap on few rows is uncertain, and ``floor`` says how large it would be on average for a model that is exactly
-fair.  Of a number, "accuracy" is the share of its variance that is explained.
+Points are measured on the training rows, each judged as by a model trained without it (`fedbilevel.fairness.fedpath`), by the
+averages that clients send while they train: no further exchange, and over real sites never more than sums.  So rows that a
+model remembers do not flatter it.  But a gap on few rows is uncertain, and ``floor`` says how large it would be on average for
+a model that is exactly fair.  Of a number, "accuracy" is the share of its variance that is explained.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _point(
     told, metric = path.told, recipe.formulation.metric
     sums = np.asarray(told.sums[place], np.float64)
     if model.regression:
-        accuracy, usable = 1 - 2 * float(told.loss[place]), True
+        accuracy, usable = 1 - 2 * float(told.loss_apart[place]), True
     else:
         counts, first = (_counts(path, at, rows) for at in (place, 0))
         accuracy = float(counts.overall("accuracy").max()) if counts.classes == 2 else _right(counts)
