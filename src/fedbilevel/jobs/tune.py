@@ -346,7 +346,7 @@ def federated(
 
 def _save_federated(folder: RunFolder, done: Outcome, schema: Schema, options: TuneOptions) -> None:
     program, progress = done.program, done.progress
-    tuning, choices = program.tuning(done.agreed), done.answers[0]
+    tuning, (choices, params) = program.tuning(done.agreed), done.answers[0]
     at_sites = done.measured(schema, metric_of(schema), TUNED)
     row = {"bytes": progress.bytes_up + progress.bytes_down, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down,
            "seconds": progress.seconds, "trainings": 1}  # fmt: skip
@@ -356,6 +356,6 @@ def _save_federated(folder: RunFolder, done: Outcome, schema: Schema, options: T
     if told:
         others["doubtful"] = doubtful_table(told, options.minimum_cell)
     found = found_at_sites(done.reports, schema)
-    model = FittedModel.of_schema(encoder, program.model, done.answers[1], label=TUNED)
+    model = FittedModel.of_schema(encoder, program.model, params, label=TUNED)
     measured = [] if at_sites is None else [at_sites]
     _write(folder, model, len(done.settings.sites), options.seed, row, measured, found, others, done.table("history"))

@@ -1,8 +1,8 @@
 """Tuning as a program of surveys and stages (`fedbilevel.engines.stages`): encode, tune, fit, report.
 
-Rows are read, encoded, counted and reported on as those of a fit by FedAvg are: by its `FairProgram`.  Stage one tunes the
-choices by the K models of `fedbilevel.tuning.problem`; stage two fits the model that is used, on all rows with these
-choices. ``solver`` and ``fitter`` say by which algorithms; they take no step that anybody would have to choose.
+Rows are read, encoded, counted and reported on as those of a fit by FedAvg are: by its `FairProgram`.  One stage tunes the
+choices by the K models of `fedbilevel.tuning.problem`, then fits the model that is used, on all rows with these choices.
+``solver`` says by which algorithm; it takes no step that anybody would have to choose.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from fedbilevel.algorithms.quasi_newton import minimised, quasi_newton
+from fedbilevel.algorithms.quasi_newton import quasi_newton
 from fedbilevel.calculus import Tree
 from fedbilevel.datasets import partition
 from fedbilevel.engines.stages import Expected, Numbers, Source, Stage
@@ -26,7 +26,6 @@ from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.hints import whole_number
 from fedbilevel.plan import Algorithm
-from fedbilevel.problem import BilevelProblem
 from fedbilevel.tables.columns import EVERYBODY
 from fedbilevel.tables.encoder import Encoder
 from fedbilevel.tables.schema import Column, Schema
@@ -34,20 +33,19 @@ from fedbilevel.tuning.problem import Choices, Tuning, check_what
 
 FOLDS = 3
 ROUNDS = 12
-FIT_ROUNDS = 30
+TELLING = 0.1
+"""Of what a row counts in f: a decrease that is smaller ends the tuning."""
 DOUBTFUL = 0.5
 """A row is doubtful where it is trusted less than this; rows are trusted 1 at first."""
 JOB = ("schema", "what", "folds", "rounds", "sites", "fold_seed", "minimum_cell")
 
 
-def solver(problem: BilevelProblem) -> Algorithm:
-    """The algorithm of stage one."""
-    return quasi_newton(problem)
-
-
-def fitter(problem: BilevelProblem, choices: Choices) -> Algorithm:
-    """That of stage two."""
-    return minimised(problem, choices)
+def solver(tuning: Tuning, rounds: int) -> Algorithm:
+    """In units of the prior's spreads, the prior's curvature is 1/N."""
+    row = 1 / tuning.rows
+    return quasi_newton(
+        tuning.problem(), rounds, tuning.units(), row, TELLING * row, tuning.ridge, tuning.on_all_rows
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +107,7 @@ class TuneProgram:
 
     def report(self, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> Numbers:
         """What a fit tells; and how many of the site's rows are doubtful, -1 for fewer than it tells of."""
-        told = self.reading.report(source, agreed, answers)
+        told = self.reading.report(source, agreed, [answer.model for answer in answers])
         if "rows" not in self.what:
             return told
         count = len(self._doubted(source, agreed, answers))
@@ -124,7 +122,7 @@ class TuneProgram:
 
     def _doubted(self, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> pd.DataFrame:
         rows = self.reading.encoded(source, agreed).model
-        return self.doubtful(answers[0], rows["features"], rows["labels"])
+        return self.doubtful(answers[0].outer, rows["features"], rows["labels"])
 
     # Training.
 
@@ -134,18 +132,14 @@ class TuneProgram:
         return Tuning(self.model, self.what, self.folds, self.columns, self.sites, rows, counts)
 
     def stage(self, number: int, agreed: Numbers, answers: Sequence[Tree]) -> Stage | None:
-        tuning = self.tuning(agreed)
         rows = example(self.model)
-        if number == 0:
-            return Stage("tune", solver(tuning.problem()), self.rounds, (rows, rows), "samples")
-        if number == 1:
-            return Stage("model", fitter(tuning.final(), answers[0]), FIT_ROUNDS, (rows, None), "samples")
-        return None
+        algorithm = solver(self.tuning(agreed), self.rounds)
+        return Stage("tune", algorithm, self.rounds + 1, (rows, rows), "samples") if number == 0 else None
 
     def rows(self, number: int, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> tuple[Tree, Tree]:
         rows = self.reading.encoded(source, agreed).model
         folded = self.folded(rows["features"], rows["labels"], source.number)
-        return folded, folded if number == 0 else None
+        return folded, folded
 
     def folded(self, features: np.ndarray, labels: np.ndarray, site: int) -> dict[str, np.ndarray]:
         """One site's rows as the stages read them; folds keep the proportions of the classes."""
