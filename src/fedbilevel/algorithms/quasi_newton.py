@@ -8,7 +8,8 @@ evaluate derivatives at points it sends, and all it needs are means over clients
               bend      down nothing   up H, or its diagonal, at z            once
     a round   look      down x, y      up f, w = grad_y g                     y <- y - B w, and again until w is small
               server    where f is not less than what is kept, x and y go back a part of the way, and the round ends
-              gap       down nothing   up b = grad_y f                        u = B b
+              gap       down nothing   up b = grad_y f                        p = B b
+              product   down p         up H p, each model's own               u = t p + B (b - t H p), t the best
               weigh     down u         up nu = grad_x f - (d2g/dxdy) u        the hypergradient; x moves by BFGS
               shift     down x         up w = grad_y g at the new x           y <- y - B w, the step by which y follows x
     last      choices   down x
@@ -18,10 +19,12 @@ B is an inverse of H, the same for all K models: what was sent of H once, brough
 of them in an exchange.  ``ridge``(x) is a part of H's diagonal that x alone decides; where x moves it, B follows without being told.
 Losses at a y that has not quite arrived are compared by f - <u, w>, whose error is of second order.
 
-x moves in ``units``, by BFGS from its moves so far, no further than the radius: 1 at first, twice that after a move that reached it
-and was kept.  ``least`` is a curvature that f surely has along x, such as that of a prior.  A move is kept where f falls by a tenth
-of what it promised, and by more than what y's error may account for.  The tuning ends where a move promises less than ``tolerance``,
-and after ``rounds`` looks at an x; rounds after that cost nothing.  So f at the answer is at most f at the start.
+x moves in ``units``, by BFGS from its moves so far, no further than the radius: 1/2 at first, twice that after a move that reached it
+and was kept.  BFGS starts from one curvature for each leaf of x, that of its moves on the whole.  ``least`` is a curvature that f
+surely has along x, such as that of a prior.  A move is kept where f falls by a tenth
+of what it promised, and by more than what y's error may account for.  The tuning ends where f could fall by less than ``tolerance``
+even if it curved no more than ``least`` wherever x has not been, and after ``rounds`` looks at an x; rounds after that cost nothing.
+So f at the answer is at most f at the start.
 
 ``finished``(x) is what the last model is trained with.  The answer is x and that model.
 
@@ -50,6 +53,7 @@ from fedbilevel.calculus import (
     counted,
     cross_product,
     dot,
+    hessian_vector,
     inner_gradient,
     no_calls,
     scale,
@@ -72,14 +76,15 @@ TRAINED_TO = 1e-7
 """What the loss of the last model may still fall by."""
 LOOKS = 4
 """At one x, at most."""
-START, CLOSE, VAGUE = 10.0, 1.0, 5.0
-"""Times the tolerance: what g may still fall by at the first model, after a look that is the last at its x, and where f is not
-believed."""
+CLOSE, VAGUE = 0.1, 0.5
+"""Times the tolerance: what g may still fall by after the last look at an x, and where f is not believed."""
+SMALL = 0.1
+"""Times the tolerance: a move that was taken back is not worth more if it promises less."""
 ENOUGH = 0.1
 """Share of the decrease that a move promises which it must reach."""
 SHORTER = (0.1, 0.5)
 """A move that is taken back becomes this much shorter, at most and at least."""
-RADIUS = 1.0
+RADIUS = 0.5
 CURVED = 1e-6
 """Steps along which the gradient changes by less, relative to their lengths, say nothing about H."""
 UNHEARD = 1e30
@@ -146,13 +151,14 @@ class Move(NamedTuple):
 
 
 class Server(NamedTuple):
-    """``training``: of the one model; ``trial``: where is looked; ``kept``: the best so far, with its adjoint u and the
+    """``training``: of the one model; ``trial``: where is looked; ``kept``: the best so far, with b, the adjoint u and the
     hypergradient nu in the units of x; ``moves``: pairs of moves of x.  ``looks``: at this x; ``good``: whether the last was
     kept; ``done``: whether the tuning is; ``last``: whether the last model is on its way."""
 
     training: Training
     trial: Place
     kept: Place
+    right: jax.Array
     adjoint: jax.Array
     nu: Tree
     bend: Bend
@@ -252,6 +258,10 @@ def quasi_newton(
         along = inner_gradient(problem.outer_loss, local.outer, local.inner, data.whole("val"))
         return along, counted(local, Calls(gradients=1))
 
+    def product(message: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Tree, Local]:
+        image = hessian_vector(problem.inner_loss, local.outer, local.inner, data.whole("train"), message)
+        return image, counted(local, Calls(hessian_vector=1))
+
     def weigh(message: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Tree, Local]:
         in_outer, _ = both_gradients(problem.outer_loss, local.outer, local.inner, data.whole("val"))
         cross = cross_product(problem.inner_loss, local.outer, local.inner, data.whole("train"), message)
@@ -277,7 +287,7 @@ def quasi_newton(
             known = server.bend.solve(ravel_pytree(vector)[0], towards)
             return select(server.last, model_of(known), scale(length, vector))
 
-        enough = jnp.where(server.last, TRAINED_TO, START * tolerance)
+        enough = jnp.where(server.last, TRAINED_TO, tolerance)
         return server._replace(
             training=descent._replace(tolerance=enough, between=between).absorb(server.training, mean)
         )
@@ -342,19 +352,32 @@ def quasi_newton(
             server._replace(kept=trial, radius=radius),
             server._replace(trial=back, move=shorter, radius=share * length),
         )
-        over = (server.round + 1 >= rounds) | (~good & (shorter.promised < tolerance))
+        over = (server.round + 1 >= rounds) | (~good & (shorter.promised < SMALL * tolerance))
         new = new._replace(good=good, done=over, round=server.round + 1, looks=jnp.zeros_like(server.looks))
         return select(server.done, server, new)  # type: ignore[no-any-return]
 
     def moves(server: Server) -> jax.Array:
         return jnp.where(server.good & ~server.done, 1, 0)
 
-    def solved(server: Server, right: Tree) -> Server:
-        adjoint = server.bend.inverse(flat(right), diagonal(server.kept.outer))
-        return server._replace(adjoint=adjoint)
+    def begin(server: Server, mean: Tree) -> Server:
+        right = flat(mean)
+        return server._replace(right=right, adjoint=server.bend.inverse(right, diagonal(server.kept.outer)))
+
+    def solved(server: Server, mean: Tree) -> Server:
+        """A step along p to where each model's own system is best solved, and B for what is left."""
+        way, image, own = server.adjoint, flat(mean), diagonal(server.kept.outer)
+        bend = server.bend.joined(way, image, own)
+        lengths = jnp.sum(way * server.right, axis=1) / jnp.maximum(jnp.sum(way * image, axis=1), TINY)
+        left = server.right - lengths[:, None] * image
+        return server._replace(adjoint=lengths[:, None] * way + bend.inverse(left, own), bend=bend)
 
     def moved(outer: Tree, step: Tree) -> Tree:
         return problem.into_set(jax.tree.map(lambda x, s, unit: x + s * unit, outer, step, units))
+
+    def usual(vector: jax.Array, steps: jax.Array, changes: jax.Array) -> jax.Array:
+        """The inverse of the curvature that moves of this leaf of x have met, times the vector."""
+        ratio = jnp.sqrt(jnp.sum(steps**2) / jnp.maximum(jnp.sum(changes**2), TINY))
+        return jnp.where(ratio > 0, jnp.minimum(ratio, 1 / least), 1 / least) * vector
 
     def weighed(server: Server, mean: Tree) -> Server:
         """x by BFGS within the radius."""
@@ -362,13 +385,14 @@ def quasi_newton(
         before, change = server.move.step, subtract(nu, server.nu)
         straight = dot(before, change) / jnp.maximum(squared_norm(before), TINY)
         pairs = server.moves.joined(before, step_along(change, jnp.maximum(least / 2 - straight, 0), before), 0.0)
-        way = scale(-1, pairs.inverse_times(nu, between=lambda _, vector: scale(1 / least, vector)))
+        way = scale(-1, pairs.inverse_times(nu, between=lambda _, vector: jax.tree.map(usual, vector, *pairs[:2])))
         share = jnp.minimum(1, server.radius / jnp.maximum(jnp.sqrt(squared_norm(way)), TINY))
         outer = moved(kept.outer, scale(share, way))
         step = jax.tree.map(lambda new, old, unit: (new - old) / unit, outer, kept.outer, units)
         slope = dot(nu, step)
         move = Move(step, slope, -slope * (1 - share / 2))
-        done = ~(move.promised >= tolerance)
+        most = dot(nu, pairs.inverse_times(nu, between=lambda _, vector: scale(1 / least, vector))) / 2
+        done = ~(most >= tolerance)
         return server._replace(trial=kept._replace(outer=outer), nu=nu, moves=pairs, move=move, done=done)
 
     def shifted(server: Server, mean: Tree) -> Server:
@@ -380,7 +404,7 @@ def quasi_newton(
         here, none, no = Place(outer, rows, number, zeros(rows), number), jnp.zeros((), jnp.int32), jnp.asarray(False)
         bend = Bend(jnp.zeros((size, size) if whole else size, kind), Pairs.none(rows[0], MEMORY))
         return Server(
-            descent.first(model_of(rows[0])), here, here, zeros(rows), still, bend, Pairs.none(outer, rounds),
+            descent.first(model_of(rows[0])), here, here, zeros(rows), zeros(rows), still, bend, Pairs.none(outer, rounds),
             Move(still, number, number), jnp.asarray(RADIUS, kind), none, none, no, no, no,
         )  # fmt: skip
 
@@ -402,7 +426,8 @@ def quasi_newton(
         ServerStep("judge", judged),
         Repeat(
             (
-                Phase("gap", lambda server: (), gap, solved),
+                Phase("gap", lambda server: (), gap, begin),
+                Phase("product", lambda server: models_of(server.adjoint), product, solved),
                 Phase("weigh", lambda server: models_of(server.adjoint), weigh, weighed),
             ),
             1,
