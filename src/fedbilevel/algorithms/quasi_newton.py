@@ -443,5 +443,4 @@ def quasi_newton(
         view=lambda server, local: View(inner=models_of(server.kept.inner), calls=local.calls),
         objective=lambda answer, inner, data: problem.outer_loss(answer.outer, inner, data.whole("val")),
         check=lambda data: problem.check(data, None, None),
-        problem=problem,
     )

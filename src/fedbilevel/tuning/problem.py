@@ -106,10 +106,6 @@ class Tuning:
         pairs = zip(Choices._fields, self.start(), strict=True)
         return Choices(*(None if leaf is None else jnp.full_like(leaf, SPREADS[name]) for name, leaf in pairs))
 
-    def on_all_rows(self, choices: Choices) -> Choices:
-        """For the model that is used."""
-        return choices._replace(common=choices.common + np.float32(np.log((self.folds - 1) / self.folds)))
-
     def penalties(self, choices: Choices, library: Any = jnp) -> Any:
         """Of every feature, the constant last."""
         own: Any = 0 if choices.columns is None else choices.columns
@@ -117,11 +113,6 @@ class Tuning:
             own = own[np.asarray(self.columns)]
         each = library.exp(choices.common + own) * library.ones(len(self.columns), np.float32)
         return library.concatenate([each, library.full((1,), UNPENALISED, np.float32)])
-
-    def ridge(self, choices: Choices) -> Any:
-        """The penalties, shaped as a model."""
-        each = self.penalties(choices)
-        return each if self.model.classes <= 2 else jnp.broadcast_to(each[:, None], (len(each), self.model.classes))
 
     def site_weights(self, sites: jax.Array) -> jax.Array:
         return self.sites * jax.nn.softmax(sites)
@@ -203,6 +194,28 @@ def prior(outer: Choices, tuning: Tuning) -> jax.Array:
         if here is not None
     ]
     return jnp.asarray(sum(terms[1:], terms[0]))
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """The penalties, shaped as a model: a part of g's Hessian."""
+
+    tuning: Tuning
+
+    def __call__(self, choices: Choices) -> jax.Array:
+        each, classes = self.tuning.penalties(choices), self.tuning.model.classes
+        return jnp.asarray(each if classes <= 2 else jnp.broadcast_to(each[:, None], (len(each), classes)))
+
+
+@dataclass(frozen=True)
+class OnAllRows:
+    """The choices with which the model that is used is trained."""
+
+    tuning: Tuning
+
+    def __call__(self, choices: Choices) -> Choices:
+        shrunk = np.float32(np.log((self.tuning.folds - 1) / self.tuning.folds))
+        return choices._replace(common=choices.common + shrunk)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from fedbilevel.plan import Algorithm
 from fedbilevel.tables.columns import EVERYBODY
 from fedbilevel.tables.encoder import Encoder
 from fedbilevel.tables.schema import Column, Schema
-from fedbilevel.tuning.problem import Choices, Tuning, check_what
+from fedbilevel.tuning.problem import Choices, OnAllRows, Ridge, Tuning, check_what
 
 FOLDS = 3
 ROUNDS = 15
@@ -41,7 +41,7 @@ JOB = ("schema", "what", "folds", "rounds", "sites", "fold_seed", "minimum_cell"
 def solver(tuning: Tuning, rounds: int) -> Algorithm:
     """In units of the prior's spreads its curvature is 1/N; and so much of the loss is what one row can tell."""
     row = 1 / tuning.rows
-    return quasi_newton(tuning.problem(), rounds, tuning.units(), row, row, tuning.ridge, tuning.on_all_rows)
+    return quasi_newton(tuning.problem(), rounds, tuning.units(), row, row, Ridge(tuning), OnAllRows(tuning))
 
 
 @dataclass(frozen=True, eq=False)
