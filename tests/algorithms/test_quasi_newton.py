@@ -81,7 +81,7 @@ def test_iterates(rows, rounds):
 
 def test_penalties_come_close_to_the_best_there_are_and_rounds_after_that_cost_nothing(rows):
     """Against gradient descent on the closed form: of what tuning can gain, less than a twentieth is left."""
-    result = tuned(rows, 30, tolerance=1e-5)
+    result = tuned(rows, 30, least=1e-4, tolerance=1e-7)
     x, found = np.full(COLUMNS, START), np.asarray(result.outer.outer)
     for _ in range(400):
         slope = [(exactly(rows, x + step) - exactly(rows, x - step)) / 2e-4 for step in 1e-4 * np.eye(COLUMNS)]
@@ -103,6 +103,6 @@ def test_wide_models_send_the_diagonal_only(rows, monkeypatch):
     """The same end by another way, for fewer bytes at first."""
     whole = tuned(rows, 12, tolerance=1e-5)
     monkeypatch.setattr("fedbilevel.algorithms.quasi_newton.WHOLE", COLUMNS - 1)
-    narrow = tuned(rows, 12, tolerance=1e-5)
+    narrow = tuned(rows, 13, tolerance=1e-5)  # another program: the whole one is compiled
     assert exactly(rows, np.asarray(narrow.outer.outer)) == pytest.approx(exactly(rows, np.asarray(whole.outer.outer)), rel=1e-2)
     assert narrow.history["bytes_up"].iloc[1] != whole.history["bytes_up"].iloc[1]

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedbilevel.algorithms.quasi_newton import Answer
 from fedbilevel.federation.protocol.policy import TELL
 from fedbilevel.federation.protocol.program import make_program
 from fedbilevel.federation.protocol.record import Progress, read_answers
@@ -34,7 +35,7 @@ def carried_out(folder, secure, **policy):
     options = tune.TuneOptions(WHAT, rounds=9, minimum_cell=1, splits=1, compare=False)
     settings = tune.job(SCHEMA, options, SITES, run="tune", secure=secure)
     sites = table_sites(folder, settings, columns=("age", "job", "hired"), tell=TELL, **policy)
-    (params,) = coordinate(folder, settings, Direct(sites))
+    *_, params = coordinate(folder, settings, Direct(sites))
     return options, settings, sites, params
 
 
@@ -47,11 +48,11 @@ def test_sites_and_simulation_agree(tmp_path, secure):
         options.program(SCHEMA, 3, sum(SIZES) - 3), [(own["features"], own["labels"]) for own in rows], record=False
     )
     tolerance = 2e-4  # in single precision, and the moves solve systems with Hessians
-    choices, _ = read_answers(tmp_path / "runs/tune")
-    for found, wanted in zip(choices, jax.tree.leaves(alone.choices), strict=True):
+    (answer,) = read_answers(tmp_path / "runs/tune")
+    for found, wanted in zip(answer, jax.tree.leaves((alone.choices, alone.params)), strict=True):
         np.testing.assert_allclose(found, wanted, atol=tolerance)
     np.testing.assert_allclose(params, alone.params, atol=tolerance)
-    assert np.ptp(choices[-2]) > 0.1, "the weights of the sites are to move"
+    assert np.ptp(answer[4]) > 0.1, "the weights of the sites are to move"
     made = tune.federated(settings, SCHEMA, options, tmp_path / "out", lambda: tmp_path / "runs/tune")
     learned = made.run.others["choices"]
     assert learned["kind"].value_counts().to_dict() == {
@@ -59,6 +60,7 @@ def test_sites_and_simulation_agree(tmp_path, secure):
         "class weight": 2,
         "label smoothing": 1,
         "site weight": 3,
+        "label noise": 1,
     }
     assert learned.loc[learned["kind"] == "site weight", "name"].tolist() == list(SITES)
     np.testing.assert_allclose(fitted_model(tmp_path / "out").params, params)
@@ -93,7 +95,7 @@ def make_answers(program, folder):
     params = program.model.start(jax.random.key(0))
     trust = np.zeros(params.shape, np.float32)
     trust[0] = -3.0
-    return [choices._replace(trust=trust), params]
+    return [Answer(choices._replace(trust=trust), params)]
 
 
 def test_a_job_with_an_unknown_argument_is_refused():

@@ -43,7 +43,7 @@ What = Annotated[
     ),
 ]
 Folds = Annotated[int, typer.Option(help="Parts of a site's rows, each held out once.", min=2)]
-Rounds = Annotated[int, typer.Option(help="Rounds of the tuning.", min=1)]
+Rounds = Annotated[int, typer.Option(help="How many choices are tried, at most; it ends by itself.", min=1)]
 
 
 def tune(

@@ -73,7 +73,8 @@ class Tuner:
         result = execute(simulation, stage.algorithm.settings, stage.rounds, seed, heard)
         answer = jax.tree.map(np.asarray, result.outer)
         up, down = (int(result.history[name].iloc[-1]) for name in ("bytes_up", "bytes_down"))
-        return Tuned(answer.outer, np.asarray(result.inner[0]), answer.model, program.tuning(agreed), result.history, up, down)
+        tuning, history = program.tuning(agreed), result.history.assign(stage=stage.name)
+        return Tuned(answer.outer, np.asarray(result.inner[0]), answer.model, tuning, history, up, down)
 
     def _agreed(self, program: TuneProgram, sites: Sequence[Labelled]) -> dict[str, np.ndarray]:
         reading, told = program.reading, []
