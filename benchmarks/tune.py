@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 MOST_ROWS = 3000
 CLIENTS = 5
 WHAT = ("penalties",)
-PARTS = ("ours", "search", "fit", "exact")
+COLUMNS_OF = ("ours", "search", "fit", "exact")
 
 
 def prepared(name):
@@ -256,7 +256,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tables", default=",".join(TABLES))
     parser.add_argument("--splits", type=int, default=20)
-    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--parts", default=",".join(COLUMNS_OF))
     parser.add_argument("--known", type=Path)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -277,7 +277,13 @@ def main():
                 if new:
                     writer.writeheader()
                 writer.writerow(line)
-            print(name, seed, *(f"{line[part]:.5f}" for part in ("tuned_loss", "tuned_bytes") if part in line), file=sys.stderr, flush=True)
+            print(
+                name,
+                seed,
+                *(f"{line[part]:.5f}" for part in ("tuned_loss", "tuned_bytes") if part in line),
+                file=sys.stderr,
+                flush=True,
+            )
     print(measured(file))
 
 

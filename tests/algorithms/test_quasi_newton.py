@@ -71,7 +71,13 @@ def tuned(rows, rounds, **options):
 def test_iterates(rows, rounds):
     result = tuned(rows, rounds, least=1e-3, tolerance=1e-3)
     kept, inner, model = naive.penalties(
-        quadratics(rows, False), quadratics(rows, True), np.full(COLUMNS, START), rounds, np.full(COLUMNS, 2.0), 1e-3, 1e-3
+        quadratics(rows, False),
+        quadratics(rows, True),
+        np.full(COLUMNS, START),
+        rounds,
+        np.full(COLUMNS, 2.0),
+        1e-3,
+        1e-3,
     )
     close(np.asarray(result.outer.outer), kept[-1], SOLVED)
     close(np.asarray(result.inner[0]), inner, SOLVED)
@@ -79,17 +85,21 @@ def test_iterates(rows, rounds):
     assert len(kept) > min(rounds, 4) / 2, "x is to move"
 
 
-def test_penalties_come_close_to_the_best_there_are_and_rounds_after_that_cost_nothing(rows):
+def test_penalties_come_close_to_the_best_there_are(rows):
     """Against gradient descent on the closed form: of what tuning can gain, less than a twentieth is left."""
-    result = tuned(rows, 30, least=1e-4, tolerance=1e-7)
+    result = tuned(rows, 30, least=1e-4, tolerance=1e-5)
     x, found = np.full(COLUMNS, START), np.asarray(result.outer.outer)
     for _ in range(400):
         slope = [(exactly(rows, x + step) - exactly(rows, x - step)) / 2e-4 for step in 1e-4 * np.eye(COLUMNS)]
         x = np.clip(x - 20 * np.array(slope), -12, 8)
     gained, possible = (exactly(rows, np.full(COLUMNS, START)) - exactly(rows, at) for at in (found, x))
     assert gained > 0.95 * possible
-    sent = result.history["bytes_up"]
-    assert sent.iloc[-1] == sent.iloc[-3]
+
+
+def test_rounds_after_the_end_cost_nothing(rows):
+    """f could fall by .08 at most, so nothing moves; the last model comes in the round after the look."""
+    sent = tuned(rows, 9, least=1.0, tolerance=1.0).history["bytes_up"].tolist()
+    assert sent[1] < sent[2] == sent[3] == sent[-1]
 
 
 def test_the_model_is_trained_with_what_is_said_last(rows):
@@ -100,9 +110,11 @@ def test_the_model_is_trained_with_what_is_said_last(rows):
 
 
 def test_wide_models_send_the_diagonal_only(rows, monkeypatch):
-    """The same end by another way, for fewer bytes at first."""
-    whole = tuned(rows, 12, tolerance=1e-5)
+    """By another way, for fewer bytes at first; never for the worse."""
     monkeypatch.setattr("fedbilevel.algorithms.quasi_newton.WHOLE", COLUMNS - 1)
-    narrow = tuned(rows, 13, tolerance=1e-5)  # another program: the whole one is compiled
-    assert exactly(rows, np.asarray(narrow.outer.outer)) == pytest.approx(exactly(rows, np.asarray(whole.outer.outer)), rel=1e-2)
-    assert narrow.history["bytes_up"].iloc[1] != whole.history["bytes_up"].iloc[1]
+    narrow = tuned(rows, 13, tolerance=1e-3)  # a program that is not compiled yet
+    assert exactly(rows, np.asarray(narrow.outer.outer)) < exactly(rows, np.full(COLUMNS, START)) - 0.01
+    monkeypatch.undo()
+    whole = tuned(rows, 14, tolerance=1e-3)
+    numbers = COLUMNS * (COLUMNS + 1) // 2 - COLUMNS
+    assert whole.history["bytes_up"].iloc[1] - narrow.history["bytes_up"].iloc[1] >= 3 * 8 * numbers

@@ -6,8 +6,8 @@ EPS = np.finfo(np.float64).eps
 
 
 def lbfgs(loss_and_gradient, start, *, rounds, weights, memory=10, tolerance=1e-7, arrived=3, first=None):
-    """``loss_and_gradient(client, model)``; returns (model, how many rounds asked the clients).  ``arrived``: steps that foresee
-    next to nothing; ``first``: the inverse Hessian before there are pairs, and under them."""
+    """``loss_and_gradient(client, model)``; returns (model, how many rounds asked the clients).  ``arrived``: how many
+    steps must foresee next to nothing; ``first``: the inverse Hessian before there are pairs, and under them."""
 
     def mean(model):
         each = [loss_and_gradient(client, model) for client in range(len(weights))]

@@ -1,6 +1,7 @@
 """`quasi_newton` naively, for penalties of ridge regressions on folds: matrices and lists of moves, no JAX.
 
-Model k minimises g_k(y) = y'S_k y / 2 - c_k'y + a_k + sum_j e^{x_j} y_j^2 / 2 and is judged by f_k(y) = y'V_k y / 2 - d_k'y + b_k.
+Model k minimises g_k(y) = y'S_k y / 2 - c_k'y + a_k + sum_j e^{x_j} y_j^2 / 2.
+It is judged by f_k(y) = y'V_k y / 2 - d_k'y + b_k.
 """
 
 import numpy as np
@@ -53,7 +54,7 @@ def penalties(train, held, start, rounds, units, least, tolerance):
         return x, y, sum(value(part, one)[0] for part, one in zip(held, y, strict=True)), w, error
 
     x, bends, moves, kept_at = np.array(start, float), [], [], []
-    one = dict(rounds=60, weights=[1.0], memory=30)
+    one = {"rounds": 60, "weights": [1.0], "memory": 30}
     z, _ = lbfgs(of_one(x), np.zeros(size), **one, tolerance=tolerance, arrived=1)
     kept = look(x, np.tile(z, (parts, 1)), np.zeros((parts, size)))
     kept_at.append(x)

@@ -33,7 +33,11 @@ def held_out_exactly(tuning, choices, rows):
     def training(flat):
         return problem.inner_loss(choices, flat.reshape(shape), rows)
 
-    slope, bend, flat = jax.jit(jax.grad(training)), jax.jit(jax.hessian(training)), jnp.zeros(np.prod(shape), jnp.float32)
+    slope, bend, flat = (
+        jax.jit(jax.grad(training)),
+        jax.jit(jax.hessian(training)),
+        jnp.zeros(np.prod(shape), jnp.float32),
+    )
     for _ in range(25):
         flat = flat - jnp.linalg.solve(bend(flat), slope(flat))
     assert jnp.max(jnp.abs(slope(flat))) < 1e-5

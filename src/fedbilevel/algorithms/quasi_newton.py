@@ -15,16 +15,16 @@ evaluate derivatives at points it sends, and all it needs are means over clients
     last      choices   down x
               model     down z         up as at first                         the model that is used
 
-B is an inverse of H, the same for all K models: what was sent of H once, brought up to date by L-BFGS with all moves of y since, K
-of them in an exchange.  ``ridge``(x) is a part of H's diagonal that x alone decides; where x moves it, B follows without being told.
-Losses at a y that has not quite arrived are compared by f - <u, w>, whose error is of second order.
+B is an inverse of H, the same for all K models: what was sent of H once, brought up to date by L-BFGS with all moves of y
+since, K of them in an exchange.  ``ridge``(x) is a part of H's diagonal that x alone decides; where x moves it, B follows
+without being told.  Losses at a y that has not quite arrived are compared by f - <u, w>, whose error is of second order.
 
-x moves in ``units``, by BFGS from its moves so far, no further than the radius: 1/2 at first, twice that after a move that reached it
-and was kept.  BFGS starts from one curvature for each leaf of x, that of its moves on the whole.  ``least`` is a curvature that f
-surely has along x, such as that of a prior.  A move is kept where f falls by a tenth
-of what it promised, and by more than what y's error may account for.  The tuning ends where f could fall by less than ``tolerance``
-even if it curved no more than ``least`` wherever x has not been, and after ``rounds`` looks at an x; rounds after that cost nothing.
-So f at the answer is at most f at the start.
+x moves in ``units``, by BFGS from its moves so far, no further than the radius: 1/2 at first, twice that after a move that
+reached it and was kept.  BFGS starts from one curvature for each leaf of x, that of its moves on the whole.  ``least`` is a
+curvature that f surely has along x, such as that of a prior.  A move is kept where f falls by a tenth of what it promised, and
+by more than what y's error may account for.  The tuning ends where f could fall by less than ``tolerance`` even if it curved
+no more than ``least`` wherever x has not been, and after ``rounds`` looks at an x; rounds after that cost nothing.  So f at
+the answer is at most f at the start.
 
 ``finished``(x) is what the last model is trained with.  The answer is x and that model.
 
@@ -139,7 +139,11 @@ class Bend(NamedTuple):
         products = jnp.sum(steps * changes, axis=1)
         there = (inverses > 0) & (products > 0)
         pairs = Pairs(steps, changes, jnp.where(there, 1 / jnp.where(there, products, 1), 0))
-        return jax.vmap(lambda one: pairs.inverse_times(one, between=lambda _, inside: self.solve(inside, ridge)))(vectors)
+
+        def times(vector: jax.Array) -> jax.Array:
+            return jnp.asarray(pairs.inverse_times(vector, between=lambda _, inside: self.solve(inside, ridge)))
+
+        return jax.vmap(times)(vectors)
 
 
 class Move(NamedTuple):
@@ -205,8 +209,8 @@ def quasi_newton(
     ridge: Annotated[Callable[[Tree], Any], function_of("(x) -> diagonal, shaped as a model")] = _none,
     finished: Annotated[Callable[[Tree], Tree], function_of("(x) -> x")] = _same,
 ) -> Algorithm:
-    """See the module's text.  ``rounds``: how many x are looked at, at most; run it for one round more.  ``units``: of x, a tree
-    like it."""
+    """See the module's text.  ``rounds``: how many x are looked at, at most; run it for one round more.  ``units``: of x, a
+    tree like it."""
     like = jax.eval_shape(problem.start, jax.random.key(0))[1]
     parts = jax.tree.leaves(like)[0].shape[0]
     example, model_of = ravel_pytree(jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), like))
@@ -228,7 +232,7 @@ def quasi_newton(
     def of_one(model: Tree, outer: Tree, data: LocalData) -> jax.Array:
         """The mean loss of the K models where they are the same."""
         inner = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (parts, *leaf.shape)), model)
-        return problem.inner_loss(outer, inner, data.whole("train")) / parts
+        return jnp.asarray(problem.inner_loss(outer, inner, data.whole("train")) / parts)
 
     def given(message: Tree, local: Local, data: LocalData, key: jax.Array) -> tuple[Tree, Local]:
         return (), local._replace(outer=message)
@@ -243,7 +247,7 @@ def quasi_newton(
 
         def column(place: jax.Array) -> jax.Array:
             image = jax.jvp(slope, (point,), (jnp.zeros_like(point).at[place].set(1),))[1]
-            return image if whole else image[place]
+            return jnp.asarray(image if whole else image[place])
 
         found = jax.lax.map(column, jnp.arange(size, dtype=jnp.int32))
         return found[above] if whole else found, counted(local, Calls(hessian_vector=1))
@@ -422,7 +426,9 @@ def quasi_newton(
         ),
         until(trains, TRAINED, Phase("model", lambda server: descent.point(server.training), train, trained)),
         if_so(lambda server: server.round == 0, Phase("bend", lambda server: server.training.outer, bent, begun)),
-        until(looks, LOOKS, Phase("look", lambda server: (server.trial.outer, models_of(corrected(server))), look, looked)),
+        until(
+            looks, LOOKS, Phase("look", lambda server: (server.trial.outer, models_of(corrected(server))), look, looked)
+        ),
         ServerStep("judge", judged),
         Repeat(
             (

@@ -14,13 +14,13 @@ written as share theirs) or for each feature ("features").  The constant is not 
     2 sigmoid(a_i . t_b)             how far it is trusted: rows whose label contradicts their features     ("rows")
                                      lose weight, and no weight of a single row is ever sent
 
-v_i is 1; with "classes" all classes count alike, since a proper loss alone would find that no weights are best.  l_e is l; with
-"rows", rows held out have doubtful labels too, and a model that is right about them would be blamed.  There, a share e of all
-labels is taken to be drawn at random: l_e = -log((1 - e) exp(-l) + e / classes), and e is one of the choices.
+v_i is 1; with "classes" all classes count alike, since a proper loss alone would find that no weights are best.  l_e is l;
+with "rows", rows held out have doubtful labels too, and a model that is right about them would be blamed.  There, a share e of
+all labels is taken to be drawn at random: l_e = -log((1 - e) exp(-l) + e / classes), and e is one of the choices.
 
-The last term of f is a prior: a row counts 1/N in f, so the choices are held to their start x_0 as much as some rows would hold
-them.  The common penalty starts at 1/N, scikit-learn's default.  The model that is used is trained on all rows: as K models that
-are the same, with penalties (K-1)/K as large, since a penalty is worth 1/n and n is larger.
+The last term of f is a prior: a row counts 1/N in f, so the choices are held to their start x_0 as much as some rows would
+hold them.  The common penalty starts at 1/N, scikit-learn's default.  The model that is used is trained on all rows: as K
+models that are the same, with penalties (K-1)/K as large, since a penalty is worth 1/n and n is larger.
 """
 
 from __future__ import annotations

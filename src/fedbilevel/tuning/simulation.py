@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pandas as pd
 
-from fedbilevel.calculus import Tree
 from fedbilevel.engines.simulate import execute
 from fedbilevel.engines.simulation import Options, Simulation
 from fedbilevel.fairness.program import Rows
