@@ -1,9 +1,10 @@
 """`fedbilevel tune` against a search of 20 candidates, by the protocol in docs/results/tuning.md.
 
     python benchmarks/tune.py --out runs/tune-study [--tables heart,credit] [--splits 20]
+    python benchmarks/tune.py --out runs/tune-study --parts ours --known benchmarks/results/tune.csv
 
-Every split of every table is a line of results.csv once it is done; the same command goes on after a stop.  Prints the
-table of the page.
+Every split of every table is a line of results.csv once it is done; the same command goes on after a stop.  The second command
+computes only our part anew and takes the others from lines that are known.  Prints the table of the page.
 """
 
 import argparse
@@ -38,6 +39,7 @@ ROOT = Path(__file__).parents[1]
 MOST_ROWS = 3000
 CLIENTS = 5
 WHAT = ("penalties",)
+COLUMNS_OF = ("ours", "search", "fit", "exact")
 
 
 def prepared(name):
@@ -147,8 +149,8 @@ def exact_search(model, sites, seed):
     return solved(model, x_all, y_all, best[1])
 
 
-def split(name, table, labels, sites, seed, tuner, searches):
-    """One line of the results."""
+def split(name, table, labels, sites, seed, parts, runners):
+    """One line of the results, or the columns of these parts of it."""
     regression = len(np.unique(labels)) > 2
     codes = sites if regression else sites * 2 + labels.astype(np.int64)
     train, test = partition.train_test_split(pd.Series(codes.astype(str)), test_share=0.3, seed=seed)
@@ -162,36 +164,33 @@ def split(name, table, labels, sites, seed, tuner, searches):
         Model("linear", features.shape[1], 1, loss="squared") if regression else Model("logistic", features.shape[1])
     )
     rows = [(features[part], known[part]) for part in partition.by_column(sites[train])]
-    reading = reading_of(model, WHAT, minimum=1)
-    program = TuneProgram(reading, WHAT, column_places(encoder.columns), len(rows), len(train), fold_seed=1000 * seed)
-    search, fitted = searches.setdefault(model, (Search(model), FitSearch(model)))
-    ours, others = tuner.run(program, rows, seed, record=False), search.run(rows, seed)
-    as_fit, fit_bytes, fit_run_bytes = fitted.run(rows, seed)
-    exact = exact_search(model, rows, seed)
-    default = solved(model, features, known, 1 / len(train))
-    params = {
-        "tuned": ours.params,
-        "folds": ours.folded.mean(axis=0),
-        "search": others.params,
-        "fit": as_fit,
-        "exact": exact,
-        "default": default,
-    }
-    line = {"table": name, "split": seed, "rows": len(train), "sites": len(rows), "features": features.shape[1]}
+    params, line = {}, {}
+    if "ours" in parts:
+        reading = reading_of(model, WHAT, minimum=1)
+        places = column_places(encoder.columns)
+        program = TuneProgram(reading, WHAT, places, len(rows), len(train), fold_seed=1000 * seed)
+        ours = runners.setdefault("ours", Tuner()).run(program, rows, seed, record=False)
+        params |= {"tuned": ours.params, "folds": ours.folded.mean(axis=0)}
+        line["tuned_bytes"] = ours.bytes_up + ours.bytes_down
+    if "search" in parts:
+        others = runners.setdefault("search", Search(model)).run(rows, seed)
+        params["search"] = others.params
+        line |= {"search_bytes": others.bytes_all, "run_bytes": others.bytes_one, "ridge": others.ridge}
+    if "fit" in parts:
+        params["fit"], line["fit_bytes"], line["fit_run_bytes"] = runners.setdefault("fit", FitSearch(model)).run(
+            rows, seed
+        )
+    if "exact" in parts:
+        params["exact"] = exact_search(model, rows, seed)
+        params["default"] = solved(model, features, known, 1 / len(train))
     for method, found in params.items():
         line[f"{method}_loss"] = held_out_loss(model, found, unseen, truth)
         scores = unseen @ np.asarray(found, np.float64)
         line[f"{method}_right"] = float(
             1 - np.mean((scores - truth) ** 2) / np.mean(truth**2) if regression else np.mean((scores > 0) == truth)
         )
-    costs = {
-        "tuned_bytes": ours.bytes_up + ours.bytes_down,
-        "search_bytes": others.bytes_all,
-        "run_bytes": others.bytes_one,
-        "fit_bytes": fit_bytes,
-        "fit_run_bytes": fit_run_bytes,
-    }
-    return line | costs | {"ridge": others.ridge}
+    about = {"table": name, "split": seed, "rows": len(train), "sites": len(rows), "features": features.shape[1]}
+    return about | line
 
 
 def short(value, form=".5f"):
@@ -212,12 +211,13 @@ def measured(file="benchmarks/results/tune.csv"):
     """The table of the page."""
     lines = [
         "| table | our loss | against the search | | against the exact search | against no tuning "
-        "| against the mean of fold models | our bytes, of one FedAvg run | search's bytes, of ours |",
-        "|---|---:|---|---|---|---|---|---:|---:|",
+        "| against the mean of fold models | our bytes, of one FedAvg run | of one training as `fit` trains "
+        "| a search as `fit` trains, of ours |",
+        "|---|---:|---|---|---|---|---|---:|---:|---:|",
     ]
     for name, table in pd.read_csv(ROOT / file).groupby("table", sort=False):
         searched, verdict = against(table, "search")
-        bytes_ = table[["tuned_bytes", "run_bytes", "search_bytes"]].mean()
+        bytes_ = table[["tuned_bytes", "run_bytes", "fit_run_bytes", "fit_bytes"]].mean()
         cells = [
             f"{'*looked at before:* ' if name in LOOKED_AT else ''}`{name}`",
             short(table["tuned_loss"].mean(), ".4f"),
@@ -225,7 +225,8 @@ def measured(file="benchmarks/results/tune.csv"):
             verdict,
             *(against(table, other)[0] for other in ("exact", "default", "folds")),
             short(bytes_["tuned_bytes"] / bytes_["run_bytes"], ".2f"),
-            f"{bytes_['search_bytes'] / bytes_['tuned_bytes']:.1f} ×",
+            short(bytes_["tuned_bytes"] / bytes_["fit_run_bytes"], ".2f"),
+            f"{bytes_['fit_bytes'] / bytes_['tuned_bytes']:.1f} ×",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -257,26 +258,39 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tables", default=",".join(TABLES))
     parser.add_argument("--splits", type=int, default=20)
+    parser.add_argument("--parts", default=",".join(COLUMNS_OF))
+    parser.add_argument("--known", type=Path)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / "results.csv"
+    file, parts = options.out / "results.csv", options.parts.split(",")
     done = pd.read_csv(file) if file.exists() else pd.DataFrame(columns=["table", "split"])
-    known = set(zip(done["table"], done["split"], strict=True))
+    there = set(zip(done["table"], done["split"], strict=True))
+    known = {} if options.known is None else by_split(pd.read_csv(options.known))
     for name in options.tables.split(","):
-        todo = [seed for seed in range(options.splits) if (name, seed) not in known]
+        todo = [seed for seed in range(options.splits) if (name, seed) not in there]
         if not todo:
             continue
-        rows, tuner, searches = prepared(name), Tuner(), {}
+        rows, runners = prepared(name), {}
         for seed in todo:
-            line = split(name, *rows, seed, tuner, searches)
+            line = known.get((name, seed), {}) | split(name, *rows, seed, parts, runners)
             new = not file.exists()
             with file.open("a", newline="") as handle:
                 writer = csv.DictWriter(handle, line)
                 if new:
                     writer.writeheader()
                 writer.writerow(line)
-            print(name, seed, f"{line['search_loss'] - line['tuned_loss']:+.5f}", file=sys.stderr, flush=True)
+            print(
+                name,
+                seed,
+                *(f"{line[part]:.5f}" for part in ("tuned_loss", "tuned_bytes") if part in line),
+                file=sys.stderr,
+                flush=True,
+            )
     print(measured(file))
+
+
+def by_split(table):
+    return {(line["table"], line["split"]): line for line in table.to_dict("records")}
 
 
 if __name__ == "__main__":

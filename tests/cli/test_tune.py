@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from fedbilevel.algorithms.quasi_newton import quasi_newton
 from fedbilevel.jobs import tune as job
 from fedbilevel.jobs.tune import TuneOptions
-from fedbilevel.report.tuning import WAITED, rose
 from fedbilevel.runs import read
 from fedbilevel.tables.reading import open_table
 from fedbilevel.tables.schema import infer
@@ -139,16 +135,3 @@ def test_bad_input_gets_one_sentence(files, tmp_path, change, more, sentence):
     assert (said.code, said.err.count("\n") < 9) == (2, True)
     assert sentence in " ".join(said.err.replace("│", " ").split())
     assert not (tmp_path / "out" / "rows.csv").exists()
-
-
-def test_a_loss_that_rises_while_tuning_is_told(tuned):
-    run = read(tuned[0])
-    rounds, losses = range(6), [0.7, 0.5, 0.4, 0.38, 0.6, 0.41]
-    tuning = pd.DataFrame({"stage": "tune", "round": rounds, "objective": losses})
-    (sentence,) = rose(replace(run, history=tuning))
-    assert "rose from 0.3800 to 0.4100" in sentence
-    assert rose(replace(run, history=tuning.assign(objective=sorted(losses, reverse=True)))) == []
-    assert rose(replace(run, history=run.history.iloc[:0])) == []
-    history = run.history[run.history["stage"] == "tune"].set_index("round")["objective"]
-    assert len(rose(run)) == (history.iloc[-1] > history[WAITED])
-    assert inspect.signature(quasi_newton).parameters["waits"].default == WAITED

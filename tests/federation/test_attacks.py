@@ -16,7 +16,9 @@ from fedbilevel.federation.protocol.door import OFTEN, SPARE, effective_rows
 from fedbilevel.federation.protocol.policy import Approval, Policy, Source
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.federation.protocol.site import Site
+from fedbilevel.plan import Phase
 from fedbilevel.tables.schema import Column, Schema
+from fedbilevel.tuning.problem import Choices
 from tests.federation.direct import site as any_site
 
 pytestmark = pytest.mark.usefixtures("shared_compilation")
@@ -173,20 +175,34 @@ def test_forged_weights_of_classes(attacked, options, minimum):
     assert "rows" in attacked(policy={"minimum_rows": minimum}, run="honest", **options).prepare(agreed)
 
 
+def with_choices(site, **forged):
+    """Every phase of a tuning whose message holds choices: its number, an honest message, and one with these in their place."""
+    for item, phase in enumerate(site.site.compiled.items):
+        if not isinstance(phase, Phase):
+            continue
+        honest = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), site.site.compiled.message_like(item))
+        replaced = jax.tree.map(
+            lambda part: part._replace(**forged) if isinstance(part, Choices) else part,
+            honest,
+            is_leaf=lambda part: isinstance(part, Choices),
+        )
+        if any(a is not b for a, b in zip(*map(jax.tree.leaves, (honest, replaced)), strict=True)):
+            yield phase.name, item, jax.tree.leaves(honest), jax.tree.leaves(replaced)
+
+
 def test_forged_choices_of_a_tuning(attacked):
-    """All trust in one patient, by the answer of stage one or by a message of it: the reply would be hers."""
+    """All trust in one patient, by whichever message: the reply would be hers."""
     site = attacked(tune=["classes", "rows"])
     agreed = site.agreed()
     assert site.prepare(agreed) == {"rows": ROWS}
-    like = jax.tree.leaves(site.site.compiled.message_like(1))
-    honest = [np.zeros(leaf.shape, leaf.dtype) for leaf in like]
     age = site.site.program.reading.encoded(site.site.policy.source, agreed).model["features"][:, 0]
     second, first = np.sort(age)[-2:]
     trust = np.array([1, 0, -(first + second) / 2], np.float32) * 40 / (first - second)
-    forged = [honest[0], np.array([-40, 0], np.float32), honest[2], trust]
-    assert site.work([*forged, honest[4]], item=1) == {"refused": "weights"}
-    assert "arrays" in site.work(honest, item=1)
-    assert site.prepare(agreed, [forged]) == {"refused": "weights"}
+    tried = list(with_choices(site, classes=np.array([-40, 0], np.float32), trust=trust))
+    assert [name for name, *_ in tried] == ["choices", "look", "shift"]
+    for number, (_, item, honest, forged) in enumerate(tried):
+        assert site.work(forged, number, item=item) == {"refused": "weights"}
+        assert "arrays" in site.work(honest, number, item=item)
 
 
 def test_folds_of_single_patients(attacked):
@@ -200,14 +216,14 @@ def test_forged_choices_for_one_fold(attacked):
     site = attacked(tune=["classes", "rows"], folds=20)
     agreed = site.agreed()
     assert site.prepare(agreed) == {"rows": ROWS}
-    like = jax.tree.leaves(site.site.compiled.message_like(1))
-    honest = [np.zeros(leaf.shape, leaf.dtype) for leaf in like]
     rows = site.site.train
     age = np.sort(rows["features"][rows["labels"] == 1, 0])
     trust = np.array([1, 0, -(age[-41] + age[-40]) / 2], np.float32) * 400
-    forged = [honest[0], np.array([-40, 0], np.float32), honest[2], trust, honest[4]]
-    assert site.work(forged, item=1) == {"refused": "weights"}
-    assert "arrays" in site.work(honest, item=1)
+    for number, (_, item, honest, forged) in enumerate(
+        with_choices(site, classes=np.array([-40, 0], np.float32), trust=trust)
+    ):
+        assert site.work(forged, number, item=item) == {"refused": "weights"}
+        assert "arrays" in site.work(honest, number, item=item)
 
 
 def test_forged_momentum(attacked):

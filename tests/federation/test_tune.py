@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedbilevel.algorithms.quasi_newton import Answer
 from fedbilevel.engines.stages import TOGETHER
 from fedbilevel.federation.operator.rehearsal import in_words, rehearse
 from fedbilevel.federation.protocol.policy import TELL
@@ -37,7 +38,7 @@ def carried_out(folder, secure, what=WHAT, **policy):
     options = tune.TuneOptions(what, rounds=9, minimum_cell=1, splits=1, compare=False)
     settings = tune.job(SCHEMA, options, SITES, run="tune", secure=secure)
     sites = table_sites(folder, settings, columns=("age", "job", "hired"), tell=TELL, **policy)
-    (params,) = coordinate(folder, settings, Direct(sites))
+    *_, params = coordinate(folder, settings, Direct(sites))
     return options, settings, sites, params
 
 
@@ -51,11 +52,11 @@ def test_sites_and_simulation_agree(tmp_path, secure):
         options.program(SCHEMA, 3, sum(SIZES) - 3), [(own["features"], own["labels"]) for own in rows], record=False
     )
     tolerance = 2e-4  # in single precision, and the moves solve systems with Hessians
-    choices, _ = read_answers(tmp_path / "runs/tune")
-    for found, wanted in zip(choices, jax.tree.leaves(alone.choices), strict=True):
+    (answer,) = read_answers(tmp_path / "runs/tune")
+    for found, wanted in zip(answer, jax.tree.leaves((alone.choices, alone.params)), strict=True):
         np.testing.assert_allclose(found, wanted, atol=tolerance)
     np.testing.assert_allclose(params, alone.params, atol=tolerance)
-    assert secure or np.ptp(choices[-2]) > 0.1, "the weights of the sites are to move"
+    assert secure or np.ptp(answer[4]) > 0.1, "the weights of the sites are to move"
     made = tune.federated(settings, SCHEMA, options, tmp_path / "out", lambda: tmp_path / "runs/tune")
     learned = made.run.others["choices"]
     assert learned["kind"].value_counts().to_dict() == {
@@ -63,6 +64,7 @@ def test_sites_and_simulation_agree(tmp_path, secure):
         "class weight": 2,
         "label smoothing": 1,
         **({} if secure else {"site weight": 3}),
+        "label noise": 1,
     }
     assert learned.loc[learned["kind"] == "site weight", "name"].tolist() == ([] if secure else list(SITES))
     np.testing.assert_allclose(fitted_model(tmp_path / "out").params, params)
@@ -86,7 +88,7 @@ def test_few_doubtful_rows_are_not_counted(tmp_path, monkeypatch):
     program = tune_program(tune.job(SCHEMA, tune.TuneOptions(("rows",)), SITES).arguments)
     agreed = Progress.read(tmp_path / "runs/tune/state.npz").agreed
     source, params = next(iter(sites.values())).policy.source, program.model.start(jax.random.key(0))
-    answers = [program.tuning_like().start(), params]
+    answers = [Answer(program.tuning_like().start(), params)]
     rows = SIZES[0] - 1
     for count, told in ((0, 0), (9, -1), (10, 10), (rows - 10, rows - 10), (rows - 9, -1), (rows, rows)):
         doubted = pd.DataFrame({"row": range(count)})

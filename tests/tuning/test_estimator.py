@@ -34,9 +34,8 @@ def rows():
 
 @pytest.fixture(scope="module")
 def tuned(rows):
-    """Without rows: their choices, one a feature, carry the others away (docs/tune.md)."""
     X, y, site, _ = rows
-    return TunedFederatedClassifier(("penalties", "sites"), random_state=0).fit(X, y, clients=site)
+    return TunedFederatedClassifier(("penalties", "sites", "rows"), random_state=0).fit(X, y, clients=site)
 
 
 def test_noisy_sites_count_less(tuned):
@@ -53,9 +52,8 @@ def test_columns_that_say_nothing_are_penalised_more(tuned):
     assert penalties[["v=x", "v=y", "v=z"]].nunique() == 1, "features of one column share a penalty"
 
 
-def test_doubtful_rows_are_the_flipped_ones(rows):
-    X, y, site, flipped = rows
-    tuned = TunedFederatedClassifier("rows", random_state=0).fit(X, y, clients=site)
+def test_doubtful_rows_are_the_flipped_ones(tuned, rows):
+    *_, flipped = rows
     assert tuned.doubtful_.sum() > 20
     assert flipped[tuned.doubtful_].mean() > 0.9
 
@@ -86,14 +84,14 @@ def test_class_weights_help_the_rare_class():
 
 def test_numbers_by_the_closed_form_of_the_penalties_learned():
     rng = np.random.default_rng(0)
-    X = rng.normal(size=(150, 4)) * [1, 2, 5, 1]
-    y = 500 + 30 * X[:, 0] + 10 * rng.normal(size=150)
+    X = rng.normal(size=(150, 8)) * [1, 2, 5, 1, 1, 1, 1, 1]
+    y = 500 + 30 * X[:, 0] + 20 * rng.normal(size=150)
     model = TunedFederatedRegressor("features", random_state=0).fit(X, y, clients=np.arange(150) % 3)
     rows = model.encoder_.transform(X).astype(float)
     penalties = np.append(model.penalties_, 1e-6)
     exact = np.linalg.solve(rows.T @ rows / 150 + np.diag(penalties), rows.T @ model.encoder_.standardised(y) / 150)
     np.testing.assert_allclose(model.params_, exact, atol=1e-5)
-    assert model.score(X, y) > 0.85
+    assert model.score(X, y) > 0.6
     assert model.penalties_.nunique() > 1
 
 

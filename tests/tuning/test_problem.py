@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedbilevel.fairness.models import Model
-from fedbilevel.tuning.problem import Tuning, check_what, prior
+from fedbilevel.tuning.problem import OnAllRows, Ridge, Tuning, check_what, prior
 
 ALL = ("penalties", "classes", "sites", "rows")
 ROWS = 30
@@ -70,18 +70,25 @@ def test_losses_are_what_the_formulas_say(classes, what):
             whole += (k == 0) * factor * loss / real
             if fold == k:
                 alike = sum(tuning.counts) / (classes * tuning.counts[int(label)]) if "classes" in what else 1
-                held_out += weight * alike * row_loss(model, scores, label) / real
+                judged = row_loss(model, scores, label)
+                if "rows" in what:
+                    drawn = 1 / (1 + np.exp(-outer.noise))
+                    judged = -np.log((1 - drawn) * np.exp(-judged) + drawn / classes)
+                held_out += weight * alike * judged / real
     own = np.zeros(4) if outer.columns is None else np.asarray(outer.columns)
     own = own[[0, 0, 1, 2]] if "penalties" in what else own
     penalties = np.append(np.exp(outer.common + own), 1e-6)
     squares = [np.sum(penalties * (params**2).T) / 2 for params in inner]
     fitted = used.sum() + sum(squares)
     np.testing.assert_allclose(problem.inner_loss(outer, inner, batch), fitted, rtol=2e-6)
-    np.testing.assert_allclose(problem.outer_loss.judged(inner, batch), held_out, rtol=2e-6)
+    np.testing.assert_allclose(problem.outer_loss.judged(outer, inner, batch), held_out, rtol=2e-6)
     np.testing.assert_allclose(
         problem.outer_loss(outer, inner, batch), held_out + float(prior(outer, tuning)) / 100, rtol=2e-6
     )
-    np.testing.assert_allclose(tuning.final().inner_loss(outer, inner[0], batch), whole + squares[0] * 2 / 3, rtol=2e-6)
+    same, each = np.stack([inner[0]] * 3), np.reshape(Ridge(tuning)(outer), inner[0].shape)
+    alike = problem.inner_loss(OnAllRows(tuning)(outer), same, batch) / 3
+    np.testing.assert_allclose(alike, whole + (squares[0] - 1e-6 * np.sum(inner[0][-1] ** 2) / 2) * 2 / 3, rtol=2e-6)
+    np.testing.assert_allclose(np.sum(each * inner[0] ** 2) / 2, squares[0], rtol=2e-6)
 
 
 def test_the_prior_is_zero_at_the_start_and_counts_spreads():

@@ -84,9 +84,9 @@ class Pairs(NamedTuple):
         grown = jax.tree.map(after, self, Pairs(step, change, 1 / jnp.where(upwards, product, 1)))
         return select(upwards, grown, self)  # type: ignore[no-any-return]
 
-    def inverse_times(self, vector: Tree, first: Any = 1.0) -> Tree:
+    def inverse_times(self, vector: Tree, first: Any = 1.0, between: Callable[[Any, Tree], Tree] = scale) -> Tree:
         """H times a vector: the two loops of the paper's Algorithm 2.1, places without a pair doing nothing; without any pair
-        H = ``first``."""
+        H = ``first``.  ``between`` the loops the vector is scaled by the last pair's size, or as else is wanted."""
 
         def back(vector: Tree, pair: Pairs) -> tuple[Tree, jax.Array]:
             share = pair.inverses * dot(pair.steps, vector)
@@ -100,7 +100,7 @@ class Pairs(NamedTuple):
         latest: Any = jax.tree.map(lambda leaf: leaf[-1], self)
         inverse, flatness = latest.inverses, squared_norm(latest.changes)
         size = jnp.where(inverse > 0, 1 / jnp.where(inverse > 0, inverse * flatness, 1), first)
-        return jax.lax.scan(forth, scale(size, vector), (self, shares))[0]
+        return jax.lax.scan(forth, between(size, vector), (self, shares))[0]
 
 
 class Server(NamedTuple):
@@ -125,11 +125,12 @@ class Reply(NamedTuple):
 
 class Descent(NamedTuple):
     """What the server and the clients do, for any plan that holds a `Server`; ``loss(model, told, data)`` is a client's, over
-    all its rows."""
+    all its rows; ``between``: see `Pairs.inverse_times`."""
 
     loss: Callable[[Tree, Tree, LocalData], jax.Array]
     memory: int = 10
     tolerance: Any = 1e-7
+    between: Callable[[Any, Tree], Tree] = scale
 
     def first(self, model: Tree) -> Server:
         zero, none = jnp.zeros((), dtype_of(model)), jnp.zeros((), jnp.int32)
@@ -155,7 +156,7 @@ class Descent(NamedTuple):
         step, change = subtract(model, server.outer), subtract(gradient, server.gradient)
         pairs = select(server.unknown, Pairs.none(model, self.memory), server.pairs.joined(step, change))
         first = 1 / jnp.maximum(jnp.sqrt(squared_norm(gradient)), 1)
-        direction = scale(-1, pairs.inverse_times(gradient, first))
+        direction = scale(-1, pairs.inverse_times(gradient, first, self.between))
         foreseen = -dot(gradient, direction) / 2
         still = jnp.where(foreseen <= jnp.asarray(self.tolerance, foreseen.dtype), server.still + 1, 0)
         known, none = jnp.asarray(False), jnp.zeros((), jnp.int32)

@@ -43,7 +43,7 @@ What = Annotated[
     ),
 ]
 Folds = Annotated[int, typer.Option(help="Parts of a site's rows, each held out once.", min=2)]
-Rounds = Annotated[int, typer.Option(help="Rounds of the tuning.", min=1)]
+Rounds = Annotated[int, typer.Option(help="How many choices are tried, at most; it ends by itself.", min=1)]
 
 
 def tune(
@@ -57,7 +57,7 @@ def tune(
     positive: options.Positive = None,
     task: options.Task = None,
     folds: Folds = 3,
-    rounds: Rounds = 12,
+    rounds: Rounds = 15,
     splits: Annotated[int, typer.Option(help="Ways of dealing rows into folds, for the intervals.", min=1)] = 5,
     minimum_cell: options.MinimumCell = 10,
     secure: options.Secure = False,
@@ -137,7 +137,7 @@ def federated_tune(
     site: Annotated[list[str] | None, typer.Option(help="Only these sites; all if not given.")] = None,
     what: What = "penalties",
     folds: Folds = 3,
-    rounds: Rounds = 12,
+    rounds: Rounds = 15,
     minimum_cell: options.MinimumCell = 10,
     seed: options.Seed = 0,
     secure_aggregation: options.SecureAggregation = "on",

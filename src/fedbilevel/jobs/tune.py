@@ -31,7 +31,6 @@ from fedbilevel.jobs.measuring import Measured, found_at_sites
 from fedbilevel.jobs.predict import MAPPING_FILE, file_name
 from fedbilevel.jobs.sites import Prepared, Site, Tell, digests, joined, prepare, read_sites
 from fedbilevel.report import page
-from fedbilevel.report.tuning import rose
 from fedbilevel.runs import Run, RunFolder
 from fedbilevel.tables import documents
 from fedbilevel.tables.encoder import Encoder
@@ -134,7 +133,7 @@ def run(
         }
         keys = [SEARCHED] * chosen.compare + [_key(split) for split in range(chosen.splits)]
         finished = folder.finish(keys, {name: frame for name, frame in told.items() if len(frame)})
-    return FitResult(finished, table, done, [*warnings(finished), *rose(finished)], page.write(out))
+    return FitResult(finished, table, done, warnings(finished), page.write(out))
 
 
 def learned(run: Run) -> pd.DataFrame:
@@ -259,6 +258,8 @@ def choices_table(tuning: Tuning, choices: Choices, encoder: Encoder, sites: Seq
     if choices.sites is not None:
         weights = np.asarray(tuning.site_weights(choices.sites))
         rows += [("site weight", name, float(value)) for name, value in zip(sites, weights, strict=True)]
+    if choices.noise is not None:
+        rows.append(("label noise", "share", float(1 / (1 + np.exp(-choices.noise)))))
     return pd.DataFrame(rows, columns=["kind", "name", "value"])
 
 
@@ -345,13 +346,12 @@ def federated(
             tables = {"exchanges": done.table("exchanges"), "sites": done.sites()}
         finished = folder.finish(extra=tables)
     sites = pd.read_csv(out / "sites.csv")
-    said = [*warnings(finished), *rose(finished)]
-    return FederateResult(finished, sites, site_notes(sites, finished), said, page.write(out))
+    return FederateResult(finished, sites, site_notes(sites, finished), warnings(finished), page.write(out))
 
 
 def _save_federated(folder: RunFolder, done: Outcome, schema: Schema, options: TuneOptions) -> None:
     program, progress = done.program, done.progress
-    tuning, choices = program.tuning(done.agreed), done.answers[0]
+    tuning, (choices, params) = program.tuning(done.agreed), done.answers[0]
     at_sites = done.measured(schema, metric_of(schema), TUNED)
     row = {"bytes": progress.bytes_up + progress.bytes_down, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down,
            "seconds": progress.seconds, "trainings": 1}  # fmt: skip
@@ -361,6 +361,6 @@ def _save_federated(folder: RunFolder, done: Outcome, schema: Schema, options: T
     if told:
         others["doubtful"] = doubtful_table(told, options.minimum_cell)
     found = found_at_sites(done.reports, schema)
-    model = FittedModel.of_schema(encoder, program.model, done.answers[1], label=TUNED)
+    model = FittedModel.of_schema(encoder, program.model, params, label=TUNED)
     measured = [] if at_sites is None else [at_sites]
     _write(folder, model, len(done.settings.sites), options.seed, row, measured, found, others, done.table("history"))

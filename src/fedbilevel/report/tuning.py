@@ -18,8 +18,6 @@ KINDS = {
 }
 """Of a kind of choice: the figure's key and title, what its axis measures, whether on a scale of logarithms, what a name
 is."""
-WAITED = 3
-"""Rounds before x moves, in which y arrives (`fedbilevel.algorithms.quasi_newton`)."""
 NOTE = (
     "The line goes from the smallest to the largest value over {splits} ways of dealing the rows into folds; the mark is the "
     "value of the model in this folder."
@@ -63,21 +61,7 @@ def _learned(kind: str, table: pd.DataFrame) -> Chart | None:
 
 def sentences(run: Run) -> list[str]:
     """How good the model is against the search and for how many bytes; whose data helps; how many rows are doubtful."""
-    return [*_against(run.rows), *rose(run), *_sites(run.others["choices"]), *_doubtful(run)]
-
-
-def rose(run: Run) -> list[str]:
-    """Whether the loss held out ended above what it was before the choices began to move."""
-    tuned = run.history[run.history["stage"] == "tune"] if "stage" in run.history else run.history.iloc[:0]
-    still, moved = (
-        tuned.loc[part, "objective"].tolist() for part in (tuned["round"] <= WAITED, tuned["round"] > WAITED)
-    )
-    if not (still and moved and moved[-1] > still[-1]):
-        return []
-    return [
-        f"The loss on rows held out rose from {shown(still[-1], 'number')} to {shown(moved[-1], 'number')} while tuning: "
-        "these choices are no better than none, so tune less at a time."
-    ]
+    return [*_against(run.rows), *_sites(run.others["choices"]), *_doubtful(run)]
 
 
 def _against(rows: pd.DataFrame) -> list[str]:

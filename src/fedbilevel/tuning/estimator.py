@@ -59,12 +59,13 @@ class TunedFederated(Federated):
         self.penalties_ = pd.Series(each, index=self.encoder_.feature_names[:-1], name="penalty")
         weights = None if choices.sites is None else np.asarray(tuned.tuning.site_weights(choices.sites))
         self.site_weights_ = None if weights is None else pd.Series(weights, index=list(self.clients_), name="weight")
-        self.class_weights_ = self.label_smoothing_ = self.doubtful_ = None
+        self.class_weights_ = self.label_smoothing_ = self.label_noise_ = self.doubtful_ = None
         if choices.classes is not None:
             scaled = np.exp(choices.classes - np.mean(choices.classes))
             self.class_weights_ = pd.Series(scaled, index=list(self._labels), name="weight")
             self.label_smoothing_ = float(1 / (1 + np.exp(-choices.smoothing)))
         if choices.trust is not None:
+            self.label_noise_ = float(1 / (1 + np.exp(-choices.noise)))
             self.doubtful_ = np.zeros(len(labels), bool)
             self.doubtful_[program.doubtful(choices, features, labels)["row"].to_numpy()] = True
         self.bytes_ = tuned.bytes_up + tuned.bytes_down
@@ -82,13 +83,14 @@ class TunedFederatedClassifier(OfClasses, TunedFederated):
             (class weights and label smoothing; all classes then count alike in validation), "sites" (how much each client
             counts in training) and "rows" (labels that are not believed).
         folds: Parts of each client's rows, each held out once.
-        rounds: Rounds of the tuning.
+        rounds: How many choices are tried, at most; it ends by itself where a row can tell no more.
         random_state: Decides which rows are in which fold.
 
     Attributes:
         classes_, n_features_in_, feature_names_in_ (tables with named columns), clients_: what was seen in fit.
         penalties_: of every encoded feature, on the mean loss of a row.
         class_weights_, label_smoothing_, site_weights_: what was learned; None where it was not asked for.
+        label_noise_: for "rows", the share of labels that are taken to be drawn at random.
         doubtful_: for "rows", which rows of ``X`` have labels that are not believed.
         coef_, intercept_, history_, encoder_: as in `fedbilevel.fairness.FairFederatedClassifier`.
         bytes_: sent and received by all clients.
@@ -121,7 +123,7 @@ class TunedFederatedRegressor(OfNumbers, TunedFederated):
     Args:
         what: One or several of "penalties", "features" and "sites".
         folds: Parts of each client's rows, each held out once.
-        rounds: Rounds of the tuning.
+        rounds: How many choices are tried, at most; it ends by itself where a row can tell no more.
         random_state: Decides which rows are in which fold.
     """
 

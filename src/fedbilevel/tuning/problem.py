@@ -4,7 +4,7 @@ Every site's rows are dealt into K folds.  Model k is trained on the rows outsid
 every row is held out once.  With a_i the features of row i, b_i its label, l its loss, n rows, N over all sites:
 
     inner:  g(x, y) = sum_k [ K/(K-1) 1/n sum_{i not in k} w_i(x) l(a_i y_k, b_i) + 1/2 sum_j e^{x_j} y_kj^2 ]
-    outer:  f(x, y) = sum_k 1/n sum_{i in k} v_i l(a_i y_k, b_i) + 1/N |x - x_0|^2 / 2s^2
+    outer:  f(x, y) = sum_k 1/n sum_{i in k} v_i l_e(a_i y_k, b_i) + 1/N |x - x_0|^2 / 2s^2
 
 The penalties e^{x_j} are a common one times one for each column of the table ("penalties": all features a category is
 written as share theirs) or for each feature ("features").  The constant is not penalised.  w_i(x) is the product of
@@ -14,9 +14,13 @@ written as share theirs) or for each feature ("features").  The constant is not 
     2 sigmoid(a_i . t_b)             how far it is trusted: rows whose label contradicts their features     ("rows")
                                      lose weight, and no weight of a single row is ever sent
 
-v_i is 1; with "classes" all classes count alike, since a proper loss alone would find that no weights are best.  The last
-term of f is a prior: a row counts 1/N in f, so the choices are held to their start x_0 as much as some rows would hold
-them.  The common penalty starts at 1/N, scikit-learn's default.
+v_i is 1; with "classes" all classes count alike, since a proper loss alone would find that no weights are best.  l_e is l;
+with "rows", rows held out have doubtful labels too, and a model that is right about them would be blamed.  There, a share e of
+all labels is taken to be drawn at random: l_e = -log((1 - e) exp(-l) + e / classes), and e is one of the choices.
+
+The last term of f is a prior: a row counts 1/N in f, so the choices are held to their start x_0 as much as some rows would
+hold them.  The common penalty starts at 1/N, scikit-learn's default.  The model that is used is trained on all rows: as K
+models that are the same, with penalties (K-1)/K as large, since a penalty is worth 1/n and n is larger.
 """
 
 from __future__ import annotations
@@ -39,13 +43,15 @@ UNPENALISED = 1e-6
 """Ridge of the constant: it keeps the inner problem strongly convex where all rows of a fold are of one class."""
 NO_SMOOTHING = -4.0
 """Logit of the share by which labels are smoothed at first."""
-SPREADS = {"common": 3.0, "columns": 1.0, "classes": 1.0, "smoothing": 1.0, "sites": 1.0, "trust": 0.5}
+LITTLE_NOISE = -3.0
+"""Logit of the share of labels that are taken to be drawn at random, at first."""
+SPREADS = {"common": 3.0, "columns": 1.0, "classes": 1.0, "smoothing": 1.0, "sites": 1.0, "trust": 1.0, "noise": 3.0}
 """How far, in their own units (logarithms, logits), the choices go from their start where the rows say little."""
 
 
 class Choices(NamedTuple):
     """x; None: not tuned.  ``common``: log penalty of all features; ``columns``: what each column's is above it;
-    ``classes``, ``sites``: log weights; ``smoothing``: logit of a share; ``trust``: shaped as a model."""
+    ``classes``, ``sites``: log weights; ``smoothing``, ``noise``: logits of a share; ``trust``: shaped as a model."""
 
     common: Any
     columns: Any = None
@@ -53,6 +59,7 @@ class Choices(NamedTuple):
     smoothing: Any = None
     sites: Any = None
     trust: Any = None
+    noise: Any = None
 
 
 @dataclass(frozen=True)
@@ -88,11 +95,12 @@ class Tuning:
             "smoothing": (),
             "sites": (self.sites,),
             "trust": shape,
+            "noise": (),
         }
         made: dict[str, Any] = {name: jnp.zeros(size, jnp.float32) for name, size in zeros.items()}
-        made |= {"smoothing": jnp.full((), NO_SMOOTHING, jnp.float32)}
+        made |= {"smoothing": jnp.full((), NO_SMOOTHING, jnp.float32), "noise": jnp.full((), LITTLE_NOISE, jnp.float32)}
         wanted = {"penalties": ("columns",), "features": ("columns",), "classes": ("classes", "smoothing"),
-                  "sites": ("sites",), "rows": ("trust",)}  # fmt: skip
+                  "sites": ("sites",), "rows": ("trust", "noise")}  # fmt: skip
         tuned = {name for choice in self.what for name in wanted[choice]}
         common = jnp.full((), -np.log(self.rows), jnp.float32)
         return Choices(common, **{name: value for name, value in made.items() if name in tuned})
@@ -100,9 +108,10 @@ class Tuning:
     def problem(self) -> BilevelProblem:
         return BilevelProblem(TrainingLoss(self), HeldOutLoss(self), Start(self), lower_level="global")
 
-    def final(self) -> BilevelProblem:
-        """Of the model that is used, on all rows."""
-        return BilevelProblem(FinalLoss(self), HeldOutLoss(self), FinalStart(self), lower_level="global")
+    def units(self) -> Choices:
+        """Every choice's spread."""
+        pairs = zip(Choices._fields, self.start(), strict=True)
+        return Choices(*(None if leaf is None else jnp.full_like(leaf, SPREADS[name]) for name, leaf in pairs))
 
     def penalties(self, choices: Choices, library: Any = jnp) -> Any:
         """Of every feature, the constant last."""
@@ -140,21 +149,7 @@ class TrainingLoss:
         return jnp.sum(each)
 
 
-@dataclass(frozen=True)
-class FinalLoss:
-    """Of one model on all rows.  A penalty is worth 1/n, so that of n rows is smaller than that of n (K-1)/K."""
-
-    tuning: Tuning
-
-    def __call__(self, outer: Choices, inner: jax.Array, batch: Any) -> jax.Array:
-        folds = self.tuning.folds
-        used = jnp.ones_like(batch["weights"])
-        return _fitted(self.tuning, outer, inner, batch, used, (folds - 1) / folds)
-
-
-def _fitted(
-    tuning: Tuning, outer: Choices, params: jax.Array, batch: Any, used: jax.Array, shrunk: float = 1.0
-) -> jax.Array:
+def _fitted(tuning: Tuning, outer: Choices, params: jax.Array, batch: Any, used: jax.Array) -> jax.Array:
     model, labels = tuning.model, batch["labels"]
     scores = model.scores(params, batch["features"])
     losses = model.losses(scores, labels)
@@ -170,7 +165,7 @@ def _fitted(
     if outer.trust is not None:
         weights = weights * tuning.trust(outer.trust, batch)
     squares = (params**2).T if params.ndim > 1 else params**2
-    ridge = shrunk / 2 * jnp.sum(tuning.penalties(outer) * squares)
+    ridge = jnp.sum(tuning.penalties(outer) * squares) / 2
     return jnp.sum(weights * losses) / jnp.sum(batch["weights"]) + ridge
 
 
@@ -181,14 +176,17 @@ class HeldOutLoss:
     tuning: Tuning
 
     def __call__(self, outer: Choices, inner: jax.Array, batch: Any) -> jax.Array:
-        return self.judged(inner, batch) + prior(outer, self.tuning) / self.tuning.rows
+        return self.judged(outer, inner, batch) + prior(outer, self.tuning) / self.tuning.rows
 
-    def judged(self, inner: jax.Array, batch: Any) -> jax.Array:
+    def judged(self, outer: Choices, inner: jax.Array, batch: Any) -> jax.Array:
         """Without the prior."""
         model, labels = self.tuning.model, batch["labels"]
         scores = jax.vmap(model.scores, in_axes=(0, None))(inner, batch["features"])
         place = batch["folds"].reshape((1, -1) + (1,) * (scores.ndim - 2))
         losses = model.losses(jnp.take_along_axis(scores, place, axis=0)[0], labels)
+        if outer.noise is not None:
+            right, drawn = jax.nn.log_sigmoid(-outer.noise) - losses, jax.nn.log_sigmoid(outer.noise)
+            losses = -jnp.logaddexp(right, drawn - np.float32(np.log(model.classes)))
         weights = batch["weights"]
         if self.tuning.alike is not None:
             losses = losses * jnp.asarray(self.tuning.alike, losses.dtype)[labels.astype(jnp.int32)]
@@ -205,6 +203,28 @@ def prior(outer: Choices, tuning: Tuning) -> jax.Array:
 
 
 @dataclass(frozen=True)
+class Ridge:
+    """The penalties, shaped as a model: a part of g's Hessian."""
+
+    tuning: Tuning
+
+    def __call__(self, choices: Choices) -> jax.Array:
+        each, classes = self.tuning.penalties(choices), self.tuning.model.classes
+        return jnp.asarray(each if classes <= 2 else jnp.broadcast_to(each[:, None], (len(each), classes)))
+
+
+@dataclass(frozen=True)
+class OnAllRows:
+    """The choices with which the model that is used is trained."""
+
+    tuning: Tuning
+
+    def __call__(self, choices: Choices) -> Choices:
+        shrunk = np.float32(np.log((self.tuning.folds - 1) / self.tuning.folds))
+        return choices._replace(common=choices.common + shrunk)
+
+
+@dataclass(frozen=True)
 class Start:
     """x_0, and K models of zeros."""
 
@@ -213,14 +233,6 @@ class Start:
     def __call__(self, key: jax.Array) -> tuple[Choices, Tree]:
         model = self.tuning.model.start(key)
         return self.tuning.start(), jnp.zeros((self.tuning.folds, *model.shape), model.dtype)
-
-
-@dataclass(frozen=True)
-class FinalStart:
-    tuning: Tuning
-
-    def __call__(self, key: jax.Array) -> tuple[Choices, Tree]:
-        return self.tuning.start(), self.tuning.model.start(key)
 
 
 def not_summed(what: Sequence[str]) -> str | None:

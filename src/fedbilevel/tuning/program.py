@@ -1,8 +1,8 @@
 """Tuning as a program of surveys and stages (`fedbilevel.engines.stages`): encode, tune, fit, report.
 
-Rows are read, encoded, counted and reported on as those of a fit by FedAvg are: by its `FairProgram`.  Stage one tunes the
-choices by the K models of `fedbilevel.tuning.problem`; stage two fits the model that is used, on all rows with these
-choices. ``solver`` and ``fitter`` say by which algorithms; they take no step that anybody would have to choose.
+Rows are read, encoded, counted and reported on as those of a fit by FedAvg are: by its `FairProgram`.  One stage tunes the
+choices by the K models of `fedbilevel.tuning.problem`, then fits the model that is used, on all rows with these choices.
+``solver`` says by which algorithm; it takes no step that anybody would have to choose.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from fedbilevel.algorithms.quasi_newton import minimised, quasi_newton
+from fedbilevel.algorithms.quasi_newton import quasi_newton
 from fedbilevel.calculus import Tree
 from fedbilevel.datasets import partition
 from fedbilevel.engines.stages import Expected, Numbers, Source, Stage
@@ -26,28 +26,22 @@ from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.hints import whole_number
 from fedbilevel.plan import Algorithm
-from fedbilevel.problem import BilevelProblem
 from fedbilevel.tables.columns import EVERYBODY
 from fedbilevel.tables.encoder import Encoder
 from fedbilevel.tables.schema import Column, Schema
-from fedbilevel.tuning.problem import Choices, Tuning, check_what, not_summed
+from fedbilevel.tuning.problem import Choices, OnAllRows, Ridge, Tuning, check_what, not_summed
 
 FOLDS = 3
-ROUNDS = 12
-FIT_ROUNDS = 30
+ROUNDS = 15
 DOUBTFUL = 0.5
 """A row is doubtful where it is trusted less than this; rows are trusted 1 at first."""
 JOB = ("schema", "what", "folds", "rounds", "sites", "fold_seed", "minimum_cell")
 
 
-def solver(problem: BilevelProblem) -> Algorithm:
-    """The algorithm of stage one."""
-    return quasi_newton(problem)
-
-
-def fitter(problem: BilevelProblem, choices: Choices) -> Algorithm:
-    """That of stage two."""
-    return minimised(problem, choices)
+def solver(tuning: Tuning, rounds: int) -> Algorithm:
+    """In units of the prior's spreads its curvature is 1/N; and so much of the loss is what one row can tell."""
+    row = 1 / tuning.rows
+    return quasi_newton(tuning.problem(), rounds, tuning.units(), row, row, Ridge(tuning), OnAllRows(tuning))
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +109,7 @@ class TuneProgram:
     def report(self, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> Numbers:
         """What a fit tells; and how many of the site's rows are doubtful, -1 where these or the others are fewer than it tells
         of."""
-        told = self.reading.report(source, agreed, answers)
+        told = self.reading.report(source, agreed, [answer.model for answer in answers])
         if "rows" not in self.what:
             return told
         rows = self.reading.encoded(source, agreed).model
@@ -137,7 +131,7 @@ class TuneProgram:
         return {"doubtful.csv": self._doubted(rows, answers).to_csv(index=False)}
 
     def _doubted(self, rows: dict[str, np.ndarray], answers: Sequence[Tree]) -> pd.DataFrame:
-        return self.doubtful(answers[0], rows["features"], rows["labels"])
+        return self.doubtful(answers[0].outer, rows["features"], rows["labels"])
 
     # Training.
 
@@ -147,18 +141,14 @@ class TuneProgram:
         return Tuning(self.model, self.what, self.folds, self.columns, self.sites, rows, counts)
 
     def stage(self, number: int, agreed: Numbers, answers: Sequence[Tree]) -> Stage | None:
-        tuning = self.tuning(agreed)
         rows = example(self.model)
-        if number == 0:
-            return Stage("tune", solver(tuning.problem()), self.rounds, (rows, rows), "samples")
-        if number == 1:
-            return Stage("model", fitter(tuning.final(), answers[0]), FIT_ROUNDS, (rows, None), "samples")
-        return None
+        algorithm = solver(self.tuning(agreed), self.rounds)
+        return Stage("tune", algorithm, self.rounds + 1, (rows, rows), "samples") if number == 0 else None
 
     def rows(self, number: int, source: Source, agreed: Numbers, answers: Sequence[Tree]) -> tuple[Tree, Tree]:
         rows = self.reading.encoded(source, agreed).model
         folded = self.folded(rows["features"], rows["labels"], source.number)
-        return folded, folded if number == 0 else None
+        return folded, folded
 
     def folded(self, features: np.ndarray, labels: np.ndarray, site: int) -> dict[str, np.ndarray]:
         """One site's rows as the stages read them; folds keep the proportions of the classes."""
@@ -185,9 +175,7 @@ class TuneProgram:
         return Tuning(self.model, self.what, self.folds, self.columns, self.sites, self.rows_of_all or 1)
 
     def cells(self, number: int, train: Tree) -> np.ndarray:
-        """The models of stage one are told apart by fold, and class weights by class; all else is of all rows."""
-        if number > 0:
-            return np.zeros(0, np.int64)
+        """The models are told apart by fold, and class weights by class."""
         classes = self.model.classes if "classes" in self.what else 1
         labels = train["labels"].astype(np.int64) if "classes" in self.what else 0
         return np.bincount(train["folds"] * classes + labels, minlength=self.folds * classes)
@@ -195,15 +183,14 @@ class TuneProgram:
     def weights_behind(
         self, number: int, rows: Tree, message: Tree, agreed: Numbers, answers: Sequence[Tree]
     ) -> np.ndarray | None:
-        """By the choices that a message holds, or that stage one has made: of classes and of trust (those of sites are the same
-        for all rows of one).  As stage one starts, by what makes classes count alike where the choices are judged.  In stage
-        one by fold."""
+        """By fold, and by the choices that a message holds: of classes and of trust (those of sites are the same for all rows of
+        one).  As the stage starts, by what makes classes count alike where the choices are judged."""
         folds = np.arange(self.folds)[:, None] == rows["folds"]
         labels = rows["labels"].astype(np.int64)
-        if number == 0 and message is None:
+        if message is None:
             alike = self.tuning(agreed).alike
             return None if alike is None else folds * alike[labels]
-        choices = answers[0] if number else next((part for part in _parts(message) if isinstance(part, Choices)), None)
+        choices = next((part for part in _parts(message) if isinstance(part, Choices)), None)
         if choices is None:
             return None
         weights = np.ones(len(labels))
@@ -211,7 +198,7 @@ class TuneProgram:
             weights = weights * np.exp(np.asarray(choices.classes, np.float64))[labels]
         if choices.trust is not None:
             weights = weights * self.tuning_like().trust(np.asarray(choices.trust), rows, np)
-        return weights if number else folds * weights
+        return folds * weights
 
 
 def _parts(message: Tree) -> Sequence[Any]:

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pandas as pd
 
-from fedbilevel.calculus import Tree
 from fedbilevel.engines.simulate import execute
 from fedbilevel.engines.simulation import Options, Simulation
 from fedbilevel.fairness.program import Rows
@@ -25,7 +24,7 @@ Labelled = tuple[np.ndarray, np.ndarray]
 
 
 class Tuned(NamedTuple):
-    """``folded``: the K models of stage one; ``params``: the model that is used; bytes of all sites, up and down."""
+    """``folded``: the K models; ``params``: the model that is used; bytes of all sites, up and down."""
 
     choices: Choices
     folded: np.ndarray
@@ -66,28 +65,15 @@ class Tuner:
         rows = [program.folded(*own, number) for number, own in enumerate(sites)]
         sizes = np.array([len(each["labels"]) for each in rows], np.float64)
         agreed = self._agreed(program, sites)
-        answers: list[Tree] = []
-        frames, inner, up, down, done = [], None, 0, 0, 0
-        total = program.rounds
-        while (stage := program.stage(len(answers), agreed, answers)) is not None:
-            data = padded(rows)
-            simulation = self._simulation(stage, data, sizes, record and not answers)
-            heard = None if tell is None else lambda at, before=done: tell(min(before + at.done, total), total)
-            result = execute(simulation, stage.algorithm.settings, stage.rounds, seed, heard)
-            answers.append(jax.tree.map(np.asarray, result.outer))
-            if len(answers) == 1:
-                inner = np.asarray(result.inner[0])
-            frames.append(result.history.assign(stage=stage.name))
-            up += simulation.traffic.up * stage.rounds * len(rows)
-            down += simulation.traffic.down * stage.rounds * len(rows)
-            done += stage.rounds
-        assert inner is not None
-        history = (
-            pd.concat([frame for frame in frames if len(frame.columns) > 1], ignore_index=True)
-            if record
-            else pd.DataFrame()
-        )
-        return Tuned(answers[0], inner, answers[1], program.tuning(agreed), history, up, down)
+        stage = program.stage(0, agreed, [])
+        assert stage is not None
+        simulation = self._simulation(stage, padded(rows), sizes, record)
+        heard = None if tell is None else lambda at: tell(at.done, stage.rounds)
+        result = execute(simulation, stage.algorithm.settings, stage.rounds, seed, heard)
+        answer = jax.tree.map(np.asarray, result.outer)
+        up, down = (int(result.history[name].iloc[-1]) for name in ("bytes_up", "bytes_down"))
+        tuning, history = program.tuning(agreed), result.history.assign(stage=stage.name)
+        return Tuned(answer.outer, np.asarray(result.inner[0]), answer.model, tuning, history, up, down)
 
     def _agreed(self, program: TuneProgram, sites: Sequence[Labelled]) -> dict[str, np.ndarray]:
         reading, told = program.reading, []
@@ -101,6 +87,6 @@ class Tuner:
         known = (stage.name, record, tuple(sizes), str(shapes), stage.algorithm.settings.problem)
         if known in self._made:
             return self._made[known].on(data)
-        options = Options(sizes, record_every=1 if record else None, diagnostics="cheap", secure=self.secure)
+        options = Options(sizes, record_every=1 if record else stage.rounds, diagnostics="cheap", secure=self.secure)
         self._made[known] = Simulation(stage.algorithm, data, options)
         return self._made[known]
