@@ -68,7 +68,8 @@ class Tuner:
         stage = program.stage(0, agreed, [])
         assert stage is not None
         simulation = self._simulation(stage, padded(rows), sizes, record)
-        heard = None if tell is None else lambda at: tell(at.done, stage.rounds)
+        total = program.rounds
+        heard = None if tell is None else lambda at: tell(min(at.done, total), total)
         result = execute(simulation, stage.algorithm.settings, stage.rounds, seed, heard)
         answer = jax.tree.map(np.asarray, result.outer)
         up, down = (int(result.history[name].iloc[-1]) for name in ("bytes_up", "bytes_down"))
