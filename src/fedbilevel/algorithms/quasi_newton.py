@@ -92,6 +92,11 @@ UNHEARD = 1e30
 TINY = 1e-20
 
 
+def most_replies(rounds: int) -> int:
+    """Of one client: two models, H, the last choices, and the looks and the move of every round."""
+    return 2 * TRAINED + 2 + rounds * (LOOKS + 4)
+
+
 class Told(NamedTuple):
     """f, and w."""
 

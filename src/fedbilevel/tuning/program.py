@@ -183,8 +183,8 @@ class TuneProgram:
     def weights_behind(
         self, number: int, rows: Tree, message: Tree, agreed: Numbers, answers: Sequence[Tree]
     ) -> np.ndarray | None:
-        """By fold, and by the choices that a message holds: of classes and of trust (those of sites are the same for all rows of
-        one).  As the stage starts, by what makes classes count alike where the choices are judged."""
+        """By fold, and by the choices that a message holds: of classes and of trust (weights of sites are the same for all rows
+        of one).  As the stage starts, by what makes classes count alike where the choices are judged."""
         folds = np.arange(self.folds)[:, None] == rows["folds"]
         labels = rows["labels"].astype(np.int64)
         if message is None:

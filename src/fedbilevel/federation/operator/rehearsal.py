@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedbilevel.algorithms import quasi_newton
+from fedbilevel.fairness import fedpath
 from fedbilevel.fairness.audit import AuditProgram
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.federation.protocol.approval import approve
@@ -26,7 +28,7 @@ from fedbilevel.federation.protocol.record import Record
 from fedbilevel.federation.protocol.settings import LEAST, JobSettings, RunFailed, TooFewSites
 from fedbilevel.federation.protocol.site import Site
 from fedbilevel.tables.schema import MISSING, Schema
-from fedbilevel.tuning.program import FIT_ROUNDS, TuneProgram
+from fedbilevel.tuning.program import TuneProgram
 
 
 class Left(NamedTuple):
@@ -101,15 +103,15 @@ def in_words(settings: JobSettings, policy: Policy, folder: Path, left: list[Lef
     """
     program = make_program(settings.program, settings.arguments, policy.functions)
     phases = len([thing for thing in left if (thing.task, thing.name) == ("work", "reply 1")])
-    replies = None
+    replies, upto = None, ""
     yield f"Run {settings.run}, with {', '.join(settings.sites)}."
     if isinstance(program, FairProgram):
         recipe = program.recipe
         rounds, _ = recipe.total
-        replies = rounds if program.two_stages else rounds * phases
+        replies = rounds if program.two_stages else rounds * phases + (fedpath.ONCE if program.path else 0)
         yield f"It trains a {program.model.kind} model by {recipe.method}, in {rounds} rounds."
     elif isinstance(program, TuneProgram):
-        replies = program.rounds * (phases - FIT_ROUNDS) + FIT_ROUNDS
+        replies, upto = quasi_newton.most_replies(program.rounds), "Up to "
         yield f"It tunes {', '.join(program.what)} of a {program.model.kind} model, in {program.rounds} rounds, and fits it."
     elif isinstance(program, AuditProgram):
         yield "It trains nothing: it counts what predictions that are there already say."
@@ -154,7 +156,7 @@ def in_words(settings: JobSettings, policy: Policy, folder: Path, left: list[Lef
         after = spent._replace(inverse_squares=spent.inverse_squares + replies * privacy.noise**-2)
         allowed = "no limit" if privacy.epsilon is None else f"{privacy.epsilon:g} allowed"
         yield (
-            f"{replies} replies with noise: epsilon {spent.epsilon(privacy.delta):.3g} spent so far, "
+            f"{upto}{replies} replies with noise: epsilon {spent.epsilon(privacy.delta):.3g} spent so far, "
             f"{after.epsilon(privacy.delta):.3g} after the run ({allowed}, at delta {privacy.delta:g})."
         )
 
