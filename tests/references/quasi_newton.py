@@ -74,7 +74,7 @@ def penalties(train, held, start, rounds, units, least, tolerance):
         nu = new_nu
         stiff = np.sum([c @ c for _, c in moves])
         usual = min(np.sqrt(np.sum([s @ s for s, _ in moves]) / stiff), 1 / least) if moves else 1 / least
-        if nu @ inverse_times(nu, moves, np.eye(size) / least) / 2 < tolerance:
+        if seen > 1 and nu @ inverse_times(nu, moves, np.eye(size) / least) / 2 < tolerance:
             break
         towards = -inverse_times(nu, moves, usual * np.eye(size))
         part = min(1, radius / np.linalg.norm(towards))

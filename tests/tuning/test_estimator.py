@@ -84,15 +84,15 @@ def test_class_weights_help_the_rare_class():
 
 def test_numbers_by_the_closed_form_of_the_penalties_learned():
     rng = np.random.default_rng(0)
-    X = rng.normal(size=(150, 8)) * [1, 2, 5, 1, 1, 1, 1, 1]
-    y = 500 + 30 * X[:, 0] + 20 * rng.normal(size=150)
-    model = TunedFederatedRegressor("features", random_state=0).fit(X, y, clients=np.arange(150) % 3)
+    X = rng.normal(size=(60, 12)) * [1, 2, 5, *[1] * 9]
+    y = 500 + 30 * X[:, 0] + 60 * rng.normal(size=60)
+    model = TunedFederatedRegressor("features", random_state=0).fit(X, y, clients=np.arange(60) % 3)
     rows = model.encoder_.transform(X).astype(float)
     penalties = np.append(model.penalties_, 1e-6)
-    exact = np.linalg.solve(rows.T @ rows / 150 + np.diag(penalties), rows.T @ model.encoder_.standardised(y) / 150)
+    exact = np.linalg.solve(rows.T @ rows / 60 + np.diag(penalties), rows.T @ model.encoder_.standardised(y) / 60)
     np.testing.assert_allclose(model.params_, exact, atol=1e-5)
-    assert model.score(X, y) > 0.6
     assert model.penalties_.nunique() > 1
+    assert model.penalties_.mean() > 5 / 60, "more than at the start: most of the target is noise"
 
 
 def test_the_search_finds_what_scikit_learn_finds():

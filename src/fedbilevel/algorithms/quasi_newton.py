@@ -22,9 +22,9 @@ without being told.  Losses at a y that has not quite arrived are compared by f 
 x moves in ``units``, by BFGS from its moves so far, no further than the radius: 1/2 at first, twice that after a move that
 reached it and was kept.  BFGS starts from one curvature for each leaf of x, that of its moves on the whole.  ``least`` is a
 curvature that f surely has along x, such as that of a prior.  A move is kept where f falls by a tenth of what it promised, and
-by more than what y's error may account for.  The tuning ends where f could fall by less than ``tolerance`` even if it curved
-no more than ``least`` wherever x has not been, and after ``rounds`` looks at an x; rounds after that cost nothing.  So f at
-the answer is at most f at the start.
+by more than what y's error may account for.  After the first move, the tuning ends where f could fall by less than ``tolerance``
+even if it curved no more than ``least`` wherever x has not been, and after ``rounds`` looks at an x; rounds after that cost
+nothing.  So f at the answer is at most f at the start.
 
 ``finished``(x) is what the last model is trained with.  The answer is x and that model.
 
@@ -401,7 +401,8 @@ def quasi_newton(
         slope = dot(nu, step)
         move = Move(step, slope, -slope * (1 - share / 2))
         most = dot(nu, pairs.inverse_times(nu, between=lambda _, vector: scale(1 / least, vector))) / 2
-        done = ~(most >= tolerance)
+        # The first move is always tried: where f bends downwards at the start, its slope there says little.
+        done = ~(most >= jnp.where(server.round > 1, tolerance, 0))
         return server._replace(trial=kept._replace(outer=outer), nu=nu, moves=pairs, move=move, done=done)
 
     def shifted(server: Server, mean: Tree) -> Server:
