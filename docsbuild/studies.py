@@ -266,3 +266,73 @@ def _upwards(value: float) -> str:
 
 def _replies(counts: tuple[str, ...]) -> list[str]:
     return [f"{count} {'reply' if count == '1' else 'replies'}" for count in counts]
+
+
+# ---- fairness over tables ----
+
+METHODS = ("FedAvg", "FedReg", "FedMinMax", "FCFL", "FedFB", "FairFed", "FedBiO, paper", "FedBiOAcc, paper", "ours")
+
+
+def case_shown(name: str) -> str:
+    table, _, sensitive = name.rpartition("-")
+    return f"{table} by {sensitive}"
+
+
+def sites_shown(row: dict[str, Any]) -> str:
+    return {"natural": "natural", **CLIENTS}[row["split"]]
+
+
+def over_tables(metric: str, form: str) -> str:
+    """Means of a metric over the splits, a line for each case and kind of sites."""
+    rows = stored("docs/figures/tables/rows.csv")
+    means = rows.pivot_table(index=["dataset", "split"], columns="method", values=metric, sort=False)
+    counts = rows.groupby(["dataset", "split"], sort=False)["seed"].nunique()
+    lines = [
+        [case_shown(name), sites_shown({"split": kind}), f"{counts[name, kind]}",
+         *(f"{Number(means.loc[(name, kind), method]):{form}}" for method in METHODS)]
+        for name, kind in means.index
+    ]  # fmt: skip
+    return markdown(["case", "sites", "splits", *METHODS], lines, [False, False, True, *[True] * len(METHODS)])
+
+
+def beside_frontier() -> str:
+    """Ours, the frontier at our gap, and the difference."""
+    lines = []
+    for row in stored("docs/figures/tables/verdicts.csv").to_dict("records"):
+        several = row["splits"] > 1
+        difference = span(row, "difference", "difference_low", "difference_high")
+        lines.append(
+            [case_shown(row["dataset"]), sites_shown(row), f"{row['splits']}",
+             *(f"{Number(row[name]):{form}}" for name, form in (("test_accuracy", ".4f"), ("test_gap", ".3f"),
+                                                                ("pooled_accuracy", ".4f"), ("pooled_gap", ".3f"),
+                                                                ("frontier_accuracy", ".4f"))),
+             difference if several else f"{Number(row['difference']):+.4f}",
+             "yes" if row["within"] else "**no**", f"{Number(row['floor']):.3f}"]
+        )  # fmt: skip
+    heads = ["case", "sites", "splits", "our accuracy", "our gap", "pooled, unweighted: accuracy", "gap",
+             "frontier's accuracy at our gap", "ours − frontier", "within .003", "a fair model shows"]  # fmt: skip
+    return markdown(heads, lines, [False, False, True, *[True] * 5, False, False, True])
+
+
+def verdicts_over_tables() -> str:
+    """Ours against every method: the verdict of each case and kind of sites."""
+    duels = stored("docs/figures/tables/duels.csv")
+    said = duels.pivot(index=["dataset", "split"], columns="against", values="verdict")
+    order = list(dict.fromkeys(zip(duels["dataset"], duels["split"], strict=True)))
+    others = [method for method in METHODS if method != "ours"]
+    lines = [
+        [case_shown(name), sites_shown({"split": kind}), *(said.loc[(name, kind), method] for method in others)]
+        for name, kind in order
+    ]
+    return markdown(["case", "sites", *others], lines, [False] * (2 + len(others)))
+
+
+def ranks_over_tables() -> str:
+    """Mean ranks over the cases of the bar."""
+    overall = stored("docs/figures/tables/overall.csv").query("which == 'bar'")
+    by = {metric: own.set_index("method") for metric, own in overall.groupby("metric")}
+    lines = [
+        [method, *(f"{by[metric].loc[method, 'mean_rank']:.1f}" for metric in ("test_gap", "test_accuracy"))]
+        for method in METHODS
+    ]
+    return markdown(["method", "mean rank by gap", "mean rank by accuracy"], lines, [False, True, True])
