@@ -198,7 +198,7 @@ class TuneProgram:
             weights = weights * np.exp(np.asarray(choices.classes, np.float64))[labels]
         if choices.trust is not None:
             weights = weights * self.tuning_like().trust(np.asarray(choices.trust), rows, np)
-        return folds * weights
+        return np.asarray(folds * weights)
 
 
 def _parts(message: Tree) -> Sequence[Any]:
