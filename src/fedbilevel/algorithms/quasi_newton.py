@@ -22,9 +22,9 @@ without being told.  Losses at a y that has not quite arrived are compared by f 
 x moves in ``units``, by BFGS from its moves so far, no further than the radius: 1/2 at first, twice that after a move that
 reached it and was kept.  BFGS starts from one curvature for each leaf of x, that of its moves on the whole.  ``least`` is a
 curvature that f surely has along x, such as that of a prior.  A move is kept where f falls by a tenth of what it promised, and
-by more than what y's error may account for.  After the first move, the tuning ends where f could fall by less than ``tolerance``
-even if it curved no more than ``least`` wherever x has not been, and after ``rounds`` looks at an x; rounds after that cost
-nothing.  So f at the answer is at most f at the start.
+by more than what y's error may account for.  After the first move, the tuning ends where f could fall by less than
+``tolerance`` even if it curved no more than ``least`` wherever x has not been, and after ``rounds`` looks at an x; rounds
+after that cost nothing.  So f at the answer is at most f at the start.
 
 ``finished``(x) is what the last model is trained with.  The answer is x and that model.
 
