@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedbilevel.report.figures import _measured, _up_axis
+from fedbilevel.report.reading import Metric
 from fedbilevel.report.scales import Axis, Scale, domain, ladder, shown, si, signed, tick_labels, ticks
 
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
@@ -79,3 +81,11 @@ def test_a_scale_maps_its_ends():
     scale = Scale(1, 100, 0, 10, log=True)
     assert (scale.at(1), scale.at(10), scale.at(100)) == (0, 5, 10)
     assert Scale(0, 4, 10, 0).at(1) == 7.5
+
+
+def test_no_axis_shows_scores_above_one():
+    """Student's intervals of few draws go beyond what a score can be."""
+    score = Metric("score", "score", "Score", "higher", "number")
+    for axis in (_measured(score), _up_axis(score, [0.7, 0.9])):
+        assert domain(axis, [0.7, 0.9], [0.4, 0.8], [1.2, 1.0])[1] == 1
+    assert domain(_measured(score._replace(column="objective")), [0.7, 0.9], [0.4, 0.8], [1.2, 1.0])[1] > 1

@@ -84,8 +84,15 @@ def plane(reading: Reading) -> Chart | None:
 
 def _measured(metric: Metric) -> Axis:
     label = f"{metric.label} (left is fairer)" if metric.column == "test_gap" else metric.label
-    ends = (0.0, 1.0) if metric.format == "rate" else (None, None)
-    return Axis(label, metric.format, metric.format == "bytes", floor=ends[0], ceiling=ends[1])
+    floor, ceiling = _limits(metric)
+    return Axis(label, metric.format, metric.format == "bytes", floor=floor, ceiling=ceiling)
+
+
+def _limits(metric: Metric) -> tuple[float | None, float | None]:
+    """Beyond which there are no values, whatever an interval says; a task's score is 1 at best."""
+    if metric.format == "rate":
+        return 0.0, 1.0
+    return None, 1.0 if metric.column == "score" else None
 
 
 def _seeds(reading: Reading, block: Block, across: Metric, up: Metric) -> Iterator[Mark]:
@@ -264,10 +271,9 @@ def convergence(reading: Reading) -> Chart | None:
 
 
 def _up_axis(up: Metric, drawn: list[float]) -> Axis:
-    if up.format == "rate":
-        return Axis(up.label, "rate", floor=0, ceiling=1)
-    wide = bool(drawn) and min(drawn) > 0 and max(drawn) / min(drawn) > 30
-    return Axis(up.label, up.format, log=wide)
+    floor, ceiling = _limits(up)
+    wide = up.format != "rate" and bool(drawn) and min(drawn) > 0 and max(drawn) / min(drawn) > 30
+    return Axis(up.label, up.format, log=wide, floor=floor, ceiling=ceiling)
 
 
 def _paths(reading: Reading, through: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
