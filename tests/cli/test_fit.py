@@ -50,7 +50,9 @@ def test_the_folder_and_what_is_printed(fitted):
     used, row = path[path["chosen"]].iloc[0], run.rows.iloc[-1]
     for name in ("test_accuracy", "test_gap"):
         assert used[name] == pytest.approx(row[name])
-    assert (used["accuracy"], used["gap"]) == pytest.approx((row["train_accuracy"], row["train_gap"]))
+    # With every row left out: about the training rows' own, and not better.
+    assert row["train_accuracy"] - 0.03 < used["accuracy"] < row["train_accuracy"]
+    assert used["gap"] == pytest.approx(row["train_gap"], abs=0.03)
     assert "Frontier: accuracy against gap" in (folder / "page.html").read_text()
     assert Schema.read(folder / "schema.toml").positive == "yes"
     for words in (
@@ -82,7 +84,8 @@ def test_calibration_and_the_pooled_limit(call, fitted, quick, tmp_path):
     assert row["test_gap_low"] <= row["test_gap"] <= row["test_gap_high"]
     assert row["gap_difference_low"] <= row["gap_difference"] <= row["gap_difference_high"]
     used = path[path["chosen"]].iloc[0]
-    assert (used["gap"], used["test_gap"]) == pytest.approx((row["train_gap"], row["test_gap"]), abs=1e-5)
+    assert used["test_gap"] == pytest.approx(row["test_gap"], abs=1e-5)
+    assert used["gap"] == pytest.approx(row["train_gap"], abs=5e-3), "with every row left out"
     first = path.iloc[0]
     for part in ("", "test_"):  # unweighted, both are the same logistic regression
         assert first[f"pooled_{part}gap"] == pytest.approx(first[f"{part}gap"], abs=2e-3)

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from fedbilevel.engines.stages import REASONS, TELL, Refused
+from fedbilevel.fairness.fedpath import Sent
 from fedbilevel.federation.protocol.approval import approve, pending
 from fedbilevel.federation.protocol.door import OFTEN, SPARE, effective_rows
 from fedbilevel.federation.protocol.policy import Approval, Policy, Source
@@ -133,15 +134,18 @@ def test_a_column_that_only_one_patient_lacks(attacked):
 
 
 def test_forged_weights_of_cells_on_a_path(attacked):
-    """FedPath's weights come with two of its six phases, and stay for the others."""
+    """FedPath's weights come with three of its phases, and stay for the others."""
     site = attacked(policy={"minimum_rows": 120}, method="fedpath", steps=None)
     assert site.prepare() == {"rows": ROWS}
-    for item in (0, 4):
-        like = jax.tree.leaves(site.site.compiled.message_like(item))
+    items = {phase.name: item for item, phase in enumerate(site.site.compiled.items) if isinstance(phase, Phase)}
+    with_weights = [name for name, item in items.items() if isinstance(site.site.compiled.message_like(item), Sent)]
+    assert with_weights == ["probe", "slope", "gap"]
+    for number, name in enumerate(with_weights):
+        like = jax.tree.leaves(site.site.compiled.message_like(items[name]))
         honest = [np.zeros(leaf.shape, leaf.dtype) for leaf in like]
         one_cell = np.array([0, 40, 0, 0], np.float32)
-        assert site.work([one_cell, *honest[1:]], item=item) == {"refused": "weights"}
-        assert "arrays" in site.work(honest, item=item)
+        assert site.work([one_cell, *honest[1:]], number, item=items[name]) == {"refused": "weights"}
+        assert "arrays" in site.work(honest, number, item=items[name])
 
 
 def test_forged_weights_of_cells(attacked):

@@ -75,8 +75,6 @@ MEMORY = 30
 WARM = 5
 STEPS = 3
 PROBES = 16
-ONCE = PRODUCTS + 2
-"""Exchanges that find how far rows give way."""
 LEVERAGE = 0.9
 """What a row's l" h counts as at most: it is below 1, but for the probes' noise."""
 RADIUS, WIDEST, FURTHEST = 0.1, 1.0, 4.0

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedbilevel.algorithms import quasi_newton
-from fedbilevel.fairness import fedpath
 from fedbilevel.fairness.audit import AuditProgram
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.federation.protocol.approval import approve
@@ -108,7 +107,8 @@ def in_words(settings: JobSettings, policy: Policy, folder: Path, left: list[Lef
     if isinstance(program, FairProgram):
         recipe = program.recipe
         rounds, _ = recipe.total
-        replies = rounds if program.two_stages else rounds * phases + (fedpath.ONCE if program.path else 0)
+        # A path is rehearsed as a whole; of other methods each stage has one round.
+        replies = phases if program.path else rounds if program.two_stages else rounds * phases
         yield f"It trains a {program.model.kind} model by {recipe.method}, in {rounds} rounds."
     elif isinstance(program, TuneProgram):
         replies, upto = quasi_newton.most_replies(program.rounds), "Up to "
