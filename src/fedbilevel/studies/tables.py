@@ -230,7 +230,7 @@ class Design(Study):
         return {
             "metric": "equal_opportunity", "convention": "between_groups", "quick": self.quick, "test_share": TEST_SHARE,
             "clients": CLIENTS, "shares": SHARES, "strengths": STRENGTHS, "bounds": BOUNDS, "iterations": ITERATIONS,
-            "small_site": SMALL_SITE, "few_positives": FEW_POSITIVES, "within": WITHIN,
+            "first_split": FIRST_SPLIT, "small_site": SMALL_SITE, "few_positives": FEW_POSITIVES, "within": WITHIN,
             "rows": {name: case.rows or 0 for name, case in CASES.items()},
             "methods": {
                 label: _plain(FairFederatedClassifier(**given, **options).get_params()) for label, given in METHODS.items()
