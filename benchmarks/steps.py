@@ -2,6 +2,8 @@
 
     python benchmarks/steps.py OUT.csv [problem ...]
 
+and `compared`, which makes the table there of a bench with tuned steps and "auto".
+
 As in `fedbilevel bench`: tuned steps are the best of twelve pairs, tried on a draw of their own; the target is 90 % of the
 largest gain that any run of the problem ends with on a draw. Bytes are geometric means over the draws that reach it.
 """
@@ -156,6 +158,27 @@ def _lines(summary: Any, pairings: list[Any]) -> list[tuple[Any, ...]]:
         numbers += [round(float(end[key]), 4) for key in ("score", "untuned")]
         lines.append((pairing.task, pairing.lower_level, title, int(there["reached"]), *numbers))
     return lines
+
+
+def compared(file: str) -> str:
+    """The table of a bench's targets in docs/steps.md: every method with tuned steps beside itself with "auto"."""
+    from docsbuild.results import Number, markdown, read
+    from fedbilevel.report.bench import NAMES
+
+    rows, lines = read(file).set_index(["dataset", "split", "method"]), []
+    for (task, level, method), tuned in rows.iterrows():
+        if method.endswith(", auto"):
+            continue
+        auto = rows.loc[(task, level, f"{method}, auto")]
+        counts = [
+            f"{row['round']:.1f}"
+            + (f" ({row['reached']:.0f} of {row['seeds']:.0f})" if row["reached"] < row["seeds"] else "")
+            for row in (tuned, auto)
+        ]
+        scores = [format(Number(row["score"]), ".3f") for row in (tuned, auto)]
+        lines.append([NAMES[task], method, *counts, f"{auto['bytes'] / tuned['bytes']:.1f} ×", *scores])
+    heads = ["task", "method", "tuned", "auto", "bytes", "score, tuned", "score, auto"]
+    return markdown(heads, lines, [False, False, True, True, True, True, True])
 
 
 if __name__ == "__main__":
