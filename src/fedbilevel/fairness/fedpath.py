@@ -269,9 +269,19 @@ def fedpath(
                 drawn = jnp.sqrt(self.own)[:, None] * (drawn - chance * jnp.sum(drawn, axis=1, keepdims=True))
             else:
                 drawn = jnp.sqrt(jnp.maximum(self.bends(scores)[:, 0, 0], 0)) * drawn
-            held = jnp.sqrt(ridge * self.number).astype(kind) * signs(of_ridge, inner, kind)
+            held = jnp.sqrt(ridge * self.number).astype(kind) * self.ridge_signs(inner, of_ridge)
             found: jax.Array = jnp.sqrt(total) * (back(drawn)[0] + held) / self.number
             return found
+
+        def ridge_signs(self, inner: jax.Array, key: jax.Array) -> jax.Array:
+            """1 or -1 for every number of the model, counted from the last one.  Columns of zeros, which may fill up the front,
+            have none: the model is the same with them and without."""
+            used = jnp.any((self.batch["features"] != 0) & self.real[:, None], axis=0)
+
+            def drawn(leaf: jax.Array) -> jax.Array:
+                return jnp.where(used.reshape(-1, *[1] * (leaf.ndim - 1)), signs(key, leaf, kind)[::-1], 0)
+
+            return ravel_pytree(jax.tree.map(drawn, unravel(inner)))[0]
 
         def left_out(self, table: jax.Array, inner: jax.Array, apart: Apart) -> jax.Array:
             """t: the scores of models that were each trained without the row."""

@@ -97,7 +97,7 @@ class TunedFederatedClassifier(OfClasses, TunedFederated):
 
     Examples:
         >>> import numpy as np
-        >>> rng = np.random.default_rng(0)
+        >>> rng = np.random.default_rng(1)
         >>> X, hospital = rng.normal(size=(120, 5)), rng.choice(["north", "south"], 120)
         >>> y = X[:, 0] + 0.5 * rng.normal(size=120) > 0
         >>> clf = TunedFederatedClassifier(what="features", random_state=0).fit(X, y, clients=hospital)
