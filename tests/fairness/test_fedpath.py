@@ -146,7 +146,7 @@ def drawn(parts, y, warm):
         p = sigmoid(own.z @ y)
         for_rows, for_ridge = zip(*map(jax.random.split, keys), strict=True)
         e = np.array([signs(key, np.zeros(own.n), np.float32) for key in for_rows])
-        ridge = np.array([signs(key, y, np.float32) for key in for_ridge])
+        ridge = np.array([signs(key, y, np.float32)[::-1] for key in for_ridge])
         v = e @ (np.sqrt(p * (1 - p))[:, None] * own.z) + np.sqrt(RIDGE * own.n) * ridge
         mean = mean + np.sqrt(total) * v / own.n * (own.n / total)
     return mean
