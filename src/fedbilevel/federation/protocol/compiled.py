@@ -30,6 +30,27 @@ def items_of(plan: Plan) -> Iterator[Item]:
             yield from items_of(item.phases)
 
 
+def beginnings(plan: Plan, first: int = 0) -> tuple[set[int], bool]:
+    """The numbers of the phases that a round can begin with, and whether it can go through the plan without any; ``first``:
+    the number of its first item."""
+    found: set[int] = set()
+    for item in plan:
+        if isinstance(item, Phase):
+            return found | {first}, False
+        if isinstance(item, Repeat):
+            inside, none = beginnings(item.phases, first + 1)
+            found |= inside
+            if item.turns is None and not none:
+                return found, False
+        first += len([*items_of((item,))])
+    return found, True
+
+
+def length_of(plan: Plan) -> int:
+    """How many ordinals a round has, at most."""
+    return sum(item.times * length_of(item.phases) if isinstance(item, Repeat) else 1 for item in plan)
+
+
 def options_of(algorithm: Algorithm) -> dict[str, Any]:
     """An algorithm's settings by name; none where somebody made it by hand without any."""
     return dict(getattr(algorithm.settings, "__dict__", {}))

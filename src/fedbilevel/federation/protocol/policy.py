@@ -15,6 +15,7 @@ import numpy as np
 
 from fedbilevel import storage
 from fedbilevel.engines.stages import TELL, Refused
+from fedbilevel.federation.protocol.settings import LEAST as FEWEST
 from fedbilevel.hints import positive, whole_number
 
 if TYPE_CHECKING:
@@ -168,6 +169,8 @@ class Policy:
         """Refuse a run with ``others`` whose secure sums are of ``needed`` sites at least (None: it has none)."""
         if needed is None and (self.secure_sums == "always" or (self.secure_sums == "from-three" and len(others) >= 2)):
             raise Refused("secure", f"policy.secure_sums = {self.secure_sums!r}, and there are {len(others)} others.")
+        if needed is None and self.secure_sums != "optional" and self.minimum_sites > FEWEST:
+            raise Refused("cohort", f"There are no sums, and policy.minimum_sites = {self.minimum_sites}.")
         strange = [name for name in others if self.partners and name not in self.partners]
         if needed is not None and strange:
             raise Refused("cohort", f"{strange[0]} is not among policy.partners.")

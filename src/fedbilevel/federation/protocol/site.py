@@ -31,7 +31,7 @@ from fedbilevel.engines.fixed import (
 )
 from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.protocol import approval
-from fedbilevel.federation.protocol.compiled import Compiled, local_data, options_of
+from fedbilevel.federation.protocol.compiled import Compiled, beginnings, length_of, local_data, options_of
 from fedbilevel.federation.protocol.door import Door, effective_rows
 from fedbilevel.federation.protocol.payload import Arrays, named_arrays, to_arrays, to_tree
 from fedbilevel.federation.protocol.policy import Policy
@@ -39,7 +39,7 @@ from fedbilevel.federation.protocol.program import Numbers, Program, Stage, answ
 from fedbilevel.federation.protocol.secure import Identity
 from fedbilevel.federation.protocol.settings import TASKS, JobSettings
 from fedbilevel.federation.protocol.sums import Masking, digest_of, in_sums
-from fedbilevel.federation.protocol.vault import NOTES, Label, Vault, read_arrays, write_arrays
+from fedbilevel.federation.protocol.vault import NOTES, Kept, Label, Vault, read_arrays, write_arrays
 from fedbilevel.plan import Phase, phases_of
 from fedbilevel.problem import ClientData
 
@@ -74,9 +74,10 @@ class Site:
         if settings.secured:
             if identity is None:
                 raise Refused("site", "Secure sums need the certificate and key of a kit.")
-            self.masking = Masking(name, settings, identity, self.folder)
+            self.masking = Masking(name, settings, identity, self.folder, policy.privacy)
         self.stage: Stage | None = None
         self.number = -1
+        self.scale = 0.0
 
     def answer(self, task: str, request: dict[str, Any]) -> dict[str, Any]:
         """Do ``task`` and return what leaves the site."""
@@ -142,13 +143,9 @@ class Site:
         self.data = jax.device_put(local_data(train, val, self.client))
         self.enrolled = self.compiled.enroll()
         self._warm_up()
-        self.stage, self.number, self.rows = stage, number, rows
-        guard = self.door.guard
-        if guard is not None:
-            shared = guard.privacy.shared and stage.weights == "uniform"
-            guard.among = self.masking.site.cohort.threshold if shared and self.masking is not None else 1
+        self.stage, self.number, self.rows, self.scale = stage, number, rows, 0.0
         self.door.planned = rounds * max(sum(times for _, times in phases_of(each.algorithm.plan)) for each in stages)
-        if stage.weights == "samples":
+        if stage.weights == "samples" or "ticket" in request:
             self.policy.require("rows")
         self.say(f"ready for {stage.name}: {rows} training rows, {stage.rounds} rounds of {stage.algorithm.name}")
         if self.masking is not None:  # the rows of all sites are told in sum
@@ -166,6 +163,12 @@ class Site:
         item = int(request["item"])
         message = to_tree(request["arrays"], self.compiled.message_like(item), "the message")
         kept = self.vault.state(since, self.number, self.enrolled)
+        within = since is not None and since[:2] == label[:2]
+        if not within and self.masking is not None and item not in beginnings(self.compiled.algorithm.plan)[0]:
+            raise Refused("stage", f"A round does not begin with item {item} of the plan.")
+        history = self._history(kept, within)
+        if self.compiled.phase(item).sketch:  # other signs each time would soon tell the rows
+            self._pin({f"once/{label.stage}/{item}": np.array(label[1:3])}, "often")
         after = [self._with_parcel(kept.local, request)]
 
         def compute() -> Arrays:
@@ -176,10 +179,12 @@ class Site:
         like = jax.tree.leaves(self.compiled.reply_like(item))
         exchange = f"work/{label.stage}/{label.round}/{label.ordinal}"
         ring = ring_of(like)
-        seal = self._seal(request, exchange, lambda arrays: to_words(arrays, self._share(request), ring), ring)
-        arrays = self.door.reply("work", compute, like, request["arrays"], label, seal)
+        words = lambda arrays: to_words(arrays, self._share(request), ring)  # noqa: E731
+        seal = self._seal(request, exchange, words, ring, history)
+        arrays = self.door.reply("work", compute, like, request["arrays"], label, seal, request.get("ticket", ""))
         told: dict[str, Any] = {**prepared, "arrays": arrays}
-        self.vault.keep(label, after[0], floor, since)
+        asked = "" if self.masking is None else self.masking.question(request, exchange, history).hex()
+        self.vault.keep(label, after[0], floor, since, asked)
         if self.policy.may_tell("seconds"):
             told["seconds"] = time.perf_counter() - began
         if kept.note is not None:
@@ -194,35 +199,50 @@ class Site:
 
         if not self.policy.may_tell("objective"):
             return {}  # zeros would count as one of the sites that a sum needs, and hide nobody
-        seal = self._seal(request, exchange, lambda arrays: to_words(arrays, self._share(request), WIDE))
         server = to_tree(request["arrays"], self.compiled.server_like, "the coordinator's state")
         kept = self.vault.state(Label.read(request["since"]), self.number, self.enrolled)
+        history = self._history(kept)
+        seal = self._seal(request, exchange, lambda arrays: to_words(arrays, self._share(request), WIDE), WIDE, history)
         local = self._with_parcel(kept.local, request)
 
         def compute() -> Arrays:
             return [np.asarray(self.compiled.measure(server, local, self.data), np.float64)]
 
         like = [np.zeros((), np.float64)]
-        arrays = self.door.reply("measure", compute, like, request["arrays"], label, seal)
+        arrays = self.door.reply("measure", compute, like, request["arrays"], label, seal, request.get("ticket", ""))
         return {"objective": float(arrays[0])} if seal is None else {"arrays": arrays}
 
     def _seal(
-        self, request: dict[str, Any], exchange: str, words: Callable[[Arrays], Words], ring: Fixed = WIDE
+        self, request: dict[str, Any], exchange: str, words: Callable[[Arrays], Words], ring: Fixed, history: str
     ) -> Callable[[Arrays], Arrays] | None:
         """What masks a reply, where the run has secure sums."""
-        masking = self.masking
+        masking, guard = self.masking, self.door.guard
         if masking is None:
             return None
+        if guard is not None:
+            alike = self.stage is not None and self.stage.weights == "uniform"
+            guard.among = masking.site.cohort.threshold if alike and masking.noise_is_shared() else 1
 
         def seal(arrays: Arrays) -> Arrays:
             try:
-                return masking.mask(request, exchange, words(arrays), ring)
+                return masking.mask(request, exchange, words(arrays), ring, history=history)
             except OutOfRange as error:  # a refusal would tell something of this site's numbers alone
                 self.say(f"{exchange} has no sum, by this site's reply: {error}")
-                size = words([np.zeros(array.shape) for array in arrays]).size
-                return masking.spoil(request, exchange, size, ring)
+                size = sum(array.size for array in arrays) + 1  # the last word is the share
+                return masking.spoil(request, exchange, size, ring, history)
 
         return seal
+
+    def _history(self, kept: Kept, within: bool = False) -> str:
+        """What all sites of a sum must have been asked before it, since they remember it: a model, or where it has led.
+
+        Where a sum needs every site, nobody was ever away, and that is all of the stage; else what they were asked ``within``
+        the round, since some may have missed others."""
+        if self.masking is None or not (within or self.masking.site.cohort.complete):
+            return ""
+        if kept.note is not None:
+            raise Refused("lost")
+        return kept.history
 
     def _share(self, request: dict[str, Any]) -> float:
         """The weight of this site's reply, over a power of two that those of all sites together do not exceed."""
@@ -230,8 +250,13 @@ class Site:
         if self.stage.weights != "samples":
             return 1.0 / scale_of(len(self.settings.sites))
         scale = request["scale"]
-        if not isinstance(scale, float) or not self.rows <= scale < 2.0**64 or np.log2(scale) % 1:
-            raise Refused("request", f"{scale!r} is no power of two above this site's {self.rows} rows.")
+        if not isinstance(scale, float) or not 1 <= scale < 2.0**64 or np.log2(scale) % 1:
+            raise Refused("request", f"{scale!r} is no power of two.")
+        if scale != self.scale:  # one a stage: what many round to would tell single numbers of rows
+            self._pin({f"scale/{self.number}": np.array(scale)})
+            self.scale = scale
+        if self.rows > scale:
+            raise OutOfRange(f"This site has more rows than the {scale:g} that all are said to have at most.")
         return self.rows / scale
 
     def _finish(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -267,17 +292,18 @@ class Site:
         given = {f"agreed/{name}": array for name, array in agreed.items()}
         for number, arrays in enumerate(request["answers"]):
             given |= {f"answer/{number}/{place}": np.asarray(array) for place, array in enumerate(arrays)}
-        self.door.check_size([*given.values()])
+        # Before it is held against the site's own share: one refusal after the other would tell that share, bit by bit.
+        said = self._pin(given)
         doubt = self.program.doubt(self.policy.source, agreed, self.policy.largest_scale)
         if doubt is not None:
             raise Refused("agreed", doubt)
         answers = answer_trees(self.program, agreed, request["answers"])
-        said = self._pin(given)
         if self.masking is not None:
-            self.masking.common = digest_of(sorted(said), [said[name] for name in sorted(said)])
+            names = sorted(name for name in said if name.startswith(("agreed/", "answer/")))
+            self.masking.common = digest_of(names, [said[name] for name in names])
         return agreed, answers
 
-    def _pin(self, given: Numbers) -> Numbers:
+    def _pin(self, given: Numbers, reason: str = "agreed") -> Numbers:
         """All that was said so far.  What was said once in a run stays as it is, also for another worker of this site."""
         file = self.folder / "common.npz"
         with storage.lock(self.folder / ".common.lock", seconds=-1):
@@ -285,7 +311,8 @@ class Site:
             pinned = before[0] if before is not None and before[1].get("digest") == self.settings.digest else {}
             for name in given.keys() & pinned.keys():
                 if not np.array_equal(given[name], pinned[name]):
-                    raise Refused("agreed", f"{name} is not what it was before in this run.")
+                    raise Refused(reason, f"{name} is not what it was before in this run.")
+            self.door.check_size([*(pinned | given).values()])
             if given.keys() - pinned.keys():
                 write_arrays(file, pinned | given, digest=self.settings.digest)
         return pinned | given
@@ -313,6 +340,8 @@ class Site:
             raise Refused("stage")
         if not 0 <= label.round < self.stage.rounds + measured:
             raise Refused("often", f"The stage has {self.stage.rounds} rounds.")
+        if not 0 <= label.ordinal < length_of(self.stage.algorithm.plan):
+            raise Refused("often", f"A round has no exchange {label.ordinal}.")
         return label
 
     def _check(
@@ -320,6 +349,11 @@ class Site:
     ) -> int:
         """Enough rows, in all, in every cell, in every batch, and of the kind the program expects; how many there are."""
         rows, *others = (int(np.shape(jax.tree.leaves(part)[0])[0]) for part in (train, val) if part is not None)
+        sketch = max((phase.sketch for phase, _ in phases_of(stage.algorithm.plan)), default=0)
+        if self.masking is None and rows < self.policy.minimum_rows + sketch:
+            raise Refused(
+                "rows", f"{rows}, of which {sketch} sums with known signs leave fewer than minimum_rows open."
+            )
         if min(rows, *others, rows) < self.policy.minimum_rows:
             raise Refused("rows", f"{rows} (training) and {others} (validation), below {self.policy.minimum_rows}.")
         self.door.check_counts(self.program.cells(number, train), self.policy.minimum_cell, "cells")
