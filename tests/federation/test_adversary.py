@@ -1,11 +1,15 @@
 """Secure sums against a coordinator that holds every wire: what it would need for one site's numbers, tried by hand."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
 
 from fedbilevel.engines.fixed import NARROW, WIDE
-from fedbilevel.federation.protocol.compiled import items_of
+from fedbilevel.federation.protocol import privacy
+from fedbilevel.federation.protocol.compiled import items_of, local_data
+from fedbilevel.federation.protocol.policy import Privacy
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.plan import Phase
 from tests.federation import programs
@@ -31,11 +35,8 @@ class Wire:
         with pytest.raises(KeyboardInterrupt):
             coordinate(folder, settings, Direct(sites, meddle=stop))
         self.stage = next(iter(sites.values())).compiled
-        self.items = {
-            item.name: number
-            for number, item in enumerate(items_of(self.stage.algorithm.plan))
-            if isinstance(item, Phase)
-        }
+        numbered = enumerate(items_of(self.stage.algorithm.plan))
+        self.items = {item.name: number for number, item in numbered if isinstance(item, Phase)}
 
     def ticket(self):
         self.tickets += 1
@@ -52,6 +53,11 @@ class Wire:
         ticket = self.ticket()
         told = [self.ask(name, arrays, label, since[name], item, ticket, **more) for name in self.sites]
         return added([each["arrays"][0] for each in told]) if all("arrays" in each for each in told) else None
+
+
+def from_state(*label):
+    """All sites go on from the state after this exchange."""
+    return {name: list(label) for name in SITES}
 
 
 def added(parts):
@@ -76,11 +82,11 @@ def test_sites_that_remember_other_models_have_no_sum(tmp_path):
     for number, name in enumerate(SITES):
         model = inner + (100 if number else 0)
         assert "arrays" in wire.ask(name, [outer, model], [0, 0, 0, 1], None, wire.items["slope"], wire.ticket())
-    same = dict.fromkeys(SITES, [0, 0, 0, 1])
+    same = from_state(0, 0, 0, 1)
     assert wire.sum([direction], [0, 0, 1, 1], same, wire.items["curve"]) is None
     for name in SITES:
         wire.ask(name, [outer, inner], [0, 0, 0, 2], None, wire.items["slope"], "8.1")
-    same = dict.fromkeys(SITES, [0, 0, 0, 2])
+    same = from_state(0, 0, 0, 2)
     assert wire.sum([direction], [0, 0, 1, 2], same, wire.items["curve"]) is not None
 
 
@@ -90,14 +96,13 @@ def test_a_site_that_goes_on_from_another_state_than_the_others_has_no_sum(tmp_p
     settings = settings_for("fedbio", rounds=4, secure=True, **OPTIONS)
     wire = Wire(tmp_path, settings, array_sites(tmp_path, settings))
     start = [np.zeros(programs.OUTER)]
-    nothing, first = dict.fromkeys(SITES), dict.fromkeys(SITES, [0, 0, 0, 1])
+    nothing, first = dict.fromkeys(SITES), from_state(0, 0, 0, 1)
     assert wire.sum(start, [0, 0, 0, 1], nothing, 0) is not None
     state = [np.asarray(leaf) for leaf in jax.tree.leaves(wire.stage.begin())] if task == "measure" else start
     assert wire.sum(state, [0, 1, 0, 1], first, 0, task=task) is not None
     assert wire.sum(state, [0, 1, 0, 1], {**first, "site-1": None}, 0, task=task) is None
-    assert wire.sum(state, [0, 1, 0, 1], {**first, "site-1": [0, 1, 0, 1]}, 0, task=task) is None, (
-        "it has no such state"
-    )
+    unknown = wire.ask("site-1", state, [0, 1, 0, 1], [0, 0, 0, 9], 0, wire.ticket(), task=task)
+    assert unknown == {"refused": "lost"}, "it would go on from an earlier one"
 
 
 FIVE = tuple(f"site-{number}" for number in range(1, 6))
@@ -122,3 +127,96 @@ def test_a_round_of_many_sites_begins_as_the_plan_does(tmp_path, monkeypatch):
     # The same under another history of the round, which a second model for the same exchange makes.
     wire.ask("site-1", [outer, inner + 1], [0, 0, 0, 2], None, slope, "9.4")
     assert wire.ask("site-1", [direction], [0, 0, 1, 2], [0, 0, 0, 2], curve, "9.3") == {"refused": "sums"}
+
+
+def quadratic_wire(folder, name="fedavg", weights="uniform", sites=None, **policy):
+    settings = settings_for(name, rounds=4, secure=True, weights=weights, **OPTIONS)
+    return Wire(folder, settings, array_sites(folder, settings, **policy) if sites is None else sites(settings))
+
+
+MODEL = [np.zeros(programs.INNER)]
+
+
+def test_the_scale_of_a_sum_is_nothing_to_measure_one_site_by(tmp_path):
+    """A refusal where a site has more rows than the scale would bracket their number, and what other scales round to would
+    tell more of it."""
+    wire = quadratic_wire(tmp_path, weights="samples")
+    told = [wire.ask(name, MODEL, [0, 0, 0, 1], None, 0, "9.1", scale=4.0) for name in SITES]
+    assert programs.SAMPLES > 4
+    assert not any("refused" in each for each in told), "nobody is named"
+    assert wire.ask("site-1", MODEL, [0, 0, 0, 1], None, 0, "9.2", scale=64.0) == {"refused": "agreed"}
+
+
+def test_rows_are_in_no_sum_where_a_site_does_not_tell_them(tmp_path):
+    wire = quadratic_wire(tmp_path, tell=())
+    request = {"digest": wire.settings.digest, "stage": 0, "agreed": {}, "answers": []}
+    more = {"ticket": "9.1", "present": "111", "exchange": "rows/0"}
+    assert wire.sites["site-1"].answer("prepare", {**request, **more}) == {"refused": "tell rows"}
+    assert wire.sites["site-1"].answer("prepare", request) == {}
+
+
+NOISE = Privacy(clip=2e-6, noise=5e5, shared=True)
+
+
+def test_shares_of_noise_are_for_one_sum(tmp_path):
+    """Sent again in another sum, the others' shares would cancel in the difference, and leave one site's replies with its share
+    alone."""
+    pytest.importorskip("dp_accounting")
+    wire = quadratic_wire(tmp_path, privacy=NOISE)
+    told = [wire.ask("site-1", MODEL, [0, 0, 0, 1], None, 0, ticket) for ticket in ("9.1", "9.1", "9.2")]
+    assert all("arrays" in each for each in told)
+    assert json.loads((tmp_path / "site-1/privacy.json").read_text())["replies"] == 2
+    np.testing.assert_array_equal(told[0]["arrays"][0], told[1]["arrays"][0])
+
+
+@pytest.mark.parametrize(
+    ("others", "spread"),
+    [(NOISE, 3), (None, 1), (Privacy(2e-6, 5e5), 1), (Privacy(1e-6, 5e5, shared=True), 1)],
+    ids=["as much", "none", "not shared", "less"],
+)
+def test_noise_is_shared_with_sites_that_have_as_much(tmp_path, monkeypatch, others, spread):
+    """A share is a part of the noise that is accounted for only where the others add theirs, as they have signed."""
+    pytest.importorskip("dp_accounting")
+    monkeypatch.setattr(privacy, "normal", lambda shape: np.full(shape, 1.0))
+
+    def sites(settings):
+        return array_sites(tmp_path, settings, SITES[:1], privacy=NOISE) | array_sites(
+            tmp_path, settings, SITES[1:], privacy=others
+        )
+
+    wire = quadratic_wire(tmp_path, sites=sites)
+    wire.ask("site-1", MODEL, [0, 0, 0, 1], None, 0, "9.1")
+    np.testing.assert_allclose(wire.sites["site-1"].door.guard.last[1][0], 1 / np.sqrt(spread), rtol=1e-5)
+
+
+def known_draws(wire, rounds):
+    """[round, row]: how much every row of every site counts in a sum at a model of zeros, as anybody can tell who knows the
+    seed, and about how many rows there are."""
+    rows = np.eye(programs.SAMPLES)[:, None, :, None] * np.ones(programs.INNER)  # each in turn is the only one
+    counts = []
+    for client in range(len(SITES)):
+        (train, val), local = jax.tree.map(lambda leaf: leaf[0] * 0, wire.data), wire.stage.enroll()
+        for offset in rows[:, 0]:
+            data = local_data(train._replace(offset=offset), val, client)
+            counts.append([wire.stage.work(MODEL[0], local, data, number, 0)[0][0][0] for number in range(rounds)])
+    return np.array(counts).T
+
+
+@pytest.mark.parametrize("secret", [False, True], ids=["known draws", "secret draws"])
+def test_what_a_sum_tells_of_rows_by_the_draws_of_its_batches(tmp_path, secret):
+    """At the same model every sum is a mean of other rows.  Whoever knows which has, after as many rounds as there are rows,
+    those of every site, masks or not."""
+    rounds = 4 * programs.CLIENTS * programs.SAMPLES
+    settings = settings_for("fedavg", rounds=rounds, secure=True, local_steps=1, batch_size=4)
+    wire = Wire(tmp_path, settings, array_sites(tmp_path, settings, secret_draws=secret))
+    wire.data = jax.tree.map(np.asarray, (programs.client_data().train, programs.client_data().val))
+    none = dict.fromkeys(SITES)
+    sums = [wire.sum(MODEL, [0, number, 0, 1], none, 0) for number in range(rounds)]
+    means = np.array([found[:-1] / found[-1] for found in sums]) * len(SITES)
+    solved, *_ = np.linalg.lstsq(known_draws(wire, rounds), means, rcond=None)
+    offsets = programs.client_data().train.offset.reshape(-1, programs.INNER)
+    assert (np.abs(solved - offsets).max() < 1e-6) is not secret
+    again = array_sites(tmp_path, settings, secret_draws=secret)["site-1"]
+    if secret:
+        np.testing.assert_array_equal(again.secret, wire.sites["site-1"].secret)
+        assert len({each.secret.tobytes() for each in wire.sites.values()}) == len(SITES)

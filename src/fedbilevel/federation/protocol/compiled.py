@@ -128,9 +128,21 @@ class Compiled:
 
 
 def _work(
-    _: Algorithm, phase: Phase, key: Any, message: Tree, local: Tree, data: LocalData, number: Any, ordinal: Any
+    _: Algorithm,
+    phase: Phase,
+    key: Any,
+    message: Tree,
+    local: Tree,
+    data: LocalData,
+    number: Any,
+    ordinal: Any,
+    secret: Any = None,
 ) -> Any:
-    return phase.work(message, local, data, client_key(key, number, ordinal, data.number))
+    """``secret``: words by which a site draws, besides the key that everybody knows."""
+    own = client_key(key, number, ordinal, data.number)
+    for word in () if secret is None else secret:
+        own = jax.random.fold_in(own, word)
+    return phase.work(message, local, data, own)
 
 
 def _absorb(

@@ -7,6 +7,7 @@ and everything that leaves goes through one `Door`.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -44,6 +45,7 @@ from fedbilevel.plan import Phase, phases_of
 from fedbilevel.problem import ClientData
 
 MASKED = TASKS[-4:]
+DRAWS = "draws.key"
 Say = Callable[[str], None]
 
 
@@ -70,11 +72,13 @@ class Site:
         self.folder = folder / settings.run
         self.vault = Vault(self.folder, settings.digest)
         self.door = Door(policy, folder, settings.run, settings.digest, say)
+        self.in_sums = settings.secured
         self.masking: Masking | None = None
-        if settings.secured:
+        if self.in_sums:
             if identity is None:
                 raise Refused("site", "Secure sums need the certificate and key of a kit.")
             self.masking = Masking(name, settings, identity, self.folder, policy.privacy)
+        self.secret = self._secret() if policy.secret_draws else None
         self.stage: Stage | None = None
         self.number = -1
         self.scale = 0.0
@@ -173,7 +177,8 @@ class Site:
 
         def compute() -> Arrays:
             self._check_weights(self.number, self.train, message, self.agreed, self.answers)
-            reply, after[0] = self.compiled.work(message, after[0], self.data, label.round, label.ordinal, item=item)
+            at = (label.round, label.ordinal, self.secret)
+            reply, after[0] = self.compiled.work(message, after[0], self.data, *at, item=item)
             return to_arrays(reply)
 
         like = jax.tree.leaves(self.compiled.reply_like(item))
@@ -317,6 +322,14 @@ class Site:
                 write_arrays(file, pinned | given, digest=self.settings.digest)
         return pinned | given
 
+    def _secret(self) -> np.ndarray:
+        """By which this site draws, in this run: an exchange that is done again draws the same."""
+        file = self.folder / DRAWS
+        with storage.lock(self.folder / f".{DRAWS}.lock", seconds=-1):
+            if not file.exists():
+                storage.write(file, secrets.token_bytes(16), mode=0o600)
+            return np.frombuffer(file.read_bytes(), np.uint32)
+
     def _warm_up(self) -> None:
         """Compile every phase by running it on zeros, so that no round waits for a compiler."""
         for number, item in enumerate(self.compiled.items):
@@ -324,7 +337,7 @@ class Site:
                 message = jax.tree.map(
                     lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.compiled.message_like(number)
                 )
-                self.compiled.work(message, self.enrolled, self.data, 0, 0, item=number)
+                self.compiled.work(message, self.enrolled, self.data, 0, 0, self.secret, item=number)
 
     def _with_parcel(self, local: Tree, request: dict[str, Any]) -> Tree:
         if request.get("parcel") is None:
@@ -350,7 +363,7 @@ class Site:
         """Enough rows, in all, in every cell, in every batch, and of the kind the program expects; how many there are."""
         rows, *others = (int(np.shape(jax.tree.leaves(part)[0])[0]) for part in (train, val) if part is not None)
         sketch = max((phase.sketch for phase, _ in phases_of(stage.algorithm.plan)), default=0)
-        if self.masking is None and rows < self.policy.minimum_rows + sketch:
+        if not self.in_sums and rows < self.policy.minimum_rows + sketch:
             raise Refused(
                 "rows", f"{rows}, of which {sketch} sums with known signs leave fewer than minimum_rows open."
             )
