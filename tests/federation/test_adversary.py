@@ -6,12 +6,15 @@ import jax
 import numpy as np
 import pytest
 
+import fedbilevel as fb
+from fedbilevel.algorithms.quasi_newton import quasi_newton
 from fedbilevel.engines.fixed import NARROW, WIDE
-from fedbilevel.federation.protocol import privacy
-from fedbilevel.federation.protocol.compiled import items_of, local_data
+from fedbilevel.federation.protocol import privacy, site
+from fedbilevel.federation.protocol.compiled import beginnings, items_of, local_data
 from fedbilevel.federation.protocol.policy import Privacy
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.plan import Phase
+from fedbilevel.tasks import quadratic
 from tests.federation import programs
 from tests.federation.direct import SITES, Direct, array_sites, coordinate, fair_array_sites, settings_for
 
@@ -127,6 +130,24 @@ def test_a_round_of_many_sites_begins_as_the_plan_does(tmp_path, monkeypatch):
     # The same under another history of the round, which a second model for the same exchange makes.
     wire.ask("site-1", [outer, inner + 1], [0, 0, 0, 2], None, slope, "9.4")
     assert wire.ask("site-1", [direction], [0, 0, 1, 2], [0, 0, 0, 2], curve, "9.3") == {"refused": "sums"}
+    # A phase that recalls the last round, where a round can begin with it, is for those who were there.
+    monkeypatch.setattr(site, "beginnings", lambda plan: ({slope, curve}, False))
+    monkeypatch.setitem(wire.stage.__dict__, "items", [*wire.stage.items])
+    wire.stage.items[curve] = wire.stage.items[curve]._replace(recalls=True)
+    assert "arrays" in wire.ask("site-1", [direction], [0, 1, 0, 1], [0, 0, 0, 1], curve, "9.5")
+    assert wire.ask("site-1", [direction], [0, 1, 0, 1], [0, 0, 0, 2], curve, "9.5") == {"refused": "sums"}
+    assert wire.ask("site-1", [direction], [0, 2, 0, 1], [0, 0, 0, 1], curve, "9.6") == {"refused": "lost"}
+
+
+def test_a_round_of_a_tuning_begins_with_a_point_or_recalls_one():
+    start = (np.zeros(4), np.zeros((3, 5)))
+    losses = (quadratic.inner_loss, quadratic.outer_loss)
+    problem = fb.BilevelProblem(*losses, lambda key: start, lower_level="global")
+    plan = quasi_newton(problem, 2, np.ones(4)).plan
+    items = [*items_of(plan)]
+    assert {items[number].name: items[number].recalls for number in beginnings(plan)[0]} == {
+        "choices": False, "model": True, "bend": True, "look": False, "gap": True, "shift": True,
+    }  # fmt: skip
 
 
 def quadratic_wire(folder, name="fedavg", weights="uniform", sites=None, **policy):

@@ -8,9 +8,10 @@ for every label (one sum).  The coordinator relays everything and learns one sum
     repair      only where sites were lost: what their masks left in the numbers of each survivor, masked in the same way
     unmask      of every site whose masked numbers arrived, a share of its seed b
 
-``m_uv`` depends on the label, on what the sites were asked and on who takes part, so sites that were told different things
-have masks that do not cancel.  It is new for every label, and so are seeds: nothing of one sum helps with another.  ``k_uv``
-depends on both names and keys: a site that signs another one's key as its own has no masks in common with anybody.
+``m_uv`` depends on the label, on what the sites were asked, on what they remember of earlier questions (`Masking.question`) and
+on who takes part, so sites that were told different things have masks that do not cancel.  It is new for every label, and so
+are seeds: nothing of one sum helps with another.  ``k_uv`` depends on both names and keys: a site that signs another one's key
+as its own has no masks in common with anybody.
 
 *Seeds* are Shamir's: b_u is the value at 0 of a polynomial of degree ``threshold`` - 1, whose value at v is the share of site
 v.  The polynomial goes through ``threshold`` points, that of u and those of the sites after it in the cohort, which u and v

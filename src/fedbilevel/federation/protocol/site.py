@@ -167,10 +167,7 @@ class Site:
         item = int(request["item"])
         message = to_tree(request["arrays"], self.compiled.message_like(item), "the message")
         kept = self.vault.state(since, self.number, self.enrolled)
-        within = since is not None and since[:2] == label[:2]
-        if not within and self.masking is not None and item not in beginnings(self.compiled.algorithm.plan)[0]:
-            raise Refused("stage", f"A round does not begin with item {item} of the plan.")
-        history = self._history(kept, within)
+        history = self._history(kept, self._goes_on(since, label, item))
         if self.compiled.phase(item).sketch:  # other signs each time would soon tell the rows
             self._pin({f"once/{label.stage}/{item}": np.array(label[1:3])}, "often")
         after = [self._with_parcel(kept.local, request)]
@@ -238,12 +235,25 @@ class Site:
 
         return seal
 
-    def _history(self, kept: Kept, within: bool = False) -> str:
+    def _goes_on(self, since: Label | None, label: Label, item: int) -> bool:
+        """Whether an exchange goes on with what was asked before, in this round or, where its phase recalls it, in the last; or
+        begins anew, as for a site that was away."""
+        if self.masking is None or (since is not None and since[:2] == label[:2]):
+            return True
+        if item not in beginnings(self.compiled.algorithm.plan)[0]:
+            raise Refused("stage", f"A round does not begin with item {item} of the plan.")
+        if since is None or not self.compiled.phase(item).recalls:
+            return False
+        if since[:2] != (label.stage, label.round - 1):
+            raise Refused("lost", "It missed the last round.")
+        return True
+
+    def _history(self, kept: Kept, goes_on: bool = False) -> str:
         """What all sites of a sum must have been asked before it, since they remember it: a model, or where it has led.
 
-        Where a sum needs every site, nobody was ever away, and that is all of the stage; else what they were asked ``within``
-        the round, since some may have missed others."""
-        if self.masking is None or not (within or self.masking.site.cohort.complete):
+        Where a sum needs every site, nobody was ever away, and that is all of the stage; else what the exchange ``goes_on``
+        with, since some may have missed other rounds."""
+        if self.masking is None or not (goes_on or self.masking.site.cohort.complete):
             return ""
         if kept.note is not None:
             raise Refused("lost")
