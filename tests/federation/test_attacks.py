@@ -308,6 +308,8 @@ def test_what_was_agreed_on_cannot_change(attacked):
     agreed = site.agreed()
     other = {**agreed, "smoothness": agreed["smoothness"] * 2}
     assert attacked().prepare(other) == {"refused": "agreed"}, "after a restart too"
+    assert attacked(steps=5).prepare(other) == {"rows": ROWS}, "another run of the same name"
+    assert attacked().prepare(other) == {"refused": "agreed"}, "which does not make this one be forgotten"
     assert site.prepare() == {"rows": ROWS}
 
 

@@ -320,16 +320,19 @@ class Site:
 
     def _pin(self, given: Numbers, reason: str = "agreed") -> Numbers:
         """All that was said so far.  What was said once in a run stays as it is, also for another worker of this site."""
-        file = self.folder / "common.npz"
+        # Two runs of one name, asked in turn, must not make each other's be forgotten.
+        file = self.folder / f"common-{self.settings.digest[:32]}.npz"
         with storage.lock(self.folder / ".common.lock", seconds=-1):
             before = read_arrays(file)
-            pinned = before[0] if before is not None and before[1].get("digest") == self.settings.digest else {}
+            if before is None and file.exists():
+                raise Refused("site", f"{file} cannot be read, so nobody knows what was agreed on.")
+            pinned = {} if before is None else before[0]
             for name in given.keys() & pinned.keys():
                 if not np.array_equal(given[name], pinned[name]):
                     raise Refused(reason, f"{name} is not what it was before in this run.")
             self.door.check_size([*(pinned | given).values()])
             if given.keys() - pinned.keys():
-                write_arrays(file, pinned | given, digest=self.settings.digest)
+                write_arrays(file, pinned | given)
         return pinned | given
 
     def _secret(self) -> np.ndarray:
