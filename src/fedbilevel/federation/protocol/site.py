@@ -306,9 +306,9 @@ class Site:
         agreed = named_arrays(request["agreed"], "what was agreed on")
         given = {f"agreed/{name}": array for name, array in agreed.items()}
         for number, arrays in enumerate(request["answers"]):
-            given |= {f"answer/{number}/{place}": np.asarray(array) for place, array in enumerate(arrays)}
+            given |= {f"answer/{number}/{place}": array for place, array in enumerate(arrays)}
         # Before it is held against the site's own share: one refusal after the other would tell that share, bit by bit.
-        said = self._pin(given)
+        said = self._pin(named_arrays(given, "what was answered"))
         doubt = self.program.doubt(self.policy.source, agreed, self.policy.largest_scale)
         if doubt is not None:
             raise Refused("agreed", doubt)
