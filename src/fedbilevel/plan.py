@@ -50,6 +50,9 @@ class Phase(NamedTuple):
         aggregate: (stacked replies, weights) -> tree; None: the weighted mean.
         trace: ``work`` with the `LocalStep` of every step as a third result; None: cannot be traced.
         relay: A `Relay`, or None.
+        recalls: Whether the reply is computed at what an earlier phase has sent, and a round may begin with it all the same.
+        sketch: How many sums over rows the reply holds whose signs follow from the key, which everybody knows: as many of them
+            as rows would tell the rows, so a real site answers such a phase in one exchange of a stage only.
     """
 
     name: str
@@ -59,6 +62,8 @@ class Phase(NamedTuple):
     aggregate: Callable[[Tree, jax.Array], Tree] | None = None
     trace: Callable[[Tree, Tree, Any, jax.Array], tuple[Tree, Tree, LocalStep]] | None = None
     relay: Relay | None = None
+    recalls: bool = False
+    sketch: int = 0
 
 
 class ServerStep(NamedTuple):

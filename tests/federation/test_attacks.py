@@ -275,12 +275,41 @@ def test_forged_scaling(attacked, forged):
     assert site.prepare(agreed) == {"refused": "agreed"}
 
 
+def test_a_doubtful_agreement_is_the_only_one(attacked):
+    """One sum after the other, refused where it is below the site's own, would tell these exactly: in a run of many sites too,
+    where only sums over sites are to be seen."""
+    site = attacked()
+    honest = site.agreed()
+    low = {**honest, "statistics/squares": honest["statistics/squares"] * 0.99}
+    assert site.ask("survey", survey=1, agreed=low) == {"refused": "agreed"}
+    for agreed in (honest, {**honest, "statistics/squares": honest["statistics/squares"] * 1.01}):
+        assert site.ask("survey", survey=1, agreed=agreed) == {"refused": "agreed"}
+        assert site.prepare(agreed) == {"refused": "agreed"}
+    junk = [site.ask("survey", survey=0, agreed={f"junk/{number}": np.zeros(10**6)}) for number in range(9)]
+    assert junk[-1] == {"refused": "large"}, "what is settled takes no more room than a message"
+
+
+def test_sums_with_known_signs(attacked):
+    """FedPath's probes: everybody knows their signs, so 300 of them would tell 300 patients.  A site draws them once."""
+    site = attacked(method="fedpath", steps=None)
+    assert site.prepare() == {"rows": ROWS}
+    (probe,) = (item for item, phase in enumerate(site.site.compiled.items) if getattr(phase, "name", "") == "probe")
+    message = [np.zeros(like.shape, like.dtype) for like in jax.tree.leaves(site.site.compiled.message_like(probe))]
+    assert "arrays" in site.work(message, 4, item=probe)
+    assert "arrays" in site.work(message, 4, item=probe), "the same once more, as after a fault"
+    assert site.work(message, 5, item=probe) == {"refused": "often"}
+    few = attacked(policy={"minimum_rows": ROWS - 15}, method="fedpath", steps=None, run="few")
+    assert few.prepare() == {"refused": "rows"}, "what 16 of them leave open is worth fewer rows"
+
+
 def test_what_was_agreed_on_cannot_change(attacked):
     site = attacked()
     assert site.prepare() == {"rows": ROWS}
     agreed = site.agreed()
     other = {**agreed, "smoothness": agreed["smoothness"] * 2}
     assert attacked().prepare(other) == {"refused": "agreed"}, "after a restart too"
+    assert attacked(steps=5).prepare(other) == {"rows": ROWS}, "another run of the same name"
+    assert attacked().prepare(other) == {"refused": "agreed"}, "which does not make this one be forgotten"
     assert site.prepare() == {"rows": ROWS}
 
 

@@ -1,6 +1,7 @@
 """The site's own file, and the settings a job carries: every mistake is answered with one sentence."""
 
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -175,3 +176,13 @@ def test_a_site_hears_the_commands_that_runs_need_and_no_others():
     assert {"DeployProcessor", "StartJobProcessor", "AbortAppProcessor", "AbortCommand"} <= set(names)
     assert not [name for name in names if re.search("Shell|Log|Restart|Shutdown|Info(?!Processor$)|Errors|Stats", name)]
     assert len(names) == 14
+
+
+def test_nothing_is_imported_from_the_folder_of_a_kit(monkeypatch, tmp_path):
+    """Python would read an empty or a relative path there, where a site's process is started."""
+    from fedbilevel.federation.operator.processes import kept_of
+
+    monkeypatch.chdir(tmp_path)
+    given = {"PYTHONPATH": os.pathsep.join(["", "src", "/lib", ""]), "PASSWORD": "x", "HOME": "/h"}
+    kept = kept_of(given)
+    assert kept == {"PYTHONPATH": os.pathsep.join([str(tmp_path / "src"), "/lib"]), "HOME": "/h"}

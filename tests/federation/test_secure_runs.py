@@ -688,6 +688,7 @@ def test_methods_that_need_single_replies_name_others(tmp_path):
         (3, False, {"secure_sums": "from-three"}, "takes part in secure sums only"),
         (2, False, {"secure_sums": "from-three"}, None),
         (2, True, {"secure_sums": "from-three"}, None),
+        (2, True, {"secure_sums": "from-three", "minimum_sites": 4}, "fewer sites, or of others, than this site wants"),
         (2, True, {"secure_sums": "always"}, "takes part in secure sums only"),
         (3, True, {"secure_sums": "always"}, None),
         (3, True, {"minimum_sites": 4}, "fewer sites, or of others, than this site wants"),

@@ -35,6 +35,7 @@ Checked: iterates against a naive loop, and penalties of a ridge regression agai
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -424,28 +425,29 @@ def quasi_newton(
     def if_so(condition: Callable[[Server], jax.Array], *phases: Phase) -> Repeat:
         return Repeat(phases, 1, lambda server: jnp.where(condition(server), 1, 0))
 
+    recalling = partial(Phase, recalls=True)
     plan = (
         ServerStep("end", ended),
         if_so(
             lambda server: server.last & (server.training.loss >= UNHEARD),
             Phase("choices", lambda server: finished(server.kept.outer), given, lambda server, _: server),
         ),
-        until(trains, TRAINED, Phase("model", lambda server: descent.point(server.training), train, trained)),
-        if_so(lambda server: server.round == 0, Phase("bend", lambda server: server.training.outer, bent, begun)),
+        until(trains, TRAINED, recalling("model", lambda server: descent.point(server.training), train, trained)),
+        if_so(lambda server: server.round == 0, recalling("bend", lambda server: server.training.outer, bent, begun)),
         until(
             looks, LOOKS, Phase("look", lambda server: (server.trial.outer, models_of(corrected(server))), look, looked)
         ),
         ServerStep("judge", judged),
         Repeat(
             (
-                Phase("gap", lambda server: (), gap, begin),
-                Phase("product", lambda server: models_of(server.adjoint), product, solved),
-                Phase("weigh", lambda server: models_of(server.adjoint), weigh, weighed),
+                recalling("gap", lambda server: (), gap, begin),
+                recalling("product", lambda server: models_of(server.adjoint), product, solved),
+                recalling("weigh", lambda server: models_of(server.adjoint), weigh, weighed),
             ),
             1,
             moves,
         ),
-        Repeat((Phase("shift", lambda server: server.trial.outer, shift, shifted),), 1, moves),
+        Repeat((recalling("shift", lambda server: server.trial.outer, shift, shifted),), 1, moves),
     )
     return Algorithm(
         init,

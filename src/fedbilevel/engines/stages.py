@@ -47,6 +47,7 @@ REASONS = {
     "large": "The message is larger than this site sends or takes.",
     "often": "The run has been asked for more replies than its rounds need.",
     "back": "The coordinator went back further than this site keeps its states.",
+    "lost": "The site has lost its state, which all sites of a sum must have alike: go on without it, or submit a new run.",
     "finite": "The reply is not finite.",
     "whole": "The reply holds whole numbers, which this site's privacy settings cannot blur.",
     "budget": "This site has spent its privacy budget.",

@@ -498,7 +498,7 @@ def fedpath(
         return Repeat((Phase(name, lambda server: server.solve.direction, curve, onward),), products)
 
     probing = (
-        Phase("probe", lambda server: Sent(*server.point[:2]), probe, probed),
+        Phase("probe", lambda server: Sent(*server.point[:2]), probe, probed, sketch=probes),
         Repeat((Phase("spread", lambda server: server.probing.direction, curve, spread),), products),
         Phase("apart", lambda server: server.probing.solution, apart, aside),
     )

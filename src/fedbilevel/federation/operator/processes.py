@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -70,7 +70,7 @@ def start(kit: Path, environment: dict[str, str] | None = None, as_it_is: bool =
         raise ValueError(
             f"{kit} is not as kits are made: {' '.join(strange)} Mend it; if all of this is your own doing, add --as-it-is."
         )
-    kept = {name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}
+    kept = kept_of(os.environ)
     # What is larger is refused before it is taken in, whatever it says it is.
     largest = int(read_policy(kit / "local").largest_megabytes * 1e6) + FRAMING
     kept["NVFLARE_STREAMING_MAX_BLOB_SIZE"] = str(largest)
@@ -80,6 +80,16 @@ def start(kit: Path, environment: dict[str, str] | None = None, as_it_is: bool =
             [*command, "--set", *options], stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=kit,
             env={**FLAT, **kept, **SAFE, **(environment or {})}, start_new_session=True,
         )  # fmt: skip
+
+
+def kept_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment a kit's process sees.  Python reads a path that is empty, or relative, from the folder it is
+    started in: that of the kit, where nothing is to be imported from."""
+    kept = {name: value for name, value in environment.items() if KEPT.fullmatch(name)}
+    if "PYTHONPATH" in kept:
+        places = [place for place in kept["PYTHONPATH"].split(os.pathsep) if place]
+        kept["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, places))
+    return kept
 
 
 def is_up(process: subprocess.Popen[bytes], kit: Path, kind: str, written: int, seconds: float) -> bool:

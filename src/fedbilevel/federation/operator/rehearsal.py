@@ -50,6 +50,7 @@ def rehearse(name: str, settings: JobSettings, policy: Policy) -> tuple[list[Lef
     with tempfile.TemporaryDirectory(prefix="fedbilevel-") as folder:
         approve(alone, Path(folder) / "site", "rehearsal")  # whoever rehearses is the person to ask
         site = Site(name, alone, policy, Path(folder) / "site", said.append)
+        site.in_sums = settings.secured
         record = Record(Path(folder) / "run", alone)
         channel = _Alone(name, site)
         try:

@@ -30,6 +30,27 @@ def items_of(plan: Plan) -> Iterator[Item]:
             yield from items_of(item.phases)
 
 
+def beginnings(plan: Plan, first: int = 0) -> tuple[set[int], bool]:
+    """The numbers of the phases that a round can begin with, and whether it can go through the plan without any; ``first``:
+    the number of its first item."""
+    found: set[int] = set()
+    for item in plan:
+        if isinstance(item, Phase):
+            return found | {first}, False
+        if isinstance(item, Repeat):
+            inside, none = beginnings(item.phases, first + 1)
+            found |= inside
+            if item.turns is None and not none:
+                return found, False
+        first += len([*items_of((item,))])
+    return found, True
+
+
+def length_of(plan: Plan) -> int:
+    """How many ordinals a round has, at most."""
+    return sum(item.times * length_of(item.phases) if isinstance(item, Repeat) else 1 for item in plan)
+
+
 def options_of(algorithm: Algorithm) -> dict[str, Any]:
     """An algorithm's settings by name; none where somebody made it by hand without any."""
     return dict(getattr(algorithm.settings, "__dict__", {}))
@@ -107,9 +128,21 @@ class Compiled:
 
 
 def _work(
-    _: Algorithm, phase: Phase, key: Any, message: Tree, local: Tree, data: LocalData, number: Any, ordinal: Any
+    _: Algorithm,
+    phase: Phase,
+    key: Any,
+    message: Tree,
+    local: Tree,
+    data: LocalData,
+    number: Any,
+    ordinal: Any,
+    secret: Any = None,
 ) -> Any:
-    return phase.work(message, local, data, client_key(key, number, ordinal, data.number))
+    """``secret``: words by which a site draws, besides the key that everybody knows."""
+    own = client_key(key, number, ordinal, data.number)
+    for word in () if secret is None else secret:
+        own = jax.random.fold_in(own, word)
+    return phase.work(message, local, data, own)
 
 
 def _absorb(

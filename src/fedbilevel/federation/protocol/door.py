@@ -82,17 +82,20 @@ class Door:
         message: Sequence[np.ndarray],
         label: Label,
         seal: Callable[[Arrays], Arrays] | None = None,
+        ticket: str = "",
     ) -> Arrays:
         """The arrays that ``compute`` returns, of the shapes and types ``like``, in answer to ``message``.
 
-        ``seal`` masks them, last of all.
+        ``seal`` masks them, last of all, for the sum of that ``ticket``.
         """
         left = self._count(task)
         if left >= OFTEN * self.planned + SPARE:
             raise Refused("often", f"{left} replies have left; the rounds need {self.planned}.")
         self.check_size([np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) for leaf in like])
         if self.guard is not None:
-            arrays = self.guard.protect(compute, like, message, fingerprint(task, label, message))
+            # A share of noise hides nothing in the difference of two sums that both have it.
+            once = ticket if self.guard.among > 1 else ""
+            arrays = self.guard.protect(compute, like, message, fingerprint(task, label, message, once))
         else:
             arrays = compute()
         if seal is not None:

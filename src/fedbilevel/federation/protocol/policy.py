@@ -15,6 +15,7 @@ import numpy as np
 
 from fedbilevel import storage
 from fedbilevel.engines.stages import TELL, Refused
+from fedbilevel.federation.protocol.settings import LEAST as FEWEST
 from fedbilevel.hints import positive, whole_number
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ class Policy:
     ``secure_sums``: "from-three" takes part in runs of three sites and more only where nothing but sums over sites is seen;
     "always" in no others at all; "optional" leaves that to whoever submits.  ``minimum_sites``: that a sum is of.
     ``partners``: the other sites that it may be of, since whoever makes kits could make up sites; none listed: any.
+    ``secret_draws``: which rows a batch holds, and the signs of a sketch, follow from a secret of the site as well as from the
+    run's seed.
     """
 
     source: Source = field(default_factory=Source)
@@ -150,10 +153,13 @@ class Policy:
     secure_sums: str = "from-three"
     minimum_sites: int = 3
     partners: tuple[str, ...] = ()
+    secret_draws: bool = False
 
     def __post_init__(self) -> None:
         if self.secure_sums not in SECURE_SUMS:
             raise ValueError(f"policy.secure_sums must be {', '.join(SECURE_SUMS)}, not {self.secure_sums!r}.")
+        if not isinstance(self.secret_draws, bool):
+            raise ValueError(f"policy.secret_draws must be true or false, not {self.secret_draws!r}.")
         for name in LEAST:
             whole_number(f"policy.{name}", getattr(self, name))
         for name in LARGEST:
@@ -168,6 +174,8 @@ class Policy:
         """Refuse a run with ``others`` whose secure sums are of ``needed`` sites at least (None: it has none)."""
         if needed is None and (self.secure_sums == "always" or (self.secure_sums == "from-three" and len(others) >= 2)):
             raise Refused("secure", f"policy.secure_sums = {self.secure_sums!r}, and there are {len(others)} others.")
+        if needed is None and self.secure_sums != "optional" and self.minimum_sites > FEWEST:
+            raise Refused("cohort", f"There are no sums, and policy.minimum_sites = {self.minimum_sites}.")
         strange = [name for name in others if self.partners and name not in self.partners]
         if needed is not None and strange:
             raise Refused("cohort", f"{strange[0]} is not among policy.partners.")
@@ -183,7 +191,7 @@ LEAST = ("minimum_rows", "minimum_batch", "minimum_cell", "minimum_sites")
 LARGEST = ("largest_scale", "largest_megabytes")
 KNOWN: dict[str, tuple[str, ...]] = {
     "data": ("table", "arrays", "columns", "mapping"),
-    "policy": ("tell", "functions", "secure_sums", "partners", *LEAST, *LARGEST),
+    "policy": ("tell", "functions", "secure_sums", "secret_draws", "partners", *LEAST, *LARGEST),
     "approve": tuple(each.name for each in fields(Approval)),
     "privacy": tuple(each.name for each in fields(Privacy)),
     "state": ("folder",),
@@ -224,7 +232,7 @@ def read_policy(folder: Path) -> Policy:
     strange = [name for name in tell if name not in TELL]
     if strange:
         raise ValueError(f"{file}: policy.tell lists {strange[0]!r}; choose from {', '.join(TELL)}.")
-    bounds = {name: policy[name] for name in ("secure_sums", *LEAST, *LARGEST) if name in policy}
+    bounds = {name: policy[name] for name in ("secure_sums", "secret_draws", *LEAST, *LARGEST) if name in policy}
     lists = {name: names("approve", name) for name in ("schemas", "methods")}
     approval = Approval(**{**sections.get("approve", {}), **lists})
     if "mapping" in data and "table" not in data:

@@ -18,6 +18,8 @@ their names.  Surveys, counts, reports and the time a reply takes are outside of
 With ``shared`` and secure sums, a sum of ``among`` replies or more, of equal weight, is one mechanism: a site's reply moves it
 by ``clip`` at most, and the sites' shares of the noise, of variance ``(noise clip)^2 / among`` each, add up to all of it.  The
 account is the same; it holds against whoever sees the sums.  Sites that tell the coordinator their shares take these out of it.
+Sites say in their greetings how much noise they share, and where one says less than this site needs, it adds all of its own.
+A reply that goes into another sum is a new one: two sums with the same shares of the others in them differ by one site's alone.
 
 Noise comes from the operating system's cryptographic generator, never from the job's seed, which the coordinator knows: with
 noise a run over sites and a simulation do not give the same numbers.  The latest reply, asked for again after a fault, is
@@ -174,9 +176,9 @@ def normal(shape: tuple[int, ...]) -> np.ndarray:
     return np.asarray(ndtri(uniform).sum(axis=0) / 2).reshape(shape)
 
 
-def fingerprint(task: str, label: Label, message: Sequence[np.ndarray]) -> str:
-    """What was asked for, whichever attempt of the run it was asked in."""
-    digest = hashlib.sha256(repr((task, label.stage, label.round, label.ordinal)).encode())
+def fingerprint(task: str, label: Label, message: Sequence[np.ndarray], ticket: str = "") -> str:
+    """What was asked for, whichever attempt of the run it was asked in; ``ticket``: for one sum alone."""
+    digest = hashlib.sha256(repr((task, label.stage, label.round, label.ordinal)).encode() + ticket.encode())
     for array in message:
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()

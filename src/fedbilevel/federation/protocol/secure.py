@@ -8,9 +8,10 @@ for every label (one sum).  The coordinator relays everything and learns one sum
     repair      only where sites were lost: what their masks left in the numbers of each survivor, masked in the same way
     unmask      of every site whose masked numbers arrived, a share of its seed b
 
-``m_uv`` depends on the label, on what the sites were asked and on who takes part, so sites that were told different things
-have masks that do not cancel.  It is new for every label, and so are seeds: nothing of one sum helps with another.  ``k_uv``
-depends on both names and keys: a site that signs another one's key as its own has no masks in common with anybody.
+``m_uv`` depends on the label, on what the sites were asked, on what they remember of earlier questions (`Masking.question`) and
+on who takes part, so sites that were told different things have masks that do not cancel.  It is new for every label, and so
+are seeds: nothing of one sum helps with another.  ``k_uv`` depends on both names and keys: a site that signs another one's key
+as its own has no masks in common with anybody.
 
 *Seeds* are Shamir's: b_u is the value at 0 of a polynomial of degree ``threshold`` - 1, whose value at v is the share of site
 v.  The polynomial goes through ``threshold`` points, that of u and those of the sites after it in the cohort, which u and v
@@ -48,6 +49,7 @@ import hashlib
 import json
 import math
 import os
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -70,6 +72,7 @@ PRIME = 2**127 - 1
 """Seeds and shares are numbers below it: seeds have 127 bits."""
 SHARE = 16
 """Bytes of a share, a letter, or the digest of a seed."""
+NO_NOISE = struct.pack(">d", 0.0)
 NOTHING_TO_SHARE = "Every site is needed for a sum of this cohort: nothing is repaired, and nothing is unmasked."
 
 
@@ -145,6 +148,8 @@ class Hello(NamedTuple):
     key: bytes
     certificate: bytes
     signature: bytes
+    noise: bytes = NO_NOISE
+    """What it adds to sums as its share, as 8 bytes: see `Privacy.shared`."""
 
 
 class Masked(NamedTuple):
@@ -233,12 +238,21 @@ class SecureSite:
     """One site's side.  ``master``: 32 secret bytes, kept with ``answered`` for as long as the run may go on."""
 
     def __init__(
-        self, name: str, cohort: Cohort, master: bytes, identity: Identity, answered: Answered | None = None
+        self,
+        name: str,
+        cohort: Cohort,
+        master: bytes,
+        identity: Identity,
+        answered: Answered | None = None,
+        noise: bytes = NO_NOISE,
     ) -> None:
         if name not in cohort.names:
             raise Insecure(f"{name} is not in the cohort.")
         self.name, self.cohort, self.identity = name, cohort, identity
         self.answered = answered or Answered()
+        self.noise = noise
+        self.noises: dict[str, bytes] = {}
+        """Of all who have met, as they have signed it."""
         self._master = master
         self._channel = X25519PrivateKey.from_private_bytes(self._derive("channel"))
         self._key = self._channel.public_key().public_bytes_raw()
@@ -246,8 +260,8 @@ class SecureSite:
         self._asked: Asked | None = None
 
     def hello(self) -> Hello:
-        signature = self.identity.sign(greeting(self.cohort, self.name, self._key))
-        return Hello(self.name, self._key, self.identity.certificate, signature)
+        signature = self.identity.sign(greeting(self.cohort, self.name, self._key, self.noise))
+        return Hello(self.name, self._key, self.identity.certificate, signature, self.noise)
 
     def meet(self, hellos: Sequence[Hello]) -> None:
         """Take the keys of those who are there, each signed by the site it is said to be of."""
@@ -255,7 +269,7 @@ class SecureSite:
         self._check(names, self.cohort.names, "The greetings are not those of the cohort")
         common = {}
         for hello in hellos:
-            signed = greeting(self.cohort, hello.name, hello.key)
+            signed = greeting(self.cohort, hello.name, hello.key, hello.noise)
             try:
                 self.identity.verify(hello.name, hello.certificate, signed, hello.signature)
             except InvalidSignature as error:
@@ -264,7 +278,7 @@ class SecureSite:
                 common[hello.name] = self._in_common(hello.name, hello.key)
             elif hello.key != self._key:
                 raise Insecure("Somebody else's key is passed off as this site's.")
-        self._common = common
+        self._common, self.noises = common, {hello.name: hello.noise for hello in hellos}
 
     def _in_common(self, other: str, key: bytes) -> bytes:
         """k_uv, of the names and keys of both: a site that gives another one's key as its own has nothing in common with
@@ -396,10 +410,10 @@ class SecureSite:
         return _stretch(self._master, _hash("site", self.cohort.digest, self.name, *about))
 
 
-def greeting(cohort: Cohort, name: str, key: bytes) -> bytes:
+def greeting(cohort: Cohort, name: str, key: bytes, noise: bytes = NO_NOISE) -> bytes:
     """What a site signs.  NVFlare has sites sign texts that the server chooses, with the same key: no text has the first
     byte."""
-    return b"\xfffedbilevel hello " + _hash(cohort.digest, name, key)
+    return b"\xfffedbilevel hello " + _hash(cohort.digest, name, key, noise)
 
 
 def recovered(

@@ -7,6 +7,7 @@ and everything that leaves goes through one `Door`.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -31,7 +32,7 @@ from fedbilevel.engines.fixed import (
 )
 from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.protocol import approval
-from fedbilevel.federation.protocol.compiled import Compiled, local_data, options_of
+from fedbilevel.federation.protocol.compiled import Compiled, beginnings, length_of, local_data, options_of
 from fedbilevel.federation.protocol.door import Door, effective_rows
 from fedbilevel.federation.protocol.payload import Arrays, named_arrays, to_arrays, to_tree
 from fedbilevel.federation.protocol.policy import Policy
@@ -39,11 +40,12 @@ from fedbilevel.federation.protocol.program import Numbers, Program, Stage, answ
 from fedbilevel.federation.protocol.secure import Identity
 from fedbilevel.federation.protocol.settings import TASKS, JobSettings
 from fedbilevel.federation.protocol.sums import Masking, digest_of, in_sums
-from fedbilevel.federation.protocol.vault import NOTES, Label, Vault, read_arrays, write_arrays
+from fedbilevel.federation.protocol.vault import NOTES, Kept, Label, Vault, read_arrays, write_arrays
 from fedbilevel.plan import Phase, phases_of
 from fedbilevel.problem import ClientData
 
 MASKED = TASKS[-4:]
+DRAWS = "draws.key"
 Say = Callable[[str], None]
 
 
@@ -70,13 +72,16 @@ class Site:
         self.folder = folder / settings.run
         self.vault = Vault(self.folder, settings.digest)
         self.door = Door(policy, folder, settings.run, settings.digest, say)
+        self.in_sums = settings.secured
         self.masking: Masking | None = None
-        if settings.secured:
+        if self.in_sums:
             if identity is None:
                 raise Refused("site", "Secure sums need the certificate and key of a kit.")
-            self.masking = Masking(name, settings, identity, self.folder)
+            self.masking = Masking(name, settings, identity, self.folder, policy.privacy)
+        self.secret = self._secret() if policy.secret_draws else None
         self.stage: Stage | None = None
         self.number = -1
+        self.scale = 0.0
 
     def answer(self, task: str, request: dict[str, Any]) -> dict[str, Any]:
         """Do ``task`` and return what leaves the site."""
@@ -142,13 +147,9 @@ class Site:
         self.data = jax.device_put(local_data(train, val, self.client))
         self.enrolled = self.compiled.enroll()
         self._warm_up()
-        self.stage, self.number, self.rows = stage, number, rows
-        guard = self.door.guard
-        if guard is not None:
-            shared = guard.privacy.shared and stage.weights == "uniform"
-            guard.among = self.masking.site.cohort.threshold if shared and self.masking is not None else 1
+        self.stage, self.number, self.rows, self.scale = stage, number, rows, 0.0
         self.door.planned = rounds * max(sum(times for _, times in phases_of(each.algorithm.plan)) for each in stages)
-        if stage.weights == "samples":
+        if stage.weights == "samples" or "ticket" in request:
             self.policy.require("rows")
         self.say(f"ready for {stage.name}: {rows} training rows, {stage.rounds} rounds of {stage.algorithm.name}")
         if self.masking is not None:  # the rows of all sites are told in sum
@@ -166,20 +167,26 @@ class Site:
         item = int(request["item"])
         message = to_tree(request["arrays"], self.compiled.message_like(item), "the message")
         kept = self.vault.state(since, self.number, self.enrolled)
+        history = self._history(kept, self._goes_on(since, label, item))
+        if self.compiled.phase(item).sketch:  # other signs each time would soon tell the rows
+            self._pin({f"once/{label.stage}/{item}": np.array(label[1:3])}, "often")
         after = [self._with_parcel(kept.local, request)]
 
         def compute() -> Arrays:
             self._check_weights(self.number, self.train, message, self.agreed, self.answers)
-            reply, after[0] = self.compiled.work(message, after[0], self.data, label.round, label.ordinal, item=item)
+            at = (label.round, label.ordinal, self.secret)
+            reply, after[0] = self.compiled.work(message, after[0], self.data, *at, item=item)
             return to_arrays(reply)
 
         like = jax.tree.leaves(self.compiled.reply_like(item))
         exchange = f"work/{label.stage}/{label.round}/{label.ordinal}"
         ring = ring_of(like)
-        seal = self._seal(request, exchange, lambda arrays: to_words(arrays, self._share(request), ring), ring)
-        arrays = self.door.reply("work", compute, like, request["arrays"], label, seal)
+        words = lambda arrays: to_words(arrays, self._share(request), ring)  # noqa: E731
+        seal = self._seal(request, exchange, words, ring, history)
+        arrays = self.door.reply("work", compute, like, request["arrays"], label, seal, request.get("ticket", ""))
         told: dict[str, Any] = {**prepared, "arrays": arrays}
-        self.vault.keep(label, after[0], floor, since)
+        asked = "" if self.masking is None else self.masking.question(request, exchange, history).hex()
+        self.vault.keep(label, after[0], floor, since, asked)
         if self.policy.may_tell("seconds"):
             told["seconds"] = time.perf_counter() - began
         if kept.note is not None:
@@ -194,35 +201,63 @@ class Site:
 
         if not self.policy.may_tell("objective"):
             return {}  # zeros would count as one of the sites that a sum needs, and hide nobody
-        seal = self._seal(request, exchange, lambda arrays: to_words(arrays, self._share(request), WIDE))
         server = to_tree(request["arrays"], self.compiled.server_like, "the coordinator's state")
         kept = self.vault.state(Label.read(request["since"]), self.number, self.enrolled)
+        history = self._history(kept)
+        seal = self._seal(request, exchange, lambda arrays: to_words(arrays, self._share(request), WIDE), WIDE, history)
         local = self._with_parcel(kept.local, request)
 
         def compute() -> Arrays:
             return [np.asarray(self.compiled.measure(server, local, self.data), np.float64)]
 
         like = [np.zeros((), np.float64)]
-        arrays = self.door.reply("measure", compute, like, request["arrays"], label, seal)
+        arrays = self.door.reply("measure", compute, like, request["arrays"], label, seal, request.get("ticket", ""))
         return {"objective": float(arrays[0])} if seal is None else {"arrays": arrays}
 
     def _seal(
-        self, request: dict[str, Any], exchange: str, words: Callable[[Arrays], Words], ring: Fixed = WIDE
+        self, request: dict[str, Any], exchange: str, words: Callable[[Arrays], Words], ring: Fixed, history: str
     ) -> Callable[[Arrays], Arrays] | None:
         """What masks a reply, where the run has secure sums."""
-        masking = self.masking
+        masking, guard = self.masking, self.door.guard
         if masking is None:
             return None
+        if guard is not None:
+            alike = self.stage is not None and self.stage.weights == "uniform"
+            guard.among = masking.site.cohort.threshold if alike and masking.noise_is_shared() else 1
 
         def seal(arrays: Arrays) -> Arrays:
             try:
-                return masking.mask(request, exchange, words(arrays), ring)
+                return masking.mask(request, exchange, words(arrays), ring, history=history)
             except OutOfRange as error:  # a refusal would tell something of this site's numbers alone
                 self.say(f"{exchange} has no sum, by this site's reply: {error}")
-                size = words([np.zeros(array.shape) for array in arrays]).size
-                return masking.spoil(request, exchange, size, ring)
+                size = sum(array.size for array in arrays) + 1  # the last word is the share
+                return masking.spoil(request, exchange, size, ring, history)
 
         return seal
+
+    def _goes_on(self, since: Label | None, label: Label, item: int) -> bool:
+        """Whether an exchange goes on with what was asked before, in this round or, where its phase recalls it, in the last; or
+        begins anew, as for a site that was away."""
+        if self.masking is None or (since is not None and since[:2] == label[:2]):
+            return True
+        if item not in beginnings(self.compiled.algorithm.plan)[0]:
+            raise Refused("stage", f"A round does not begin with item {item} of the plan.")
+        if since is None or not self.compiled.phase(item).recalls:
+            return False
+        if since[:2] != (label.stage, label.round - 1):
+            raise Refused("lost", "It missed the last round.")
+        return True
+
+    def _history(self, kept: Kept, goes_on: bool = False) -> str:
+        """What all sites of a sum must have been asked before it, since they remember it: a model, or where it has led.
+
+        Where a sum needs every site, nobody was ever away, and that is all of the stage; else what the exchange ``goes_on``
+        with, since some may have missed other rounds."""
+        if self.masking is None or not (goes_on or self.masking.site.cohort.complete):
+            return ""
+        if kept.note is not None:
+            raise Refused("lost")
+        return kept.history
 
     def _share(self, request: dict[str, Any]) -> float:
         """The weight of this site's reply, over a power of two that those of all sites together do not exceed."""
@@ -230,8 +265,13 @@ class Site:
         if self.stage.weights != "samples":
             return 1.0 / scale_of(len(self.settings.sites))
         scale = request["scale"]
-        if not isinstance(scale, float) or not self.rows <= scale < 2.0**64 or np.log2(scale) % 1:
-            raise Refused("request", f"{scale!r} is no power of two above this site's {self.rows} rows.")
+        if not isinstance(scale, float) or not 1 <= scale < 2.0**64 or np.log2(scale) % 1:
+            raise Refused("request", f"{scale!r} is no power of two.")
+        if scale != self.scale:  # one a stage: what many round to would tell single numbers of rows
+            self._pin({f"scale/{self.number}": np.array(scale)})
+            self.scale = scale
+        if self.rows > scale:
+            raise OutOfRange(f"This site has more rows than the {scale:g} that all are said to have at most.")
         return self.rows / scale
 
     def _finish(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -266,29 +306,42 @@ class Site:
         agreed = named_arrays(request["agreed"], "what was agreed on")
         given = {f"agreed/{name}": array for name, array in agreed.items()}
         for number, arrays in enumerate(request["answers"]):
-            given |= {f"answer/{number}/{place}": np.asarray(array) for place, array in enumerate(arrays)}
-        self.door.check_size([*given.values()])
+            given |= {f"answer/{number}/{place}": array for place, array in enumerate(arrays)}
+        # Before it is held against the site's own share: one refusal after the other would tell that share, bit by bit.
+        said = self._pin(named_arrays(given, "what was answered"))
         doubt = self.program.doubt(self.policy.source, agreed, self.policy.largest_scale)
         if doubt is not None:
             raise Refused("agreed", doubt)
         answers = answer_trees(self.program, agreed, request["answers"])
-        said = self._pin(given)
         if self.masking is not None:
-            self.masking.common = digest_of(sorted(said), [said[name] for name in sorted(said)])
+            names = sorted(name for name in said if name.startswith(("agreed/", "answer/")))
+            self.masking.common = digest_of(names, [said[name] for name in names])
         return agreed, answers
 
-    def _pin(self, given: Numbers) -> Numbers:
+    def _pin(self, given: Numbers, reason: str = "agreed") -> Numbers:
         """All that was said so far.  What was said once in a run stays as it is, also for another worker of this site."""
-        file = self.folder / "common.npz"
+        # Two runs of one name, asked in turn, must not make each other's be forgotten.
+        file = self.folder / f"common-{self.settings.digest[:32]}.npz"
         with storage.lock(self.folder / ".common.lock", seconds=-1):
             before = read_arrays(file)
-            pinned = before[0] if before is not None and before[1].get("digest") == self.settings.digest else {}
+            if before is None and file.exists():
+                raise Refused("site", f"{file} cannot be read, so nobody knows what was agreed on.")
+            pinned = {} if before is None else before[0]
             for name in given.keys() & pinned.keys():
                 if not np.array_equal(given[name], pinned[name]):
-                    raise Refused("agreed", f"{name} is not what it was before in this run.")
+                    raise Refused(reason, f"{name} is not what it was before in this run.")
+            self.door.check_size([*(pinned | given).values()])
             if given.keys() - pinned.keys():
-                write_arrays(file, pinned | given, digest=self.settings.digest)
+                write_arrays(file, pinned | given)
         return pinned | given
+
+    def _secret(self) -> np.ndarray:
+        """By which this site draws, in this run: an exchange that is done again draws the same."""
+        file = self.folder / DRAWS
+        with storage.lock(self.folder / f".{DRAWS}.lock", seconds=-1):
+            if not file.exists():
+                storage.write(file, secrets.token_bytes(16), mode=0o600)
+            return np.frombuffer(file.read_bytes(), np.uint32)
 
     def _warm_up(self) -> None:
         """Compile every phase by running it on zeros, so that no round waits for a compiler."""
@@ -297,7 +350,7 @@ class Site:
                 message = jax.tree.map(
                     lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.compiled.message_like(number)
                 )
-                self.compiled.work(message, self.enrolled, self.data, 0, 0, item=number)
+                self.compiled.work(message, self.enrolled, self.data, 0, 0, self.secret, item=number)
 
     def _with_parcel(self, local: Tree, request: dict[str, Any]) -> Tree:
         if request.get("parcel") is None:
@@ -313,6 +366,8 @@ class Site:
             raise Refused("stage")
         if not 0 <= label.round < self.stage.rounds + measured:
             raise Refused("often", f"The stage has {self.stage.rounds} rounds.")
+        if not 0 <= label.ordinal < length_of(self.stage.algorithm.plan):
+            raise Refused("often", f"A round has no exchange {label.ordinal}.")
         return label
 
     def _check(
@@ -320,6 +375,11 @@ class Site:
     ) -> int:
         """Enough rows, in all, in every cell, in every batch, and of the kind the program expects; how many there are."""
         rows, *others = (int(np.shape(jax.tree.leaves(part)[0])[0]) for part in (train, val) if part is not None)
+        sketch = max((phase.sketch for phase, _ in phases_of(stage.algorithm.plan)), default=0)
+        if not self.in_sums and rows < self.policy.minimum_rows + sketch:
+            raise Refused(
+                "rows", f"{rows}, of which {sketch} sums with known signs leave fewer than minimum_rows open."
+            )
         if min(rows, *others, rows) < self.policy.minimum_rows:
             raise Refused("rows", f"{rows} (training) and {others} (validation), below {self.policy.minimum_rows}.")
         self.door.check_counts(self.program.cells(number, train), self.policy.minimum_cell, "cells")

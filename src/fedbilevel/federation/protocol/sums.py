@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import math
 import secrets
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ from fedbilevel.federation.protocol.settings import JobSettings, RunFailed, TooF
 
 if TYPE_CHECKING:
     from fedbilevel.federation.protocol.coordinator import Attendance
+    from fedbilevel.federation.protocol.policy import Privacy
 
 MASTER, ANSWERED = "secure.key", "answered.jsonl"
 LONGEST = 1 << 16
@@ -68,19 +70,26 @@ def in_sums(program: Any, told: Mapping[str, Any], section: str = "") -> tuple[d
 class Masking:
     """A site's side in one run; ``folder`` is its own in that run."""
 
-    def __init__(self, name: str, settings: JobSettings, identity: Identity, folder: Path) -> None:
+    def __init__(
+        self, name: str, settings: JobSettings, identity: Identity, folder: Path, privacy: Privacy | None = None
+    ) -> None:
         master, answered = folder / MASTER, folder / ANSWERED
         with storage.lock(folder / f".{MASTER}.lock", seconds=-1):
             if not (master.exists() and answered.exists()):  # a site that forgot what it answered has other masks
                 storage.write(master, secrets.token_bytes(32), mode=0o600)
                 storage.write(answered, b"")
             secret = master.read_bytes()
-        self.site = SecureSite(
-            name, Cohort.usual(settings.digest, settings.sites), secret, identity, Answered(answered)
-        )
+        spread = privacy.noise * privacy.clip if privacy is not None and privacy.shared else 0.0
+        cohort = Cohort.usual(settings.digest, settings.sites)
+        self.site = SecureSite(name, cohort, secret, identity, Answered(answered), struct.pack(">d", spread))
         self.common = b""
         """A digest of all that the site was told so far that all have agreed on and answered."""
         self._ring = WIDE
+
+    def noise_is_shared(self) -> bool:
+        """Whether all who have met add as much to a sum as this site does, so that a share each is enough."""
+        own, *others = (struct.unpack(">d", each)[0] for each in (self.site.noise, *self.site.noises.values()))
+        return bool(own > 0 and others and all(each >= own for each in others))
 
     def hello(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"hello": self.site.hello()._asdict()}
@@ -91,25 +100,36 @@ class Masking:
         self.site.check_met()
         return {}
 
-    def mask(
-        self, request: Mapping[str, Any], exchange: str, words: Words, ring: Fixed = WIDE, count: int = 1
-    ) -> Arrays:
-        """What travels of ``words``.  One more word counts the sites: a sum in which it is wrong is no sum.
+    def question(self, request: Mapping[str, Any], exchange: str, history: str = "") -> bytes:
+        """Of all that decides what this site's numbers mean, which must be the same for every site of a sum: what it is asked,
+        what was agreed on, and ``history``, what it was asked before that it remembers."""
+        about = (exchange, request.get("item"), request.get("scale"), self.common, history)
+        return digest_of(about, request.get("arrays", ()))
 
-        All that decides what the numbers mean must be the same for every site of the sum."""
+    def mask(
+        self,
+        request: Mapping[str, Any],
+        exchange: str,
+        words: Words,
+        ring: Fixed = WIDE,
+        count: int = 1,
+        history: str = "",
+    ) -> Arrays:
+        """What travels of ``words``.  One more word counts the sites: a sum in which it is wrong is no sum."""
         if request.get("exchange") != exchange:
             raise Insecure(f"What is asked for is called {request.get('exchange')!r} and not {exchange!r}.")
         self._ring, counted = ring, np.append(words, np.uint64(count))
         present = self._listed(request, "present")
-        question = digest_of((request.get("item"), request.get("scale"), self.common), request.get("arrays", ()))
+        question = self.question(request, exchange, history)
         masked = self.site.mask(_ticket(request), present, counted, exchange, question)
         packed: Arrays = [ring.pack(masked.words)]
         return packed if self.site.cohort.complete else [*packed, _rows([masked.seed, *map(_bytes, masked.letters)])]
 
-    def spoil(self, request: Mapping[str, Any], exchange: str, size: int, ring: Fixed) -> Arrays:
+    def spoil(self, request: Mapping[str, Any], exchange: str, size: int, ring: Fixed, history: str) -> Arrays:
         """In place of ``size`` words that a sum cannot hold.  The sum says that it was spoilt and nothing else, neither by whom
         nor what it is without that site."""
-        return self.mask(request, exchange, self.site.chance(_ticket(request), size), ring, 1 + SPOILT)
+        chance = self.site.chance(_ticket(request), size)
+        return self.mask(request, exchange, chance, ring, 1 + SPOILT, history)
 
     def repair(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"arrays": [self._ring.pack(self.site.repair(_ticket(request), self._listed(request, "survivors")))]}
@@ -373,8 +393,8 @@ def _read_hello(value: Any) -> Hello:
     for name, given in value.items():
         if not isinstance(given, str if name == "name" else bytes) or len(given) > LONGEST:
             raise Refused("request", f"{name} in a hello is not of its kind.")
-    if len(value["key"]) != 32:
-        raise Refused("request", "A key is not of 32 bytes.")
+    if len(value["key"]) != 32 or len(value["noise"]) != 8:
+        raise Refused("request", "A key is not of 32 bytes, or a noise not of 8.")
     return Hello(**value)
 
 

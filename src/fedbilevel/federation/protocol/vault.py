@@ -54,10 +54,12 @@ NOTES = {
 
 
 class Kept(NamedTuple):
-    """A state, and which of `NOTES` holds where it is not the one asked for."""
+    """A state, which of `NOTES` holds where it is not the one asked for, and a digest of all that the site was asked on the way
+    to it."""
 
     local: Tree
     note: str | None
+    history: str = ""
 
 
 class Vault:
@@ -65,7 +67,7 @@ class Vault:
 
     def __init__(self, folder: Path, digest: str) -> None:
         self.folder, self.digest = folder, digest
-        self.latest: tuple[Label, Tree] | None = None
+        self.latest: tuple[Label, Kept] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         if os.name == "posix":
             folder.chmod(0o700)
@@ -82,12 +84,12 @@ class Vault:
         if since is None:
             return Kept(enrolled, None)
         if self.latest is not None and self.latest[0] == since:
-            return Kept(self.latest[1], None)
+            return self.latest[1]
         here = [label for label in self.labels() if label.stage == stage]
         for label in reversed([label for label in here if label <= since]):
-            local = self._read(label, enrolled)
-            if local is not None:
-                return Kept(local, None if label == since else "older")
+            kept = self._read(label, enrolled)
+            if kept is not None:
+                return kept if label == since else kept._replace(note="older")
             if label == since:
                 here.remove(since)
         if here:
@@ -96,24 +98,26 @@ class Vault:
             )
         return Kept(enrolled, "anew")
 
-    def keep(self, label: Label, local: Tree, floor: Label | None, since: Label | None) -> None:
+    def keep(self, label: Label, local: Tree, floor: Label | None, since: Label | None, history: str = "") -> None:
         """Write the state after ``label`` and let go of those before ``floor``, where the round began.
 
         Newer ones are never touched: a worker that slept through a restart must not delete what its successor wrote.
         """
-        write_leaves(self.folder / label.file(), to_arrays(local), version=__version__, digest=self.digest)
-        self.latest = (label, local)
+        about = {"version": __version__, "digest": self.digest, "history": history}
+        write_leaves(self.folder / label.file(), to_arrays(local), **about)
+        self.latest = (label, Kept(local, None, history))
         oldest = min((kept for kept in (floor, since) if kept is not None), default=Label(label.stage, 0, 0, 0))
         for other in self.labels():
             if other < oldest:
                 (self.folder / other.file()).unlink(missing_ok=True)
 
-    def _read(self, label: Label, like: Tree) -> Tree | None:
+    def _read(self, label: Label, like: Tree) -> Kept | None:
         kept = read_arrays(self.folder / label.file())
         if kept is None or kept[1].get("digest") != self.digest:
             return None
         try:
-            return to_tree([*kept[0].values()], like, "the state", finite=False)
+            local = to_tree([*kept[0].values()], like, "the state", finite=False)
+            return Kept(local, None, kept[1].get("history", ""))
         except BadReply:
             return None
 
