@@ -523,6 +523,11 @@ def fedpath(
     )
 
 
+def steps_of(groups: int) -> int:
+    """Steps of x a strength: three for two groups, a step and a half for every further one, since x has two numbers more."""
+    return max(STEPS, -(-3 * groups // 2))
+
+
 def rounds_of(strengths: Sequence[float], steps: int = STEPS, warm: int = WARM) -> int:
     """The last round only looks at where the last step led."""
     return warm + steps * len(strengths)
