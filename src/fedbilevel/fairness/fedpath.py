@@ -524,8 +524,8 @@ def fedpath(
 
 
 def steps_of(groups: int) -> int:
-    """Steps of x a strength: three for two groups, a step and a half for every further one, since x has two numbers more."""
-    return max(STEPS, -(-3 * groups // 2))
+    """Steps of x a strength: `STEPS` for two groups, two a group for more, since x has two numbers more with each."""
+    return STEPS if groups <= 2 else 2 * groups
 
 
 def rounds_of(strengths: Sequence[float], steps: int = STEPS, warm: int = WARM) -> int:
