@@ -20,6 +20,7 @@ from fedbilevel.fairness.fedpath import (
     MEMORY,
     PROBES,
     RADIUS,
+    SHORT,
     WARM,
     Sent,
     fedpath,
@@ -250,10 +251,13 @@ def naive(parts, strengths, products, steps, warm):
         before = pooled.inner(x, y)
         new = x, y + solve(pooled.hessian(x, y), -pooled.omega(x, y))
         last, now = strength_at(t - 1), strength_at(t)
+        length = np.abs(x - kept[0]).max()
         good = pooled.inner(*new) <= before + 1e-5 and (
-            t < warm or pooled.objective(*new, last) <= pooled.objective(*kept, last) + 1e-5
+            t < warm
+            or (pooled.groups > 2 and length <= SHORT)
+            or pooled.objective(*new, last) <= pooled.objective(*kept, last) + 1e-5
         )
-        radius = min(1.5 * radius, 1.0) if good else (np.abs(x - kept[0]).max() / 2 if t >= warm else radius)
+        radius = min(1.5 * radius, 1.0) if good else (length / 2 if t >= warm else radius)
         x, y = new if good else kept
         path[last] = x, y
         fresh = pooled.nu(x, y, now, solve)

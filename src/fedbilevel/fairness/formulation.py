@@ -6,8 +6,8 @@ The means run over client m's validation rows outside and its training rows insi
 
 - ``"paper"``: one weight per group, w = K softmax(x); F is the mean loss on a group-balanced validation set.
 - ``"cells"``: one weight per (group, label) cell, w = K C softmax(x); F adds ``strength`` times the mean squared gap between
-  the groups' soft rates (`squared_gap`).  One weight per group cannot move a true-positive rate without moving the
-  false-positive rate along; one per cell can.
+  the groups' soft rates (`squared_gap`; FedPath: `largest_gap`).  One weight per group cannot move a true-positive rate
+  without moving the false-positive rate along; one per cell can.
 
 Weights are positive and have mean one over the cells; x = 0 is the unweighted problem.
 

@@ -7,7 +7,8 @@ y(x) by Newton's method.  With u = H^-1 grad F, H the Hessian of g at y(x), solv
     dF/dw_c = -1/n sum over rows i of cell c of  (sigmoid(x_i . y) - t_i)  x_i . u
 
 and x by L-BFGS-B within [-`REACH`, `REACH`], so that no cell takes all the weight.  `front` follows the answer over strengths,
-each from the one before; the first starts at equal weights, which is plain logistic regression.
+each from the one before; the first starts at equal weights, which is plain logistic regression.  F weighs groups by their
+shares, as the two stages do, or takes them as FedPath does (``deviation``).
 
 Checked: against finite differences of F, and y against scikit-learn (tests/fairness/test_pooled.py).
 """

@@ -1,7 +1,7 @@
 """What `fedbilevel fairness --tables` compares: every method with its defaults, on tables nobody tuned it on, beside the limit.
 
 docs/study-protocol.md is the protocol; the constants here are those it names.  A part of a run is one method on one case, kind
-of sites and split; or the models of the pooled frontier on one case and split.
+of sites and split; or the models of the pooled frontier on one case and split, in one part or, of several groups, in two.
 
 Tables of a run (`Run.tables`):
 
