@@ -87,8 +87,8 @@ LEVERAGE = 0.9
 RADIUS, WIDEST, FURTHEST = 0.1, 1.0, 4.0
 """Of a step of x, entry by entry: the first radius, the largest, and how far from 0 x may go."""
 SHORT = 0.01
-"""With more than two groups, a step of x by no more than this is not taken back for what it does to L + lambda D.  That y had not
-arrived before is what shows there, and with the step taken back it never would."""
+"""With more than two groups, a step of x by no more than this is not taken back for raising L + lambda D: what shows there is
+that y had not arrived before, and if the step were taken back it never would."""
 SLACK = 1e-5
 """What a step may raise a loss by: rounding."""
 LONGEST = 1e6
