@@ -49,7 +49,7 @@ Sensitive = Annotated[
 Prediction = Annotated[
     str | None,
     typer.Option(
-        help="The column with the model's answers; for a column of probabilities a class, what their names begin with.",
+        help="The column with the model's answers; if each class has a column of probabilities, what their names begin with.",
         autocompletion=columns,
     ),
 ]
@@ -131,8 +131,8 @@ ClassWeight = Annotated[
 Threshold = Annotated[
     str | None,
     typer.Option(
-        help="Yes above this probability: a number (0.5), auto (best balanced accuracy), rate=0.1 or recall=0.8; of more than "
-        "two classes auto."
+        help="Yes above this probability: a number (0.5), auto (best balanced accuracy), rate=0.1 or recall=0.8; for more than "
+        "two classes only auto."
     ),
 ]
 MinimumCell = Annotated[
