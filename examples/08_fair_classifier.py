@@ -36,4 +36,4 @@ for method, (gap, right) in plane.items():
     axis.annotate(method, (gap, right), xytext=(6, 6), textcoords="offset points")
 axis.set(xlabel="gap between the groups' true-positive rates", ylabel="accuracy")
 axis.margins(0.25)
-axis.set_xlim(0)
+axis.set_xlim(0, 1.2 * max(gap for gap, _ in plane.values()))
