@@ -35,7 +35,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines."
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Seed = Annotated[int, typer.Option(help="Seed of all random numbers.", min=0)]
 
-# Tables of one's own.
+# Your own tables.
 Files = Annotated[
     list[Path], typer.Argument(metavar="FILES", help="Tables, CSV or Parquet: one for each site, or one for all.")
 ]
