@@ -69,6 +69,11 @@ def spread(results: list[dict[str, float]], key: str) -> str:
     return f"{min(values):.3g}–{max(values):.3g}"
 
 
+def digits(value: float) -> str:
+    """Three digits, and thousands written out: 0.294, 56.9, 21,400."""
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def markdown(header: list[str], rows: list[list[str]]) -> str:
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -126,9 +131,11 @@ def describe(record: dict[str, Any]) -> str:
     """One line under a table: when, where, with what."""
     it = record["machine"]
     versions = ", ".join(f"{name} {it[name]}" for name in PACKAGES if it[name] != "not installed")
+    repeats = record["repeats"]
+    taken = "One fresh process" if repeats == 1 else f"Medians of {repeats} fresh processes, taken in turn"
     return (
         f"*Measured {it['date']} on {it['cpu']}, {it['cores']} cores; Python {it['python']}, {versions}, "
-        f"{it['compiler']}. Medians of {record['repeats']} fresh processes, taken in turn.*"
+        f"{it['compiler']}. {taken}.*"
     )
 
 

@@ -65,6 +65,12 @@ def drift_table() -> str:
     return harness.markdown(heads, rows)
 
 
+def closer() -> str:
+    """How many times closer averaging ends after the most rounds."""
+    told = harness.load("methods")["measured"]["drift"]
+    return f"{told['own'][-1] / told['averaged'][-1]:.0f}"
+
+
 def forgetting_table() -> str:
     told = harness.load("methods")["measured"]["drift"]["forgetting"]
     return harness.markdown(

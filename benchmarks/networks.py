@@ -195,7 +195,7 @@ def agree(python):
 
 def shown():
     """The table, and what was asked."""
-    from harness import describe, load
+    from harness import describe, digits, load
 
     record = load("networks")
     found = record["measured"]
@@ -206,7 +206,7 @@ def shown():
         for method in METHODS if by == "ours" else EAGER:
             title = f"{names.get(method, method.upper())}{', eager PyTorch' if by == 'eager' else ''}"
             cells = [found[f"{by}/{method}/{size}"] for size in WIDTHS]
-            lines.append(f"| {title} | " + " | ".join(f"{c['ms']:.3g} | {c['peak']:.0f}" for c in cells) + " |")
+            lines.append(f"| {title} | " + " | ".join(f"{digits(c['ms'])} | {c['peak']:.0f}" for c in cells) + " |")
     peak = max(found[f"ours/{method}/{10_000_000}"]["peak"] for method in METHODS)
     verdict = "met" if peak < MEMORY else "**missed**"
     lines += [

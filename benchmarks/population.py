@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import Job, Measured, cores, interleaved, markdown, measure, median, verdict
+from harness import Job, Measured, cores, digits, interleaved, markdown, measure, median, verdict
 
 ROWS, COLUMNS, VALIDATION = 32, 16, 16
 COHORT, BLOCK = 100, 10_000
@@ -119,7 +119,7 @@ def run(job: Job) -> dict[str, Any]:
 def table(measured: Measured) -> str:
     rows = []
     for name, results in measured.items():
-        numbers = [f"{1000 * median(results, key):.3g}" for key in ("round", "round cpu", "first", "end")]
+        numbers = [digits(1000 * median(results, key)) for key in ("round", "round cpu", "first", "end")]
         rows.append([name, *numbers, f"{median(results, 'megabytes'):.0f}"])
     header = ["milliseconds", "a round", "processor time of a round", "to the end of round 1", "result", "peak MB"]
     names = list(measured)

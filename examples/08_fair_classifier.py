@@ -34,5 +34,6 @@ figure, axis = plt.subplots(figsize=(5.5, 3.4))
 for method, (gap, right) in plane.items():
     axis.plot(gap, right, "o", markersize=9)
     axis.annotate(method, (gap, right), xytext=(6, 6), textcoords="offset points")
-axis.set(xlabel="gap between the groups' true-positive rates", ylabel="accuracy", xlim=(0, None))
-axis.margins(0.2)
+axis.set(xlabel="gap between the groups' true-positive rates", ylabel="accuracy")
+axis.margins(0.25)
+axis.set_xlim(0, 1.2 * max(gap for gap, _ in plane.values()))

@@ -29,4 +29,4 @@ for noise, values in curves.items():
     axis.loglog(replies, values, "o-", label=f"noise {noise}")
 axis.axhline(8, color="C7", linestyle="--")
 axis.set(xlabel="replies of a site", ylabel="epsilon at delta = 1e-5")
-axis.legend(title="in units of the clipping norm")
+axis.legend(title="in units of the clipping norm", loc="upper left", bbox_to_anchor=(1, 1))

@@ -98,6 +98,9 @@ def test_the_reference_has_every_command_and_every_option_with_its_meaning():
         assert f"## {name}\n" in page, name
         section = page.split(f"## {name}\n", 1)[1].split("\n## ", 1)[0]
         assert command.help in section, name
+        assert not command.get_short_help_str(64).endswith("..."), (
+            f"{name} is cut in the list of commands on 80 columns"
+        )
         assert f"fedbilevel {path[0]}" in (command.epilog or ""), f"{name} has no example"
         for option in command.params:
             assert option.help, f"{name}: {option.name} is not explained"

@@ -1,7 +1,9 @@
 """The sdist builds, the wheel builds from it, and both install into clean environments and work: `make test-wheels`.
 
-Interpreters: those of python3.11 to python3.14 on the PATH, and those that pyenv or uv keep elsewhere; where there is none, uv
-fetches one if it can.  What the package needs is fetched by pip.
+Interpreters: this one, those that FEDBILEVEL_PYTHONS names, python3.11 to python3.14 on the PATH, and those that pyenv or uv
+keep elsewhere; where there is none, uv fetches one if it can.  What the package needs is fetched by pip.
+
+The file needs pytest and nothing else, so it also runs where only one Python is: see CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ def run(*command, **options):
 
 
 def candidates(version):
-    """Where a Python of this version may be: this one, the PATH, what pyenv and uv have installed."""
-    if sys.version_info[:2] == tuple(map(int, version.split("."))):
-        yield sys.executable
+    """Where a Python of this version may be: this one, those named, the PATH, what pyenv and uv have installed."""
+    yield sys.executable
+    yield from filter(None, os.environ.get("FEDBILEVEL_PYTHONS", "").split(os.pathsep))
     name = f"python{version}"
     for folder in os.get_exec_path():
         yield Path(folder) / name
@@ -39,11 +41,10 @@ def candidates(version):
             yield from sorted(Path(home).glob(f"{below}/{name}")) if home else ()
 
 
-def starts(python):
+def starts(python, version):
     """A version manager's shim may stand there for a version that is not installed, or not chosen."""
-    return (
-        Path(python).exists() and not subprocess.run([python, "-c", "import venv, ssl"], capture_output=True).returncode
-    )
+    question = f"import venv, ssl, sys; sys.exit('%d.%d' % sys.version_info[:2] != '{version}')"
+    return Path(python).exists() and not subprocess.run([python, "-c", question], capture_output=True).returncode
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +62,9 @@ def interpreter(tools, tmp_path_factory):
     home = tmp_path_factory.mktemp("pythons")
 
     def found(version):
-        for python in filter(starts, candidates(version)):
-            return python
+        for python in candidates(version):
+            if starts(python, version):
+                return python
         order = [tools / "uv", "python", "install", "--no-bin", "--install-dir", home, version]
         fetched = subprocess.run(list(map(str, order)), capture_output=True, text=True, timeout=600)
         if fetched.returncode:

@@ -79,7 +79,7 @@ class ServerStep(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """Phases that run ``times`` times within one round, or, with ``turns(server state)``, so often: at most ``times``.
+    """Phases that run ``times`` times within one round, or as often as ``turns(server state)`` says, up to ``times``.
 
     ``turns`` is asked once, before the first repetition.
 

@@ -40,7 +40,7 @@ class BilevelProblem:
 
     Raises:
         ValueError: ``lower_level`` is another word.
-        TypeError: A loss or ``init`` is no function.
+        TypeError: A loss or ``init`` is not a function.
 
     Examples:
         >>> import fedbilevel as fb, jax.numpy as jnp

@@ -1,5 +1,8 @@
 """Where we depart from the printed algorithms: each departure measured."""
 
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,3 +108,12 @@ def test_the_printed_average_of_the_previous_point_leaves_a_bias(distance):
     Measured: a distance of 0.060 against 0.0037, a factor of 16.
     """
     assert distance["local", "averaged"] * 10 < distance["paper", "averaged"]
+
+
+def test_the_page_shows_these_distances(distance):
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r'^\| `previous="(\w+)"` \| (.+) \|$', page, flags=re.M))
+    assert set(told) == {"local", "paper"}
+    for previous, cells in told.items():
+        for cell, kind in zip(cells.split(" | "), ("averaged", "own"), strict=True):
+            assert float(cell) == pytest.approx(distance[previous, kind], rel=0.02)

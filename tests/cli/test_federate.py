@@ -545,7 +545,7 @@ def test_a_check_reads_the_kit_first(run, refused, federation, schema, tmp_path)
     kits = federation / "kits"
     shutil.copy(kits / "south/startup/client.crt", kits / "north/startup/rootCA.pem")
     for kit, sentence in (
-        (tmp_path, "is no kit"),
+        (tmp_path, "is not a kit"),
         (kits / "fl.example.org", "the kit of a server, and a site's is needed"),
         (kits / "north", "was not issued by the authority beside it"),
     ):
@@ -580,7 +580,7 @@ def test_a_check_reads_the_kit_first(run, refused, federation, schema, tmp_path)
         ("submit --kits FED --schema SCHEMA --min-sites 5", "min_sites=5 is more than the 2 sites"),
         ("submit --kits FED --schema SCHEMA --method sgd", "method must be one of"),
         ("submit --kits FED --schema SCHEMA --test NONE", "NONE"),
-        ("status NONE", "is no kit"),
+        ("status NONE", "is not a kit"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence(run, refused, home, schema, tmp_path, words, sentence):

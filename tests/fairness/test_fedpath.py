@@ -446,7 +446,7 @@ def unlike(positives=0.4):
             r"was not reached: .* these do not tell enough. They put a row of 0 and one of 1 in order in 5\d% of",
         ),
         (unlike(0.005), 0.05, r"was not reached: .*; a group has \d+ rows to compare, too few to tell its rate"),
-        (unlike(), 0.003, r"was not reached: .*; with so many rows even a fair model shows 0.0\d+ on average"),
+        (unlike(), 0.003, r"was not reached: .*; with this many rows even a fair model shows 0.0\d+ on average"),
         (table()[0], 0.02, r"is reached on the training rows, but with so many of them even a fair model shows 0.02"),
     ],
     ids=["features", "few rows", "floor", "floor, reached"],

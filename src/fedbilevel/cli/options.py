@@ -35,7 +35,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines."
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Seed = Annotated[int, typer.Option(help="Seed of all random numbers.", min=0)]
 
-# Tables of one's own.
+# Your own tables.
 Files = Annotated[
     list[Path], typer.Argument(metavar="FILES", help="Tables, CSV or Parquet: one for each site, or one for all.")
 ]
@@ -49,7 +49,7 @@ Sensitive = Annotated[
 Prediction = Annotated[
     str | None,
     typer.Option(
-        help="The column with the model's answers; for a column of probabilities a class, what their names begin with.",
+        help="The column with the model's answers; if each class has a column of probabilities, what their names begin with.",
         autocompletion=columns,
     ),
 ]
@@ -131,8 +131,8 @@ ClassWeight = Annotated[
 Threshold = Annotated[
     str | None,
     typer.Option(
-        help="Yes above this probability: a number (0.5), auto (best balanced accuracy), rate=0.1 or recall=0.8; of more than "
-        "two classes auto."
+        help="Yes above this probability: a number (0.5), auto (best balanced accuracy), rate=0.1 or recall=0.8; for more than "
+        "two classes only auto."
     ),
 ]
 MinimumCell = Annotated[

@@ -197,7 +197,7 @@ def bench(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Every algorithm on every task it solves: scores, costs and the ranking.
+    """Every algorithm on every task it solves: scores, costs, ranks.
 
     Every algorithm tries the same number of step sizes, on a draw of data that is not reported, and takes those that reach the
     target with the fewest bytes.
@@ -282,7 +282,7 @@ def fairness(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Eight methods on Adult and German Credit: accuracy against fairness.
+    """Eight methods on the paper's tables: accuracy against fairness.
 
     Means and 95 % intervals over random splits, and differences to FedAvg on the same split.
     """

@@ -227,7 +227,8 @@ def demo(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """A whole federation on this machine: certificates, a server, three sites, one fit on Adult by sex, the page.
+    """A whole federation on this machine, to watch it once.  It has certificates, a server and three sites, fits Adult by
+    sex and writes the page.
 
     The sites are real processes with their own files, over mutual TLS on loopback.  All of them end with the command.
     """

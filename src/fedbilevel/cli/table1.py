@@ -39,7 +39,7 @@ def table1(
             "paper, ours, all."
         ),
     ] = "paper",
-    seeds: Annotated[int, typer.Option(help="Runs of every cell.", min=1)] = 10,
+    seeds: Annotated[int, typer.Option(help="Runs for every cell of the table.", min=1)] = 10,
     steps: Annotated[int, typer.Option(help="Steps of every training.", min=1)] = 2000,
     splits: Annotated[
         str, typer.Option(help="one: the paper's single split; many: a fresh one for every seed.")
@@ -71,7 +71,7 @@ def table1(
         Path | None, typer.Option(help="Compute one random run of this folder again and compare; nothing else.")
     ] = None,
 ) -> None:
-    """The paper's whole experiment: its Table 1, measured, beside the printed one.
+    """The paper's Table 1, measured beside the printed one.
 
     Two datasets, two distributions, six methods, ten seeds.
     """

@@ -43,7 +43,7 @@ What = Annotated[
     ),
 ]
 Folds = Annotated[int, typer.Option(help="Parts of a site's rows, each held out once.", min=2)]
-Rounds = Annotated[int, typer.Option(help="How many choices are tried, at most; it ends by itself.", min=1)]
+Rounds = Annotated[int, typer.Option(help="How many choices to try at most; the run may end earlier.", min=1)]
 
 
 def tune(
@@ -70,7 +70,8 @@ def tune(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Tune hyper-parameters across sites in one run: penalties, class weights, whose data helps, doubtful rows.
+    """Tune hyper-parameters across sites in one run.  They are penalties, class weights, whose data helps,
+    and doubtful rows.
 
     One file for each site, or one file with --site, or one file dealt to --clients.  Writes the run folder with model, tables
     and page.  If it stops, the same command continues.
@@ -149,7 +150,7 @@ def federated_tune(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """The same tuning over real sites, watched until it is done; doubtful rows are listed at their own site only."""
+    """The same tuning over real sites, watched until it is done.  Doubtful rows are listed at their own site only."""
     from fedbilevel.cli.federate import ended_by_signals, kits_at, need_nvflare
     from fedbilevel.cli.submit import sites_of, supervision, switched, tell_result
 

@@ -225,7 +225,7 @@ def client_batches(
         A pair (training, validation) for each client, as dictionaries of arrays.
 
     Raises:
-        ValueError: Features are no matrix or not finite, or labels are not 0 and 1.
+        ValueError: Features are not a matrix, or not finite, or labels are not 0 and 1.
         TypeError: Groups are not whole numbers.
     """
     matrix = np.asarray(features, dtype=np.float32)

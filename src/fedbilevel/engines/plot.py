@@ -51,7 +51,7 @@ def plot(
         raise TypeError("plot needs a run: fb.plot(result).")
     if labels is not None and len(labels) != len(runs):
         raise ValueError(f"labels names {len(labels)} runs, but there are {len(runs)}.")
-    names = labels or (["run"] if len(runs) == 1 else [f"run {number}" for number in range(1, len(runs) + 1)])
+    names = labels or ([""] if len(runs) == 1 else [f"run {number}" for number in range(1, len(runs) + 1)])
     curves = [curve for run, name in zip(runs, names, strict=True) for curve in _curves(run, name)]
     for _, history in curves:
         for wanted in (column, against):
@@ -85,6 +85,6 @@ def _curves(run: Any, name: str) -> list[tuple[str, pd.DataFrame]]:
     swept = [column for column in run.values if run.table[column].nunique() > 1]
     settings = run.table[swept].to_dict("records")
     return [
-        (", ".join([name, *(f"{key}={value:g}" for key, value in setting.items())]), result.history)
+        (", ".join(filter(None, [name, *(f"{key}={value:g}" for key, value in setting.items())])), result.history)
         for result, setting in zip(run.results, settings, strict=True)
     ]

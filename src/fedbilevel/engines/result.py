@@ -23,12 +23,12 @@ LISTED = 10
 @dataclass(frozen=True)
 class Result:
     """``outer``: the answer; ``inner``: every client's inner variable (leaves ``[clients, ...]``, None for FedAvg);
-    ``history``: one row a recorded round; ``server`` and ``local``: the full states, to go on from.
+    ``history``: one row for each recorded round; ``server`` and ``local``: the full states, to continue from.
 
     Attributes:
         outer: The answer.
         inner: Every client's inner variable, leaves ``[clients, ...]``; None for methods of one level.
-        history: A pandas table, one row a recorded round.
+        history: A pandas table, one row for each recorded round.
         rounds: Rounds done.
         seed: The seed of the run.
         hyper: The float hyper-parameters by name.
@@ -81,14 +81,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Progress(NamedTuple):
-    """What a progress callback is told.
+    """What a progress callback receives.
 
     Attributes:
         done: Rounds done; of a `sweep`, runs done.
         rounds: Rounds in all; of a `sweep`, runs in all.
         seconds: Wall time so far; NaN in a `sweep`.
         row: The latest row of the history, empty where nothing is recorded.
-        rows: All rows of the history that were recorded since the callback was last told, in order.
+        rows: All rows of the history that were recorded since the last call, in order.
     """
 
     done: int

@@ -76,7 +76,7 @@ def simulate(
             hypergradient and the errors of the theory.  "cohort": the objective of the clients that took part, consensus and
             bytes; its cost does not grow with the clients that did not.  "auto": exact where that is quick; else cheap, or
             cohort where there are ten times as many clients.
-        progress: True draws a bar on a terminal or in a notebook; a function is told a `Progress` about twice a second.
+        progress: True draws a bar on a terminal or in a notebook; a function gets a `Progress` about twice a second.
         checkpoint: A file to save to, also at the end.  If it exists the run continues from it, to bit-identical results.
         checkpoint_every: Rounds between two saves; None: about ten seconds.
         client_chunk: Clients computed side by side; None: all.

@@ -96,7 +96,7 @@ def sweep(
     Hyper-parameters go by the algorithm's own argument names (``outer_step=[.01, .1]``), those of its hypergradient with
     ``hypergradient_`` in front (``hypergradient_step=[.1, .5]``).  A run that diverges does not stop the others: its
     `Result` says so in ``diverged``.  ``record_every=None`` records the last round only.  ``workers``: threads; default one
-    per core.  ``progress``: True draws a bar, a function is told a `Progress` after every run.
+    per core.  ``progress``: True draws a bar, a function gets a `Progress` after every run.
 
     Args:
         algorithm: What to run, such as ``fb.fedbio(problem)``.
@@ -107,7 +107,7 @@ def sweep(
         participation: Share or number of clients that take part in a round; None: all.
         sampling: "proportional" (to the weights, averaged equally: right on average) or "uniform".
         dropout: Chance in [0, 1) that a reply is lost.
-        record_every: A row of history every so many rounds; None: the last round only.
+        record_every: Rounds between two rows of the history; None: the last round only.
         diagnostics: As in `simulate`.
         progress: True for a bar over the runs, or a function of a `Progress`.
         client_chunk: As in `simulate`.
@@ -120,7 +120,7 @@ def sweep(
 
     Raises:
         ValueError: A hyper-parameter is not known, or a value is out of its range.
-        TypeError: Values or seeds are no lists.
+        TypeError: Values or seeds are not lists.
 
     Examples:
         >>> import fedbilevel as fb, jax.numpy as jnp, numpy as np

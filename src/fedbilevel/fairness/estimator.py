@@ -411,7 +411,7 @@ class FairFederatedClassifier(OfClasses, FairFederated):
     Attributes:
         classes_, n_features_in_, feature_names_in_ (tables with named columns), groups_, clients_: what was seen in fit.
         group_weights_: the learned weights, a Series over groups or over (group, label); None for methods without.
-        frontier_: "fedpath": strength, accuracy, gap, floor (the gap of a fair model on so many rows), usable and chosen, for
+        frontier_: "fedpath": strength, accuracy, gap, floor (the gap of a fair model on this many rows), usable and chosen, for
             every point of the path, on the training rows; 0 is the unweighted model.
         history_: objective, bytes sent and calls of gradients at ``history_rows`` rounds.
         params_, model_, encoder_: the fitted model; threshold_ of its decisions; coef_, intercept_ (logistic):

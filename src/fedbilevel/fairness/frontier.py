@@ -182,7 +182,7 @@ def _chosen(
     if few:
         why = f"a group has {fewest:.0f} rows to compare, too few to tell its rate; gather groups, or more rows"
     elif floor >= recipe.gap:
-        why = f"with so many rows even a fair model shows {floor:.3f} on average; aim at no less than that"
+        why = f"with this many rows even a fair model shows {floor:.3f} on average; aim at no less than that"
     else:
         why = "weights reach a model only through its features, and these do not tell enough"
     return place, [Finding("aim-missed", "The model", f"{said}; {why}.", blocks=False)], not few and floor < recipe.gap

@@ -166,7 +166,7 @@ def conjugate_gradient(
     """The hypergradient by conjugate gradients, to a relative residual of ``tolerance`` or at most ``steps`` products.
 
     ``preconditioner="diagonal"`` spends ten products more on the scale of every inner variable, which pays where the scales
-    differ much (docs/algorithms.md has a table).  Where the inner Hessian is not positive definite,
+    differ a lot (docs/algorithms.md has a table).  Where the inner Hessian is not positive definite,
     ``on_negative_curvature="stop"`` goes on with the answer that left the smallest residual and counts it as missed; "refuse"
     ends the run with an error.
 

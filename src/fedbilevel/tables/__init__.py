@@ -1,1 +1,1 @@
-"""Tables of one's own: reading files, saying what columns mean, and one encoding for all."""
+"""Your own tables: reading files, saying what columns mean, and one encoding for all."""

@@ -67,7 +67,7 @@ def read_mnist(folder: str | Path, pool: int = 2) -> Images:
 
     Files are named as distributed (``train-images-idx3-ubyte``, ``t10k-labels-idx1-ubyte.gz``; a dot before ``idx`` is
     accepted); the archive holds ``x_train``, ``y_train``, ``x_test`` and ``y_test``.  Without the test files 30 % of
-    each class are set aside.  ``pool`` averages squares of so many pixels: 28 x 28 becomes 14 x 14; 1 keeps all.
+    each class are set aside.  ``pool`` averages squares of this side: 28 x 28 becomes 14 x 14; 1 keeps all.
 
     Args:
         folder: Where the files are.

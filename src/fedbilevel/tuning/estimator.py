@@ -83,7 +83,7 @@ class TunedFederatedClassifier(OfClasses, TunedFederated):
             (class weights and label smoothing; all classes then count alike in validation), "sites" (how much each client
             counts in training) and "rows" (labels that are not believed).
         folds: Parts of each client's rows, each held out once.
-        rounds: How many choices are tried, at most; it ends by itself where a row can tell no more.
+        rounds: How many choices to try at most; training may end earlier.
         random_state: Decides which rows are in which fold.
 
     Attributes:
@@ -123,7 +123,7 @@ class TunedFederatedRegressor(OfNumbers, TunedFederated):
     Args:
         what: One or several of "penalties", "features" and "sites".
         folds: Parts of each client's rows, each held out once.
-        rounds: How many choices are tried, at most; it ends by itself where a row can tell no more.
+        rounds: How many choices to try at most; training may end earlier.
         random_state: Decides which rows are in which fold.
     """
 

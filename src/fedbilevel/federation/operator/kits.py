@@ -506,7 +506,7 @@ def open_kit(folder: Path, kind: str | None = None) -> Kit:
     startup = folder / "startup"
     what = next((what for what, file in FILES.items() if (startup / file).is_file()), None)
     if what is None:
-        raise ValueError(f"{folder} is no kit: it has no startup folder made by `fedbilevel federate init`.")
+        raise ValueError(f"{folder} is not a kit: it has no startup folder made by `fedbilevel federate init`.")
     if kind is not None and what != kind:
         raise ValueError(f"{folder} is the kit of a {what}, and a {kind}'s is needed.")
     about = _json(startup / FILES[what])
