@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.references.phi import adaptive
 
-STRIDES = 5
+STRIDES = 10
 
 
 class Curved:
@@ -54,41 +54,58 @@ class Settling(Curved):
 
 
 class Distance:
-    """x by distance over gradients; it stands still within a round, but for a first one in which clients ``search``."""
+    """x by distance over gradients, or by the secant's step; it stands still within a round.  Where clients ``search``, that
+    many searches come before the next round."""
 
     length = 0.0
 
     def __init__(self, start, project=lambda x: x, search=False):
-        self.start, self.project, self.cuts, self.search = start, project, 0, search
+        self.start, self.project, self.search = start, project, search
         self.begin(0.1 * (np.sqrt(start.size) + np.linalg.norm(start)))
 
     def begin(self, reach):
-        self.reach, self.squares, self.boost, self.agreed, self.last = reach, [], 1.0, True, None
+        self.reach, self.energy, self.first, self.last, self.away = reach, 0.0, None, None, None
+        self.agreed, self.searches = True, int(self.search)
 
     @property
     def probe(self):
-        return 0.2 * self.reach if self.search and not self.squares else 0.0
+        return 0.2 * self.reach
 
     def found(self, x, away, square):
         new = self.project(x - away)
-        self.reach, self.squares = max(np.linalg.norm(new - self.start), 0.2 * self.reach), [square]
+        least = 0.2 * self.reach if self.first is None else self.reach
+        self.reach, self.energy, self.away = max(np.linalg.norm(new - self.start), least), square, away
+        self.first = square if self.first is None else self.first
         return new
 
     def moved(self, x, gradient):
         size = np.linalg.norm(gradient)
-        if self.squares:
-            if not size <= 10 * np.sqrt(self.squares[0]):
-                self.begin(self.reach / 10)
-                self.cuts += 1
-                return self.start
-            cosine = 0.3 if self.last is None else gradient @ self.last / (size * np.linalg.norm(self.last))
-            self.agreed = self.agreed and cosine >= 0.3
-            self.boost = min(self.boost * np.exp(cosine - 0.3), 3.0) if self.agreed else 1.0
-        self.squares.append(size**2)
-        self.last = gradient
-        x = self.project(x - min(self.boost / np.sqrt(sum(self.squares)), 2 / size) * self.reach * gradient)
+        if self.first is not None and not size <= 10 * np.sqrt(self.first):
+            self.begin(self.reach / 10)
+            return self.start
+        self.first = size**2 if self.first is None else self.first
+        self.searches, follows = 0, self.agreed and self.away is None and self.last is not None
+        if self.away is not None:
+            self.searches = 2 if agrees(gradient, self.away) else 0
+        elif self.last is not None:
+            self.agreed = self.agreed and agrees(gradient, self.last)
+        if follows:
+            step = strode(self.step, gradient, self.last)
+            step = step if self.agreed else min(self.step, step)
+        else:
+            self.energy += size**2
+            step = self.reach / np.sqrt(self.energy)
+        self.step = min(step, 2 * self.reach / size)
+        x = self.project(x - self.step * gradient)
         self.reach = max(self.reach, np.linalg.norm(x - self.start))
+        if follows:
+            self.energy = (self.reach / self.step) ** 2
+        self.last, self.away = gradient, None
         return x
+
+
+def agrees(one, other):
+    return one @ other > 0 and one @ other >= 0.3 * np.linalg.norm(one) * np.linalg.norm(other)
 
 
 class Together:
@@ -97,36 +114,33 @@ class Together:
 
     def __init__(self, rule, curved, weights, share=1.0, first=None, project=lambda x: x):
         self.rule, self.curved, self.weights, self.largest = rule, curved, weights, 0.0
-        self.share, self.first, self.project, self.heard = share, first, project, 0
+        self.share, self.first, self.project = share, first, project
 
     def mean(self, active, values):
         return np.average(values, axis=0, weights=[self.weights[m] for m in active])
 
-    def look(self, client, x, y, read, slower=1.0):
+    def look(self, client, x, y, read):
         """The step of y and u: by the mean of the round before or, before there is one, by the client's own."""
         self.curved.look(client, x, y, read)
-        return 1 / (slower * self.largest or self.curved.largest[client])
+        return 1 / (self.largest or self.curved.largest[client])
 
     def told(self, active):
         """The step that the server derives from this round's looks."""
-        self.heard += 1
         self.largest = self.mean(active, [self.curved.largest[m] for m in active])
         return 1 / self.largest
 
-    def slower(self, most):
-        return min(1 + self.heard / 10, most)
-
     def searched(self, rows, number, active, x, y):
         """(x, y, how many exchanges that took)."""
-        if not (active and self.rule.probe):
-            return x, y, 0
-        found = []
-        for m in active:
-            below = Settling(self.curved.model, self.first, len(self.weights), self.share, 21)
-            reads = rows(number, 0, m, STRIDES, train=25, val=1)
-            found.append(sought(below, below.phi, m, x, y, reads, self.rule.probe, self.project))
-        away, square, y = (self.mean(active, part) for part in zip(*found, strict=True))
-        return self.rule.found(x, away, square), y, 1
+        count = self.rule.searches if active else 0
+        for turn in range(count):
+            found = []
+            for m in active:
+                below = Settling(self.curved.model, self.first, len(self.weights), self.share, 21)
+                reads = rows(number, turn, m, STRIDES, train=25, val=1)
+                found.append(sought(below, below.phi, m, x, y, reads, self.rule.probe, self.project))
+            away, square, y = (self.mean(active, part) for part in zip(*found, strict=True))
+            x = self.rule.found(x, away, square)
+        return x, y, count
 
 
 def sought(below, phi, client, x, y, reads, probe, project):
@@ -151,7 +165,7 @@ def strode(step, now, before):
 class Sgd:
     """At the server; clients walk with a step of ``length``."""
 
-    cuts = 0
+    searches = 0
 
     def __init__(self, rate, length=0.0):
         self.rate, self.length = rate, length

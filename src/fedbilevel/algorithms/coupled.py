@@ -13,6 +13,7 @@ whose means vanish exactly at y = y(x), at u as above, and where grad h(x) = 0. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 from fedbilevel.algorithms import steps
 from fedbilevel.algorithms.arguments import automatic
 from fedbilevel.algorithms.local import Local, Told, inner_gradients
-from fedbilevel.algorithms.search import Search
+from fedbilevel.algorithms.search import Search, unchanged
 from fedbilevel.calculus import Calls, Loss, Tree, no_calls, scale, squared_norm, step_along, subtract, zeros
 from fedbilevel.hypergradients import outer_gradients
 from fedbilevel.plan import Item, View
@@ -54,13 +55,11 @@ def first_point(problem: BilevelProblem, key: jax.Array) -> Point:
 
 
 class Server(NamedTuple):
-    """x, y and u, what their steps follow from where they set themselves (the clients' mean curvature, the way of x), and
-    rounds so far."""
+    """x, y and u, and what their steps follow from where they set themselves: the clients' mean curvature, the way of x."""
 
     point: Point
     largest: Any
     kept: Any
-    round: jax.Array
 
 
 class Arrived(NamedTuple):
@@ -88,22 +87,23 @@ class Meeting(NamedTuple):
     above: steps.Outer
     below: steps.Shared
     sizes: tuple[int | None, int | None]
+    anew: Callable[[Any], Any] = unchanged
 
     @property
     def search(self) -> tuple[Item, ...]:
         """What plans begin with."""
-        return Search(self.problem, self.above, automatic(self.sizes[0]), self.sizes).plan()
+        return Search(self.problem, self.above, automatic(self.sizes[0]), self.sizes, self.anew).plan()
 
     def init(self, key: jax.Array) -> Server:
         point = first_point(self.problem, key)
-        return Server(point, self.below.none_yet(point.inner), self.above.start(point.outer), jnp.zeros((), jnp.int32))
+        return Server(point, self.below.none_yet(point.inner), self.above.start(point.outer))
 
     def enroll(self, key: jax.Array) -> Local:
         _, inner = self.problem.start(key)
         return Local(no_calls(), self.below.start(inner, key))
 
     def told(self, server: Server) -> Told:
-        return Told(server.point, self.below.slowed(server.largest, server.round, self.above.local_steps))
+        return Told(server.point, server.largest)
 
     def outer(self, server: Any) -> Tree:
         return server.point.outer

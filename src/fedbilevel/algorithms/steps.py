@@ -11,27 +11,31 @@ L forgets slowly, so that it follows x and y to where the loss is flatter.  A se
 With a local lower level y makes four such steps before each hypergradient and one after it; on minibatches a step is 0.3/L.
 With a global one L is the mean of late, L <- L + (||w|| - L) / 10, since its noise averages out over clients; each sends it, a
 number, and all move y (and u, the adjoint) by 1 over the clients' mean.  Where nothing corrects the drift of clients (FedBiO,
-SimFBO, ShroFBO) that is multiplied by 1 + t/10 in round t, up to I.
+SimFBO, ShroFBO) that step is shared out over the I local steps of a round.
 
 *Outer step "auto".*  First the clients search for the scale of x, in an exchange of its own (`fedbilevel.algorithms.search`).
 Then x stands still within a round.  Clients reply the sum of their hypergradients instead of x, which is as long, and the
 server moves x.  With g their mean, n the size of x and x_0 its start,
 
-    x <- x - min(b / sqrt(sum over rounds of ||g||^2), 2 / ||g||) r g        r = the largest distance ||x - x_0|| so far
+    x <- x - min(s, 2 r / ||g||) g        s = r / sqrt(E)        E <- E + ||g||^2        r = the largest ||x - x_0|| so far
 
-and r = (sqrt(n) + ||x_0||) / 10 before the search.  With b = 1 this is "distance over gradients" (M. Ivgi, O. Hinder,
-Y. Carmon, "DoG is SGD's Best Friend: A Parameter-Free Dynamic Step Size Schedule", ICML 2023).  b grows by
-exp(cos(g, g before) - 0.3) up to 3 as long as that cosine is at least 0.3, so that a first distance that was far too short
-costs little; from the first time it is not, b is 1.  Where a move makes the gradient ten times as long as at the start, or no
-number at all, r was too long: the server goes back to the start with a tenth of it, and clients search anew.
+and r = (sqrt(n) + ||x_0||) / 10 before the search, after which E is the mean of the clients' ||g||^2.  This is "distance over
+gradients" (M. Ivgi, O. Hinder, Y. Carmon, "DoG is SGD's Best Friend: A Parameter-Free Dynamic Step Size Schedule", ICML 2023).
+As long as every g points the way of the one before (a cosine of at least 0.3), s is the step to where a gradient that goes on
+changing like this would vanish, at most three times the step before, and E = (r / s)^2.  So the first rule goes on from where
+the second one ends: it ends at the first g that points elsewhere, which may make s shorter and not longer.
+
+Where the first g after a search points the way the clients went, with a cosine of at least 0.3, they stopped short: two more
+searches come before the next round.  Where a move makes the gradient ten times as long as at the start, or no number at all, r
+was too long: the server goes back to the start with a tenth of it, and clients search anew.
 
 Without local steps for x clients do not drift, and where the rule ends is right.  With them, and steps as long as such a rule
-finds, FedBiO stopped at a distance on quadratics with different clients.
+finds, FedBiO stopped at a distance on quadratics with different clients: searches end where they no longer pay.
 
 *Optimizers.*  An optax transformation moves x at the server, with g as its gradient; x then stands still within a round unless
 ``outer_step`` is a number.  Or it moves y at a client, with omega as its gradient; its state stays there.
 
-Sources: notes on the paper above; b, the bound on a move and the way back are ours.
+Sources: notes on the paper above; the steps by secants, the searches, the bound on a move and the way back are ours.
 
 Checked: iterates against naive loops, with dropout and projections; quadratics with inner condition numbers from 1 to 100 and x
 on scales from 1e-3 to 1e3 (tests/algorithms/test_steps.py).  docs/steps.md has measurements beside tuned steps.
@@ -72,8 +76,6 @@ LOOKS = 20
 KEPT = 0.98
 NEW = 0.1
 """The weight of the newest look in a mean."""
-LATER = 10
-"""After so many rounds steps of shared variables are half as long, and so on down to one local step's worth a round."""
 FIRST_DISTANCE = 0.1
 AHEAD = 4
 """Inner steps before each hypergradient, beside the one after it."""
@@ -82,7 +84,10 @@ QUIET = 0.3
 PROBE = 0.2
 """The first step of the search, in first distances."""
 AGREEMENT = 0.3
-MOST = 3.0
+STRIDE = 3.0
+"""A step is at most so many times the one before."""
+AGAIN = 2
+"""So often clients search again where the round after a search agrees with it."""
 FURTHEST = 2.0
 """A round moves x by so many times the largest distance so far, at most."""
 STEEPER = 10.0
@@ -151,6 +156,8 @@ class Shared(NamedTuple):
 
     loss: Loss
     steps: tuple[Any, ...]
+    shared_out: int = 1
+    """Over so many local steps a step of 1/L is shared out, where nothing corrects the drift of clients."""
     asked: bool = False
 
     @property
@@ -180,14 +187,8 @@ class Shared(NamedTuple):
         return jnp.where(told > 0, told, local.curvature.largest) if self.measures else None
 
     def rates(self, largest: Any) -> tuple[Any, ...]:
-        """The steps: numbers as they are, the others 1 over the curvature."""
-        return tuple(1 / largest if step is None else step for step in self.steps)
-
-    def slowed(self, largest: Any, rounds: jax.Array, local_steps: int) -> Any:
-        """The curvature times 1 + t / `LATER`, up to I: clients drift, at first it does not matter."""
-        if not self.measures:
-            return None
-        return largest * jnp.minimum(1 + rounds.astype(largest.dtype) / LATER, local_steps)
+        """The steps: numbers as they are, the others 1 over the curvature, shared out."""
+        return tuple(1 / (self.shared_out * largest) if step is None else step for step in self.steps)
 
 
 class Kept(NamedTuple):
@@ -258,17 +259,28 @@ def settling(problem: BilevelProblem, hypergradient: Any, step: Any, optimizer: 
     return Inner(problem, hypergradient, step, optimizer, ahead, 1.0 if batch_size is None else QUIET)
 
 
+def strode(step: jax.Array, now: Tree, before: Tree) -> jax.Array:
+    """The step to where the gradient would vanish if it went on changing as from ``before`` to ``now``."""
+    along, square, last = dot(now, before), squared_norm(now), squared_norm(before)
+    # A gradient that grows says no more than that it agrees.
+    left = 1 - along / jnp.maximum(jnp.where(along > 0, jnp.maximum(square, last), last), TINY)
+    return step * jnp.minimum(1 / jnp.maximum(left, TINY), STRIDE)
+
+
 class Travelled(NamedTuple):
-    """What the server keeps for its step: ``energy`` is the sum of ||g||^2, ``first`` its first term, ``last`` the last g,
-    ``agreed`` whether all so far pointed the same way."""
+    """What the server keeps for its step: ``reach`` is r, ``energy`` E, ``first`` the mean square of the first gradients,
+    ``step`` the last step, ``last`` the last g or, where clients have just searched (``searched``), how far they went;
+    ``agreed``: whether all g so far pointed the same way; ``searches``: how often clients search before the next round."""
 
     start: Tree
     reach: jax.Array
     energy: jax.Array
     first: jax.Array
-    boost: jax.Array
-    agreed: jax.Array
+    step: jax.Array
     last: Tree
+    agreed: jax.Array
+    searched: jax.Array
+    searches: jax.Array
     rounds: jax.Array
 
 
@@ -277,25 +289,29 @@ def at_start(outer: Tree, reach: jax.Array | None = None) -> Travelled:
     count = sum(leaf.size for leaf in jax.tree.leaves(outer))
     if reach is None:
         reach = FIRST_DISTANCE * (jnp.sqrt(jnp.asarray(count, like)) + _norm(outer))
-    zero = jnp.zeros((), like)
-    one, true, none = jnp.ones((), like), jnp.asarray(True), jnp.zeros((), jnp.int32)
-    return Travelled(outer, reach, zero, zero, one, true, zeros(outer), none)
+    zero, none, true = jnp.zeros((), like), jnp.zeros((), jnp.int32), jnp.asarray(True)
+    return Travelled(outer, reach, zero, zero, zero, zeros(outer), true, ~true, none + 1, none)
 
 
 def travelled(problem: BilevelProblem, outer: Tree, kept: Travelled, gradient: Tree) -> tuple[Tree, Travelled]:
-    """x after a round, by distance over gradients."""
-    start, reach, energy, first, boost, agreed, last, rounds = kept
-    square, begun = squared_norm(gradient), rounds > 0
-    norm, energy, first = jnp.sqrt(square), energy + square, jnp.where(begun, first, square)
-    cosine = jnp.where(
-        begun & (_norm(last) > 0), dot(gradient, last) / jnp.maximum(norm * _norm(last), TINY), AGREEMENT
-    )
-    agreed &= cosine >= AGREEMENT
-    boost = jnp.where(agreed, jnp.clip(boost * jnp.exp(cosine - AGREEMENT), 1, MOST), 1)
-    step = jnp.minimum(boost / jnp.sqrt(jnp.maximum(energy, TINY)), FURTHEST / jnp.maximum(norm, TINY)) * reach
+    """x after a round: by distance over gradients, by the secant's step while gradients agree."""
+    start, reach, energy, first, step, last, agreed, searched, _, rounds = kept
+    square, before, begun = squared_norm(gradient), _norm(last), rounds > 0
+    norm, first = jnp.sqrt(square), jnp.where(begun, first, square)
+    comparable = begun & (before > 0)
+    cosine = jnp.where(comparable, dot(gradient, last) / jnp.maximum(norm * before, TINY), AGREEMENT)
+    agrees = cosine >= AGREEMENT
+    by_secant = agreed & comparable & ~searched
+    found = strode(step, gradient, last)
+    plain = reach / jnp.sqrt(jnp.maximum(energy + square, TINY))
+    step = jnp.where(by_secant, jnp.where(agrees, found, jnp.minimum(step, found)), plain)
+    step = jnp.minimum(step, FURTHEST * reach / jnp.maximum(norm, TINY))
     new = problem.into_set(step_along(outer, -step, gradient))
     reached = jnp.maximum(reach, _norm(subtract(new, start)))
-    went = Travelled(start, reached, energy, first, boost, agreed, gradient, rounds + 1)
+    energy = jnp.where(by_secant, (reached / jnp.maximum(step, TINY)) ** 2, energy + square)
+    more = jnp.where(searched & comparable & agrees, AGAIN, 0).astype(rounds.dtype)
+    agreed &= searched | agrees
+    went = Travelled(start, reached, energy, first, step, gradient, agreed, jnp.asarray(False), more, rounds + 1)
     # A move is judged one round later, at the point it led to.
     too_far = begun & ~(square <= STEEPER**2 * first)
     return select(too_far, (start, at_start(start, reach / 10)), (new, went))  # type: ignore[no-any-return]
@@ -340,10 +356,13 @@ class Outer(NamedTuple):
         return self.step is None and self.optimizer is None
 
     def found(self, outer: Tree, kept: Travelled, away: Tree, square: jax.Array) -> tuple[Tree, Travelled]:
-        """x after the search: clients went by ``away`` on average, along gradients of this mean square."""
-        new = self.problem.into_set(subtract(outer, away))
-        reach = jnp.maximum(_norm(subtract(new, kept.start)), PROBE * kept.reach)
-        went = kept._replace(reach=reach, energy=square, first=square, rounds=kept.rounds + 1)
+        """x after a search: clients went by ``away`` on average, along gradients of this mean square."""
+        new, first = self.problem.into_set(subtract(outer, away)), kept.rounds == 0
+        reach = jnp.maximum(_norm(subtract(new, kept.start)), jnp.where(first, PROBE, 1) * kept.reach)
+        went = kept._replace(
+            reach=reach, energy=square, first=jnp.where(first, square, kept.first), last=away,
+            searched=jnp.asarray(True), rounds=kept.rounds + 1,
+        )  # fmt: skip
         lost = at_start(kept.start, kept.reach / 10)
         return select(all_finite(new) & jnp.isfinite(square), (new, went), (kept.start, lost))  # type: ignore[no-any-return]
 
@@ -367,11 +386,6 @@ class Outer(NamedTuple):
             "The hypergradient was zero in every round, so x is where it started: the outer loss does not depend on x, neither "
             "by itself nor through the inner variable, or x starts at a stationary point."
         )
-
-
-def began_anew(kept: Any) -> Any:
-    """Whether the server has just gone back to the start."""
-    return kept.rounds == 0 if isinstance(kept, Travelled) else False
 
 
 def check_optimizers(problem: BilevelProblem, inner: Any = None, outer: Any = None) -> None:
