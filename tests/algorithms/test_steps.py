@@ -159,6 +159,29 @@ def test_a_first_distance_that_was_too_long():
     close(np.asarray(found.outer) / small, wanted / small, 1e-8)  # the way back comes after values of 1e5
 
 
+def valley(y):
+    """A plateau, and behind it a parabola with its minimum at 5: gradients grow two thousandfold on the way."""
+    return jnp.sum((jax.nn.softplus(8 * (y - 1)) / 8 - 4) ** 2) / 2
+
+
+def test_gradients_that_grow_on_the_way():
+    """Moves that were too long are taken back one by one: x does not return to where it started."""
+    problem = changed(outer=lambda x, y, batch: valley(y))
+    move = jax.jit(lambda x, kept: steps.travelled(problem, x, kept, jax.grad(valley)(x)))
+    x = jnp.zeros(3)
+    kept, returns = steps.at_start(x), 0
+    for _ in range(60):
+        x, kept = move(x, kept)
+        returns += int(kept.rounds == 0)
+    close(x, np.full(3, 5.0), 1e-3)
+    assert returns > 0, "a move must have been too long"
+    behind = fb.BilevelProblem(
+        lambda x, y, batch: jnp.sum((y - x) ** 2) / 2, lambda x, y, batch: valley(y), lambda key: (jnp.zeros(3),) * 2
+    )
+    found = fb.simulate(fb.fedbio(behind), reference.data(), 60, record_every=None)
+    close(found.outer, np.full(3, 5.0), 1e-2)
+
+
 GLOBAL = {
     "fedbio_global": (coupled.fedbio_global, {"radius": None}),
     "fedbioacc_global": (coupled.fedbioacc_global, {}),

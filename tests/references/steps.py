@@ -54,18 +54,20 @@ class Settling(Curved):
 
 
 class Distance:
-    """x by distance over gradients, or by the secant's step; it stands still within a round.  Where clients ``search``, that
-    many searches come before the next round."""
+    """x by distance over gradients; it stands still within a round.  Where clients ``search``, that many searches come before
+    the next round."""
 
     length = 0.0
 
     def __init__(self, start, project=lambda x: x, search=False):
-        self.start, self.project, self.search = start, project, search
-        self.begin(0.1 * (np.sqrt(start.size) + np.linalg.norm(start)))
+        self.project, self.search, self.returns = project, search, 0
+        self.begin(start, 0.1 * (np.sqrt(start.size) + np.linalg.norm(start)))
 
-    def begin(self, reach):
-        self.reach, self.energy, self.first, self.last, self.away = reach, 0.0, None, None, None
-        self.agreed, self.searches = True, int(self.search)
+    def begin(self, start, reach):
+        self.start = self.sound = start
+        self.reach = self.move = reach
+        self.energy, self.steepest, self.boost, self.agreed, self.last, self.away = 0.0, None, 1.0, True, None, None
+        self.searches, self.again = int(self.search), True
 
     @property
     def probe(self):
@@ -73,39 +75,38 @@ class Distance:
 
     def found(self, x, away, square):
         new = self.project(x - away)
-        least = 0.2 * self.reach if self.first is None else self.reach
+        self.move = max(np.linalg.norm(away), 0.2 * self.reach)
+        least = 0.2 * self.reach if self.steepest is None else self.reach
         self.reach, self.energy, self.away = max(np.linalg.norm(new - self.start), least), square, away
-        self.first = square if self.first is None else self.first
+        self.steepest = max(square, self.steepest or 0)
         return new
 
     def moved(self, x, gradient):
         size = np.linalg.norm(gradient)
-        if self.first is not None and not size <= 10 * np.sqrt(self.first):
-            self.begin(self.reach / 10)
+        if self.steepest is not None and not size <= 10 * np.sqrt(self.steepest):
+            self.begin(self.sound, self.move / 10)
+            self.returns += 1
             return self.start
-        self.first = size**2 if self.first is None else self.first
-        self.searches, follows = 0, self.agreed and self.away is None and self.last is not None
+        self.searches = 0
         if self.away is not None:
-            self.searches = 2 if agrees(gradient, self.away) else 0
+            self.searches = 2 if self.again and cosine(gradient, self.away) >= 0.3 else 0
+            self.again = self.again and not self.searches
         elif self.last is not None:
-            self.agreed = self.agreed and agrees(gradient, self.last)
-        if follows:
-            step = strode(self.step, gradient, self.last)
-            step = step if self.agreed else min(self.step, step)
-        else:
-            self.energy += size**2
-            step = self.reach / np.sqrt(self.energy)
-        self.step = min(step, 2 * self.reach / size)
-        x = self.project(x - self.step * gradient)
-        self.reach = max(self.reach, np.linalg.norm(x - self.start))
-        if follows:
-            self.energy = (self.reach / self.step) ** 2
-        self.last, self.away = gradient, None
-        return x
+            alike = cosine(gradient, self.last)
+            self.agreed = self.agreed and alike >= 0.3
+            self.boost = min(self.boost * np.exp(alike - 0.3), 3.0) if self.agreed else 1.0
+        self.energy += size**2
+        self.steepest = max(self.steepest or 0, size**2)
+        step = min(self.boost * self.reach / np.sqrt(self.energy), 3 * self.move / size)
+        new = self.project(x - step * gradient)
+        self.reach = max(self.reach, np.linalg.norm(new - self.start))
+        self.move = max(np.linalg.norm(new - x), self.move / 3)
+        self.sound, self.last, self.away = x, gradient, None
+        return new
 
 
-def agrees(one, other):
-    return one @ other > 0 and one @ other >= 0.3 * np.linalg.norm(one) * np.linalg.norm(other)
+def cosine(one, other):
+    return one @ other / (np.linalg.norm(one) * np.linalg.norm(other))
 
 
 class Together:

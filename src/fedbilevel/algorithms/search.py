@@ -7,7 +7,7 @@ Each client by itself settles y by 32 inner steps before each of ten hypergradie
 
 to where a gradient that goes on changing like this would vanish.  The server takes the mean of where clients arrive, r becomes
 the distance from the start, and the mean of ||g||^2 the first of the squares that steps are divided by.  Clients search again
-where the round after a search says that they stopped short, or after the server went back to the start.  Momenta start anew
+where the round after the first search says that they stopped short, or after the server took a move back.  Momenta start anew
 after a search.
 
 With a local lower level this is what clients do anyway, but for local steps that find their own length.  With a global one they
@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.algorithms import steps
-from fedbilevel.calculus import Tree, counted, dtype_of, no_calls, squared_norm, step_along, subtract, zeros
+from fedbilevel.calculus import Tree, counted, dot, dtype_of, no_calls, squared_norm, step_along, subtract, zeros
 from fedbilevel.plan import Item, Phase, Repeat
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData, Sampler
@@ -34,6 +34,14 @@ from fedbilevel.sampling import Batches, LocalData, Sampler
 SETTLING = 8
 """Times as many inner steps before a hypergradient as in a round."""
 STRIDES = 10
+
+
+def strode(step: jax.Array, now: Tree, before: Tree) -> jax.Array:
+    """The step to where the gradient would vanish if it went on changing as from ``before`` to ``now``."""
+    along, square, last = dot(now, before), squared_norm(now), squared_norm(before)
+    # A gradient that grows says no more than that it agrees.
+    left = 1 - along / jnp.maximum(jnp.where(along > 0, jnp.maximum(square, last), last), steps.TINY)
+    return step * jnp.minimum(1 / jnp.maximum(left, steps.TINY), steps.STRIDE)
 
 
 class Pace(NamedTuple):
@@ -46,7 +54,7 @@ class Pace(NamedTuple):
     def after(self, estimate: Tree, probe: jax.Array) -> Pace:
         square = squared_norm(estimate)
         first = probe / jnp.sqrt(jnp.maximum(square, steps.TINY))
-        step = jnp.where(self.square > 0, steps.strode(self.step, estimate, self.last), first)
+        step = jnp.where(self.square > 0, strode(self.step, estimate, self.last), first)
         return Pace(step, estimate, self.square + square)
 
 
@@ -71,7 +79,7 @@ def unchanged(server: Any) -> Any:
 
 
 class Search(NamedTuple):
-    """The exchange in which clients look for the scale of x, each by itself, before the first round and after a way back."""
+    """The exchange in which clients look for the scale of x, each by itself: before the first round and when asked to."""
 
     problem: BilevelProblem
     above: steps.Outer

@@ -17,17 +17,18 @@ SimFBO, ShroFBO) that step is shared out over the I local steps of a round.
 Then x stands still within a round.  Clients reply the sum of their hypergradients instead of x, which is as long, and the
 server moves x.  With g their mean, n the size of x and x_0 its start,
 
-    x <- x - min(s, 2 r / ||g||) g        s = r / sqrt(E)        E <- E + ||g||^2        r = the largest ||x - x_0|| so far
+    E <- E + ||g||^2        x <- x - min(b r / sqrt(E), 3 d / ||g||) g        r = the largest distance ||x - x_0|| so far
 
-and r = (sqrt(n) + ||x_0||) / 10 before the search, after which E is the mean of the clients' ||g||^2.  This is "distance over
-gradients" (M. Ivgi, O. Hinder, Y. Carmon, "DoG is SGD's Best Friend: A Parameter-Free Dynamic Step Size Schedule", ICML 2023).
-As long as every g points the way of the one before (a cosine of at least 0.3), s is the step to where a gradient that goes on
-changing like this would vanish, at most three times the step before, and E = (r / s)^2.  So the first rule goes on from where
-the second one ends: it ends at the first g that points elsewhere, which may make s shorter and not longer.
+r is (sqrt(n) + ||x_0||) / 10 before the search; after it E is the mean of the clients' ||g||^2.  With b = 1 this is "distance
+over gradients" (M. Ivgi, O. Hinder, Y. Carmon, "DoG is SGD's Best Friend: A Parameter-Free Dynamic Step Size Schedule", ICML
+2023).  b grows by exp(cos(g, g before) - 0.3) up to 3 as long as that cosine is at least 0.3, so that a first distance that was
+too short costs little; from the first time it is not, b is 1.  d <- max(||the move before||, d / 3): a single steep minibatch
+or a wall does not throw x far away.
 
 Where the first g after a search points the way the clients went, with a cosine of at least 0.3, they stopped short: two more
-searches come before the next round.  Where a move makes the gradient ten times as long as at the start, or no number at all, r
-was too long: the server goes back to the start with a tenth of it, and clients search anew.
+searches come before the next round, once.  Where a move makes the gradient ten times as long as any before, or no number at
+all, it was too long: the server goes back to the point before it, takes a tenth of its length for r, and begins anew from
+there.
 
 Without local steps for x clients do not drift, and where the rule ends is right.  With them, and steps as long as such a rule
 finds, FedBiO stopped at a distance on quadratics with different clients: searches end where they no longer pay.
@@ -35,7 +36,7 @@ finds, FedBiO stopped at a distance on quadratics with different clients: search
 *Optimizers.*  An optax transformation moves x at the server, with g as its gradient; x then stands still within a round unless
 ``outer_step`` is a number.  Or it moves y at a client, with omega as its gradient; its state stays there.
 
-Sources: notes on the paper above; the steps by secants, the searches, the bound on a move and the way back are ours.
+Sources: notes on the paper above; b, d, the searches and the way back are ours.
 
 Checked: iterates against naive loops, with dropout and projections; quadratics with inner condition numbers from 1 to 100 and x
 on scales from 1e-3 to 1e3 (tests/algorithms/test_steps.py).  docs/steps.md has measurements beside tuned steps.
@@ -84,14 +85,13 @@ QUIET = 0.3
 PROBE = 0.2
 """The first step of the search, in first distances."""
 AGREEMENT = 0.3
+MOST = 3.0
 STRIDE = 3.0
-"""A step is at most so many times the one before."""
+"""A step of the search is at most so many times the one before, and so is a move of the server."""
 AGAIN = 2
-"""So often clients search again where the round after a search agrees with it."""
-FURTHEST = 2.0
-"""A round moves x by so many times the largest distance so far, at most."""
+"""So often clients search again where the round after the first search agrees with it."""
 STEEPER = 10.0
-"""Moves are taken back where the gradient is so many times as long as at the start."""
+"""Moves are taken back where the gradient is so many times as long as any before."""
 TINY = 1e-30
 
 
@@ -259,28 +259,24 @@ def settling(problem: BilevelProblem, hypergradient: Any, step: Any, optimizer: 
     return Inner(problem, hypergradient, step, optimizer, ahead, 1.0 if batch_size is None else QUIET)
 
 
-def strode(step: jax.Array, now: Tree, before: Tree) -> jax.Array:
-    """The step to where the gradient would vanish if it went on changing as from ``before`` to ``now``."""
-    along, square, last = dot(now, before), squared_norm(now), squared_norm(before)
-    # A gradient that grows says no more than that it agrees.
-    left = 1 - along / jnp.maximum(jnp.where(along > 0, jnp.maximum(square, last), last), TINY)
-    return step * jnp.minimum(1 / jnp.maximum(left, TINY), STRIDE)
-
-
 class Travelled(NamedTuple):
-    """What the server keeps for its step: ``reach`` is r, ``energy`` E, ``first`` the mean square of the first gradients,
-    ``step`` the last step, ``last`` the last g or, where clients have just searched (``searched``), how far they went;
-    ``agreed``: whether all g so far pointed the same way; ``searches``: how often clients search before the next round."""
+    """What the server keeps for its step: ``reach`` is r, ``energy`` E, ``boost`` b, ``steepest`` the largest ||g||^2 that was
+    sound, ``sound`` the point where that of the last round was, ``length`` of the last move, ``last`` the last g or, where
+    clients have just searched (``searched``), how far they went; ``agreed``: whether all g so far pointed the same way;
+    ``searches``: how often clients search before the next round; ``again``: whether more may come than those."""
 
     start: Tree
+    sound: Tree
     reach: jax.Array
     energy: jax.Array
-    first: jax.Array
-    step: jax.Array
+    steepest: jax.Array
+    boost: jax.Array
+    length: jax.Array
     last: Tree
     agreed: jax.Array
     searched: jax.Array
     searches: jax.Array
+    again: jax.Array
     rounds: jax.Array
 
 
@@ -289,32 +285,34 @@ def at_start(outer: Tree, reach: jax.Array | None = None) -> Travelled:
     count = sum(leaf.size for leaf in jax.tree.leaves(outer))
     if reach is None:
         reach = FIRST_DISTANCE * (jnp.sqrt(jnp.asarray(count, like)) + _norm(outer))
-    zero, none, true = jnp.zeros((), like), jnp.zeros((), jnp.int32), jnp.asarray(True)
-    return Travelled(outer, reach, zero, zero, zero, zeros(outer), true, ~true, none + 1, none)
+    zero, one, none, true = jnp.zeros((), like), jnp.ones((), like), jnp.zeros((), jnp.int32), jnp.asarray(True)
+    return Travelled(outer, outer, reach, zero, zero, one, reach, zeros(outer), true, ~true, none + 1, true, none)
 
 
 def travelled(problem: BilevelProblem, outer: Tree, kept: Travelled, gradient: Tree) -> tuple[Tree, Travelled]:
-    """x after a round: by distance over gradients, by the secant's step while gradients agree."""
-    start, reach, energy, first, step, last, agreed, searched, _, rounds = kept
-    square, before, begun = squared_norm(gradient), _norm(last), rounds > 0
-    norm, first = jnp.sqrt(square), jnp.where(begun, first, square)
-    comparable = begun & (before > 0)
-    cosine = jnp.where(comparable, dot(gradient, last) / jnp.maximum(norm * before, TINY), AGREEMENT)
-    agrees = cosine >= AGREEMENT
-    by_secant = agreed & comparable & ~searched
-    found = strode(step, gradient, last)
-    plain = reach / jnp.sqrt(jnp.maximum(energy + square, TINY))
-    step = jnp.where(by_secant, jnp.where(agrees, found, jnp.minimum(step, found)), plain)
-    step = jnp.minimum(step, FURTHEST * reach / jnp.maximum(norm, TINY))
+    """x after a round, by distance over gradients."""
+    square, begun, searched = squared_norm(gradient), kept.rounds > 0, kept.searched
+    norm, before = jnp.sqrt(square), _norm(kept.last)
+    cosine = dot(gradient, kept.last) / jnp.maximum(norm * before, TINY)
+    agrees = (cosine >= AGREEMENT) | (before == 0)
+    compared = ~searched & (before > 0)
+    agreed = kept.agreed & (agrees | ~compared)
+    boost = jnp.where(compared, kept.boost * jnp.exp(cosine - AGREEMENT), kept.boost)
+    boost = jnp.where(agreed, jnp.clip(boost, 1, MOST), 1)
+    energy = kept.energy + square
+    step = boost * kept.reach / jnp.sqrt(jnp.maximum(energy, TINY))
+    step = jnp.minimum(step, STRIDE * kept.length / jnp.maximum(norm, TINY))
     new = problem.into_set(step_along(outer, -step, gradient))
-    reached = jnp.maximum(reach, _norm(subtract(new, start)))
-    energy = jnp.where(by_secant, (reached / jnp.maximum(step, TINY)) ** 2, energy + square)
-    more = jnp.where(searched & comparable & agrees, AGAIN, 0).astype(rounds.dtype)
-    agreed &= searched | agrees
-    went = Travelled(start, reached, energy, first, step, gradient, agreed, jnp.asarray(False), more, rounds + 1)
+    more = jnp.where(searched & (before > 0) & agrees & kept.again, AGAIN, 0).astype(kept.rounds.dtype)
+    went = Travelled(
+        kept.start, outer, jnp.maximum(kept.reach, _norm(subtract(new, kept.start))), energy,
+        jnp.maximum(kept.steepest, square), boost, jnp.maximum(_norm(subtract(new, outer)), kept.length / STRIDE), gradient,
+        agreed, jnp.asarray(False), more, kept.again & (more == 0), kept.rounds + 1,
+    )  # fmt: skip
     # A move is judged one round later, at the point it led to.
-    too_far = begun & ~(square <= STEEPER**2 * first)
-    return select(too_far, (start, at_start(start, reach / 10)), (new, went))  # type: ignore[no-any-return]
+    too_far = begun & ~(square <= STEEPER**2 * kept.steepest)
+    back = at_start(kept.sound, kept.length / 10)
+    return select(too_far, (kept.sound, back), (new, went))  # type: ignore[no-any-return]
 
 
 class Outer(NamedTuple):
@@ -360,11 +358,11 @@ class Outer(NamedTuple):
         new, first = self.problem.into_set(subtract(outer, away)), kept.rounds == 0
         reach = jnp.maximum(_norm(subtract(new, kept.start)), jnp.where(first, PROBE, 1) * kept.reach)
         went = kept._replace(
-            reach=reach, energy=square, first=jnp.where(first, square, kept.first), last=away,
-            searched=jnp.asarray(True), rounds=kept.rounds + 1,
+            reach=reach, energy=square, steepest=jnp.maximum(kept.steepest, square), last=away, searched=jnp.asarray(True),
+            length=jnp.maximum(_norm(away), PROBE * kept.reach), rounds=kept.rounds + 1,
         )  # fmt: skip
-        lost = at_start(kept.start, kept.reach / 10)
-        return select(all_finite(new) & jnp.isfinite(square), (new, went), (kept.start, lost))  # type: ignore[no-any-return]
+        back = at_start(kept.sound, kept.length / 10)
+        return select(all_finite(new) & jnp.isfinite(square), (new, went), (kept.sound, back))  # type: ignore[no-any-return]
 
     def along(self, outer: Tree, kept: Any, gradient: Tree) -> tuple[Tree, Any]:
         """x after one step of the server along the mean hypergradient."""
