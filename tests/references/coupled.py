@@ -42,6 +42,8 @@ def first(model, project):
 
 def fedbio_global(model, rows, *, rounds, local_steps, steps, radius, weights, cohorts, project):
     z, itself, rates = first(model, project), isinstance(steps, Together), steps
+    if itself:
+        steps.share_out(local_steps)
     for number in range(rounds):
         replies, at = [], 0
         if itself:
@@ -50,16 +52,17 @@ def fedbio_global(model, rows, *, rounds, local_steps, steps, radius, weights, c
             own, total = z, 0.0
             if itself:
                 (read,) = rows(number, at, m, 1, train=1, val=1)
-                rates = (0.0, *[steps.look(m, *z[:2], read) / local_steps] * 2)
+                rates = (0.0, *[steps.look(m, *z[:2], read) / steps.shares] * 2)
             for read in rows(number, at, m, local_steps, train=1, val=1):
                 along = directions(model, m, own, read)
                 own, total = stepped(own, rates, along, project, radius), total + along[0]
             replies.append([total / local_steps, *own[1:]] if itself else own)
         if replies:
-            old, z = z[0], mean(replies, [weights[m] for m in cohorts[number]])
+            old, z = z, mean(replies, [weights[m] for m in cohorts[number]])
             if itself:
                 steps.told(cohorts[number])
-                z[0] = steps.rule.moved(old, z[0])
+                steps.headed(old[1], z[1])
+                z[0] = steps.rule.moved(old[0], z[0])
             z[0] = project(z[0])
     return z[0], z[1]
 
@@ -107,6 +110,8 @@ def simfbo(
 ):
     """``local_steps``: one number per client."""
     z, most, itself, rates = first(model, project), max(local_steps), isinstance(steps, Together), steps
+    if itself:
+        steps.share_out(most)
     for number in range(rounds):
         sums, at = [], 0
         if itself:
@@ -116,7 +121,7 @@ def simfbo(
             own, total = z, [np.zeros_like(part) for part in z]
             if itself:
                 (read,) = rows(number, at, m, 1, train=1, val=1)
-                rates = (0.0, *[steps.look(m, *z[:2], read) / most] * 2)
+                rates = (0.0, *[steps.look(m, *z[:2], read) / steps.shares] * 2)
             for read in rows(number, at, m, most, train=1, val=1)[: local_steps[m]]:
                 along = directions(model, m, own, read)
                 own, total = stepped(own, rates, along, project), combined(1, total, 1, along)
@@ -124,12 +129,13 @@ def simfbo(
         if sums:
             shares = [weights[m] for m in cohorts[number]]
             scale = np.average([local_steps[m] for m in cohorts[number]], weights=shares) if normalised else 1
-            along, old = [scale * part for part in mean(sums, shares)], z[0]
+            along, old = [scale * part for part in mean(sums, shares)], z
             if itself:
-                server_steps = (0.0, *[steps.told(cohorts[number]) / most] * 2)
+                server_steps = (0.0, *[steps.told(cohorts[number]) / steps.shares] * 2)
             z = stepped(z, server_steps, along, project, radius)
             if itself:
-                z[0] = project(steps.rule.moved(old, along[0] / most))
+                steps.headed(old[1], z[1])
+                z[0] = project(steps.rule.moved(old[0], along[0] / most))
     return z[0], z[1]
 
 

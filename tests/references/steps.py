@@ -94,7 +94,9 @@ class Distance:
         elif self.last is not None:
             alike = cosine(gradient, self.last)
             self.agreed = self.agreed and alike >= 0.3
-            self.boost = min(self.boost * np.exp(alike - 0.3), 3.0) if self.agreed else 1.0
+            if size <= np.linalg.norm(self.last):
+                self.boost = min(self.boost * np.exp(alike - 0.3), 3.0)
+            self.boost = self.boost if self.agreed else 1.0
         self.energy += size**2
         self.steepest = max(self.steepest or 0, size**2)
         step = min(self.boost * self.reach / np.sqrt(self.energy), 3 * self.move / size)
@@ -116,6 +118,18 @@ class Together:
     def __init__(self, rule, curved, weights, share=1.0, first=None, project=lambda x: x):
         self.rule, self.curved, self.weights, self.largest = rule, curved, weights, 0.0
         self.share, self.first, self.project = share, first, project
+        self.share_out(1)
+
+    def share_out(self, most):
+        """A step of y and u is shared out over so many local steps at most."""
+        self.most = self.shares = most
+        self.way = None
+
+    def headed(self, before, after):
+        """After a round that moved y like this."""
+        way, last = after - before, self.way
+        further = last is not None and way @ last > 0.3 * np.linalg.norm(way) * np.linalg.norm(last)
+        self.shares, self.way = np.clip(self.shares / 2 if further else self.shares * 2, 1, self.most), way
 
     def mean(self, active, values):
         return np.average(values, axis=0, weights=[self.weights[m] for m in active])
@@ -133,6 +147,8 @@ class Together:
     def searched(self, rows, number, active, x, y):
         """(x, y, how many exchanges that took)."""
         count = self.rule.searches if active else 0
+        if count:
+            self.share_out(self.most)
         for turn in range(count):
             found = []
             for m in active:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from fedbilevel.algorithms import steps
 from fedbilevel.algorithms.arguments import automatic
 from fedbilevel.algorithms.local import Local, Told, inner_gradients
-from fedbilevel.algorithms.search import Search, unchanged
+from fedbilevel.algorithms.search import Search
 from fedbilevel.calculus import Calls, Loss, Tree, no_calls, scale, squared_norm, step_along, subtract, zeros
 from fedbilevel.hypergradients import outer_gradients
 from fedbilevel.plan import Item, View
@@ -55,11 +55,13 @@ def first_point(problem: BilevelProblem, key: jax.Array) -> Point:
 
 
 class Server(NamedTuple):
-    """x, y and u, and what their steps follow from where they set themselves: the clients' mean curvature, the way of x."""
+    """x, y and u, and what their steps follow from where they set themselves: the clients' mean curvature, the ways of x and
+    of y."""
 
     point: Point
     largest: Any
     kept: Any
+    heading: Any
 
 
 class Arrived(NamedTuple):
@@ -87,23 +89,29 @@ class Meeting(NamedTuple):
     above: steps.Outer
     below: steps.Shared
     sizes: tuple[int | None, int | None]
-    anew: Callable[[Any], Any] = unchanged
+    anew: Callable[[Any], Any] | None = None
 
     @property
     def search(self) -> tuple[Item, ...]:
         """What plans begin with."""
-        return Search(self.problem, self.above, automatic(self.sizes[0]), self.sizes, self.anew).plan()
+        anew = self.anew or (lambda server: server._replace(heading=self.below.ahead(server.point.inner)))
+        return Search(self.problem, self.above, automatic(self.sizes[0]), self.sizes, anew).plan()
 
     def init(self, key: jax.Array) -> Server:
         point = first_point(self.problem, key)
-        return Server(point, self.below.none_yet(point.inner), self.above.start(point.outer))
+        largest, kept = self.below.none_yet(point.inner), self.above.start(point.outer)
+        return Server(point, largest, kept, self.below.ahead(point.inner))
 
     def enroll(self, key: jax.Array) -> Local:
         _, inner = self.problem.start(key)
         return Local(no_calls(), self.below.start(inner, key))
 
     def told(self, server: Server) -> Told:
-        return Told(server.point, server.largest)
+        return Told(server.point, self.below.shared(server.largest, server.heading))
+
+    def after(self, server: Server, point: Point, largest: Any, kept: Any) -> Server:
+        """The server after a round."""
+        return Server(point, largest, kept, self.below.headed(server.heading, server.point.inner, point.inner))
 
     def outer(self, server: Any) -> Tree:
         return server.point.outer

@@ -213,7 +213,7 @@ def fedbioacc_global(
         return Server(point, mean.momenta if averaged else None, done, mean.largest, kept)
 
     def init(key: jax.Array) -> Server:
-        point, largest, kept = meeting.init(key)
+        point, largest, kept, _ = meeting.init(key)
         return Server(point, zeros(point) if averaged else None, jnp.zeros((), jnp.int32), largest, kept)
 
     def enroll(key: jax.Array) -> Local:

@@ -11,7 +11,8 @@ L forgets slowly, so that it follows x and y to where the loss is flatter.  A se
 With a local lower level y makes four such steps before each hypergradient and one after it; on minibatches a step is 0.3/L.
 With a global one L is the mean of late, L <- L + (||w|| - L) / 10, since its noise averages out over clients; each sends it, a
 number, and all move y (and u, the adjoint) by 1 over the clients' mean.  Where nothing corrects the drift of clients (FedBiO,
-SimFBO, ShroFBO) that step is shared out over the I local steps of a round.
+SimFBO, ShroFBO) that step is shared out over k of the I local steps of a round: k = I at first and after a search, half of it
+after a round in which y went the way of the round before (a cosine of at least 0.3: it is still far away), twice after another.
 
 *Outer step "auto".*  First the clients search for the scale of x, in an exchange of its own (`fedbilevel.algorithms.search`).
 Then x stands still within a round.  Clients reply the sum of their hypergradients instead of x, which is as long, and the
@@ -21,9 +22,10 @@ server moves x.  With g their mean, n the size of x and x_0 its start,
 
 r is (sqrt(n) + ||x_0||) / 10 before the search; after it E is the mean of the clients' ||g||^2.  With b = 1 this is "distance
 over gradients" (M. Ivgi, O. Hinder, Y. Carmon, "DoG is SGD's Best Friend: A Parameter-Free Dynamic Step Size Schedule", ICML
-2023).  b grows by exp(cos(g, g before) - 0.3) up to 3 as long as that cosine is at least 0.3, so that a first distance that was
-too short costs little; from the first time it is not, b is 1.  d <- max(||the move before||, d / 3): a single steep minibatch
-or a wall does not throw x far away.
+2023).  b grows by exp(cos(g, g before) - 0.3) up to 3, in rounds where g did not, as long as that cosine is at least 0.3:
+then a first distance that was too short costs little.  From the first time it is not, b is 1.  (A gradient that grows makes
+moves longer by itself; it grows where the adjoint has yet to settle.)  d <- max(||the move before||, d / 3): a single
+steep minibatch or a wall does not throw x far away.
 
 Where the first g after a search points the way the clients went, with a cosine of at least 0.3, they stopped short: two more
 searches come before the next round, once.  Where a move makes the gradient ten times as long as any before, or no number at
@@ -148,6 +150,13 @@ def bounded(hypergradient: Any, curvature: Curvature | None) -> Any:
     return replace(hypergradient, step=1 / curvature.largest)
 
 
+class Heading(NamedTuple):
+    """The way y went in the last round, and over how many local steps 1/L is shared out."""
+
+    last: Tree
+    shares: jax.Array
+
+
 class Shared(NamedTuple):
     """How variables move that all clients share: by numbers or, where ``steps`` has None, by 1 over their mean curvature.
 
@@ -157,7 +166,7 @@ class Shared(NamedTuple):
     loss: Loss
     steps: tuple[Any, ...]
     shared_out: int = 1
-    """Over so many local steps a step of 1/L is shared out, where nothing corrects the drift of clients."""
+    """Over so many local steps a step of 1/L is shared out at most, where nothing corrects the drift of clients."""
     asked: bool = False
 
     @property
@@ -183,12 +192,31 @@ class Shared(NamedTuple):
         return local.curvature.largest if self.measures else None
 
     def known(self, told: Any, local: Any) -> Any:
-        """The mean curvature, or the client's own before there is one."""
-        return jnp.where(told > 0, told, local.curvature.largest) if self.measures else None
+        """The mean curvature, or the client's own before there is one, shared out."""
+        return jnp.where(told > 0, told, self.shared_out * local.curvature.largest) if self.measures else None
 
     def rates(self, largest: Any) -> tuple[Any, ...]:
-        """The steps: numbers as they are, the others 1 over the curvature, shared out."""
-        return tuple(1 / (self.shared_out * largest) if step is None else step for step in self.steps)
+        """The steps: numbers as they are, the others 1 over the curvature."""
+        return tuple(1 / largest if step is None else step for step in self.steps)
+
+    def ahead(self, variable: Tree) -> Heading | None:
+        """At first, and after a search."""
+        if not self.measures:
+            return None
+        return Heading(zeros(variable), jnp.asarray(self.shared_out, dtype_of(variable)))
+
+    def headed(self, heading: Heading | None, before: Tree, after: Tree) -> Heading | None:
+        """After a round: longer steps while y keeps going the same way, shorter ones where it does not."""
+        if heading is None:
+            return None
+        way = subtract(after, before)
+        further = dot(way, heading.last) > AGREEMENT * _norm(way) * _norm(heading.last)
+        shares = jnp.where(further, heading.shares / 2, heading.shares * 2)
+        return Heading(way, jnp.clip(shares, 1, self.shared_out))
+
+    def shared(self, largest: Any, heading: Heading | None) -> Any:
+        """The mean curvature, shared out."""
+        return None if heading is None else largest * heading.shares
 
 
 class Kept(NamedTuple):
@@ -297,7 +325,7 @@ def travelled(problem: BilevelProblem, outer: Tree, kept: Travelled, gradient: T
     agrees = (cosine >= AGREEMENT) | (before == 0)
     compared = ~searched & (before > 0)
     agreed = kept.agreed & (agrees | ~compared)
-    boost = jnp.where(compared, kept.boost * jnp.exp(cosine - AGREEMENT), kept.boost)
+    boost = kept.boost * jnp.exp(jnp.where(compared & (norm <= before), cosine - AGREEMENT, 0))
     boost = jnp.where(agreed, jnp.clip(boost, 1, MOST), 1)
     energy = kept.energy + square
     step = boost * kept.reach / jnp.sqrt(jnp.maximum(energy, TINY))
