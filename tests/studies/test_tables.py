@@ -92,6 +92,14 @@ def test_a_frontier_that_is_not_complete_counts_on_the_splits_it_has():
     assert verdicts["difference"].max() < -0.04
 
 
+def test_a_split_that_some_methods_lack_does_not_count_yet():
+    rows, points, *_ = invented()
+    stopped = (rows["seed"] == 9) & (rows["method"] != "FedAvg") & (rows["dataset"] == "compas-sex")
+    found = summarise(rows[~stopped], points)
+    splits = found["duels"].groupby("dataset")["splits"].unique().explode().to_dict()
+    assert splits == {"heart-sex": 10, "compas-sex": 9, "law-school-sex": 10}
+
+
 def test_the_hull_is_concave_and_is_interpolated():
     gaps, accuracies = np.array([0.3, 0.1, 0.2, 0.0, 0.15, 0.4]), np.array([0.9, 0.86, 0.87, 0.8, 0.5, 0.89])
     on = tables.hull(gaps, accuracies)

@@ -414,7 +414,8 @@ def summarise(rows: pd.DataFrame, points: pd.DataFrame, sites: pd.DataFrame | No
     filled = rows.fillna(WORST)
     summary, duels, verdicts = [], [], []
     frontier = pd.concat([_frontier(own) for _, own in points.groupby("dataset", sort=False)], ignore_index=True)
-    for (name, kind), group in filled.groupby(["dataset", "split"], sort=False):
+    for (name, kind), some in filled.groupby(["dataset", "split"], sort=False):
+        group = _complete(some)
         place: dict[str, Any] = {"dataset": name, "split": kind, "bar": CASES[str(name)].bar}
         several = group["seed"].nunique() > 1
         if several and BASELINE in set(group["method"]):
@@ -432,6 +433,12 @@ def summarise(rows: pd.DataFrame, points: pd.DataFrame, sites: pd.DataFrame | No
     if sites is not None:
         tables["small_sites"] = small_sites(sites)
     return {name: table for name, table in tables.items() if len(table)}
+
+
+def _complete(rows: pd.DataFrame) -> pd.DataFrame:
+    """The splits that all methods have: a run may be stopped within one."""
+    methods = rows.groupby("seed")["method"].nunique()
+    return rows[rows["seed"].isin(methods.index[methods == rows["method"].nunique()])]
 
 
 def hull(gaps: np.ndarray, accuracies: np.ndarray) -> list[int]:
