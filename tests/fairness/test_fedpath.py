@@ -15,23 +15,10 @@ from scipy.optimize import minimize
 import fedbilevel as fb
 from fedbilevel.fairness import FairFederatedClassifier
 from fedbilevel.fairness.estimator import AimMissed
-from fedbilevel.fairness.fedpath import (
-    FURTHEST,
-    MEMORY,
-    PROBES,
-    RADIUS,
-    SHORT,
-    WARM,
-    Sent,
-    fedpath,
-    rounds_of,
-    signs,
-    steps_of,
-)
-from fedbilevel.fairness.formulation import Formulation, largest, spread_of, squared_gap, statistics
+from fedbilevel.fairness.fedpath import FURTHEST, MEMORY, PROBES, RADIUS, WARM, Sent, fedpath, rounds_of, signs
+from fedbilevel.fairness.formulation import METRICS, Formulation, spread_of, squared_gap, statistics
 from fedbilevel.fairness.methods import Recipe
 from fedbilevel.fairness.models import Model
-from fedbilevel.fairness.pooled import PooledRows, front
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.fairness.trainer import fit
 from fedbilevel.plan import client_key
@@ -56,33 +43,6 @@ def rows_of(seed, n, low=0.18, signal=1.1, hint=1.6, columns=6):
     return {"features": features.astype(np.float32), "labels": labels, "groups": groups}
 
 
-def told_apart(seed, n):
-    """Four groups of unequal size, with a column each that tells the last three; a model finds the second least often."""
-    rng = np.random.default_rng(seed)
-    groups = rng.choice(4, n, p=(0.45, 0.3, 0.15, 0.1)).astype(np.int32)
-    labels = (rng.random(n) < np.array([0.55, 0.2, 0.35, 0.45])[groups]).astype(np.float32)
-    features = rng.normal(size=(n, 6))
-    features[:, 0] += 0.7 * (2 * labels - 1)
-    features[:, 1:4] += 2.0 * np.eye(4)[groups][:, 1:]
-    features[:, -1] = 1
-    return {"features": features.astype(np.float32), "labels": labels, "groups": groups}
-
-
-def four(seed, n, shares=(0.52, 0.34, 0.08, 0.06)):
-    """Four groups of unequal size.  The features tell the two large ones apart; the smallest, which a model finds least often,
-    looks like the largest there."""
-    rng = np.random.default_rng(seed)
-    groups = rng.choice(4, n, p=shares).astype(np.int32)
-    features = rng.normal(size=(n, 6))
-    features[:, 0] += np.array([0.3, -0.3, -0.3, -0.6])[groups]
-    features[:, 2] += np.array([1, -1, 0, 1])[groups]
-    features[:, 3] += np.array([0, 0, 0.3, 0])[groups]
-    features[:, 4] += np.array([0, 0, 0, 0.6])[groups]
-    labels = (rng.random(n) < sigmoid(0.9 * features[:, 0] + 0.45 * features[:, 1])).astype(np.float32)
-    features[:, 5] = 1
-    return {"features": features.astype(np.float32), "labels": labels, "groups": groups}
-
-
 def with_cells(rows):
     return {**rows, "cells": (2 * rows["groups"] + rows["labels"]).astype(np.int32)}
 
@@ -94,8 +54,6 @@ class Pooled:
         self.z, self.y, self.g = (np.asarray(rows[k], np.float64) for k in ("features", "labels", "groups"))
         self.cell, self.n, self.d = (2 * self.g + self.y).astype(int), len(self.y), self.z.shape[1]
         self.q = np.zeros(self.n)
-        self.groups = int(self.g.max()) + 1
-        self.cells = 2 * self.groups
 
     def leave(self, y, probes):
         """From u_k, solutions at equal weights and at y: q."""
@@ -109,7 +67,7 @@ class Pooled:
 
     def table(self, x):
         raised = np.exp(x - x.max())
-        return self.cells * raised / raised.sum()
+        return 4 * raised / raised.sum()
 
     def weights(self, x):
         return self.table(x)[self.cell]
@@ -130,18 +88,13 @@ class Pooled:
         return np.mean(np.logaddexp(0, score) - self.y * score)
 
     def spread(self, table, y):
-        """From the mean soft decisions about positives.  Two groups: their squared gap without its noise; more: of all pairs,
-        each by how surely it is one."""
+        """The squared gap of the mean soft decisions about positives, without the noise of either."""
         soft, told = sigmoid(TEMPERATURE * self.left_out(table, y)), []
-        for group in range(self.groups):
+        for group in (0, 1):
             here = soft[(self.g == group) & (self.y == 1)]
             told.append((here.mean(), here.var() / (len(here) - 1)))
-        total = 0
-        for place, (one, noise) in enumerate(told):
-            for two, other in told[:place]:
-                square, both = (one - two) ** 2, noise + other
-                total += square - both if self.groups == 2 else 2 / self.groups * square**2 / (square + 4 * both)
-        return total
+        (one, noise), (two, other) = told
+        return (one - two) ** 2 - noise - other
 
     def objective(self, x, y, strength):
         return self.loss(y) + strength * self.spread(self.table(x), y)
@@ -160,8 +113,8 @@ class Pooled:
     def nu(self, x, y, strength, solve):
         right, direct = self.pulls(x, y, strength)
         along = (sigmoid(self.z @ y) - self.y) * (self.z @ solve(self.hessian(x, y), right)) / self.n
-        by_weight, table = direct - np.bincount(self.cell, along, self.cells), self.table(x)
-        return (np.diag(table) - np.outer(table, table) / self.cells) @ by_weight
+        by_weight, table = direct - np.bincount(self.cell, along, 4), self.table(x)
+        return np.array([sum(table[c] * ((c == k) - table[k] / 4) * by_weight[c] for c in range(4)) for k in range(4)])
 
     def solved(self, x, start):
         y = start
@@ -176,15 +129,13 @@ class Pooled:
             y = self.solved(x, np.zeros(self.d))
             return self.objective(x, y, strength), self.nu(x, y, strength, np.linalg.solve)
 
-        start, bounds = np.zeros(self.cells) if x is None else x, [(-FURTHEST, FURTHEST)] * self.cells
-        options = {"gtol": 1e-7, "ftol": 1e-13, "maxiter": 500}
-        x = minimize(value, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+        x = minimize(value, np.zeros(4) if x is None else x, jac=True, method="BFGS", options={"gtol": 1e-7}).x
         return x, self.solved(x, np.zeros(self.d))
 
     def measured(self, y):
         yes = self.z @ y > 0
-        rates = [yes[(self.g == group) & (self.y == 1)].mean() for group in range(self.groups)]
-        return np.mean(yes == self.y), np.ptp(rates)
+        rates = [yes[(self.g == group) & (self.y == 1)].mean() for group in (0, 1)]
+        return np.mean(yes == self.y), abs(rates[0] - rates[1])
 
 
 def drawn(parts, y, warm):
@@ -218,8 +169,8 @@ def solved_by_products(hessian, v, products):
 def naive(parts, strengths, products, steps, warm):
     """The rounds of FedPath without clients: dense Hessians, and the inverse of BFGS as a matrix."""
     pooled = Pooled({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
-    d, c, x, y = pooled.d, pooled.cells, np.zeros(pooled.cells), np.zeros(pooled.d)
-    pairs, kept, nu, bend, radius = [], (x, y), np.zeros(c), np.eye(c), RADIUS
+    d, x, y = pooled.d, np.zeros(4), np.zeros(pooled.d)
+    pairs, kept, nu, bend, radius = [], (x, y), np.zeros(4), np.eye(4), RADIUS
     path = {}
 
     def inverse():
@@ -251,18 +202,15 @@ def naive(parts, strengths, products, steps, warm):
         before = pooled.inner(x, y)
         new = x, y + solve(pooled.hessian(x, y), -pooled.omega(x, y))
         last, now = strength_at(t - 1), strength_at(t)
-        length = np.abs(x - kept[0]).max()
         good = pooled.inner(*new) <= before + 1e-5 and (
-            t < warm
-            or (pooled.groups > 2 and length <= SHORT)
-            or pooled.objective(*new, last) <= pooled.objective(*kept, last) + 1e-5
+            t < warm or pooled.objective(*new, last) <= pooled.objective(*kept, last) + 1e-5
         )
-        radius = min(1.5 * radius, 1.0) if good else (length / 2 if t >= warm else radius)
+        radius = min(1.5 * radius, 1.0) if good else (np.abs(x - kept[0]).max() / 2 if t >= warm else radius)
         x, y = new if good else kept
         path[last] = x, y
         fresh = pooled.nu(x, y, now, solve)
         step, change = x - kept[0], fresh - nu
-        bend = bend * now / last if last else np.eye(c) * np.abs(fresh).max() / RADIUS
+        bend = bend * now / last if last else np.eye(4) * np.abs(fresh).max() / RADIUS
         if last == now and step @ step > 0:
             image = bend @ step
             share = 1 if step @ change >= 0.2 * step @ image else 0.8 * step @ image / (step @ image - step @ change)
@@ -276,18 +224,16 @@ def naive(parts, strengths, products, steps, warm):
 
 
 def simulated(parts, strengths, ridge=RIDGE, **options):
-    rows, groups = sum(len(part["labels"]) for part in parts), max(int(part["groups"].max()) for part in parts) + 1
-    options = {"steps": steps_of(groups), **options}
+    rows = sum(len(part["labels"]) for part in parts)
     model = Model("logistic", parts[0]["features"].shape[1])
-    algorithm = fedpath(Formulation(), model, groups, rows, ridge, strengths, **options)
+    algorithm = fedpath(Formulation(), model, 2, rows, ridge, strengths, **options)
     data = fb.ClientData.from_clients([with_cells(part) for part in parts])
     rounds = rounds_of(strengths, *(options[name] for name in ("steps", "warm") if name in options))
     return fb.simulate(algorithm, data, rounds, weights="samples", record_every=None).outer
 
 
-@pytest.mark.parametrize("whole", [rows_of(0, 400), four(0, 400)], ids=["two groups", "four"])
-def test_rounds_are_those_of_a_naive_loop_however_rows_are_dealt(whole):
-    strengths = (0.5, 2.0)
+def test_rounds_are_those_of_a_naive_loop_however_rows_are_dealt():
+    whole, strengths = rows_of(0, 400), (0.5, 2.0)
     options = {"products": 4, "steps": 2, "warm": 3}
     first = whole["groups"] == 0  # one site has one group only, and rows of it are elsewhere too
     order = np.argsort(np.where(first & (np.arange(400) % 3 == 0), 0, 1), kind="stable")
@@ -300,20 +246,15 @@ def test_rounds_are_those_of_a_naive_loop_however_rows_are_dealt(whole):
             np.testing.assert_allclose(path.inner[place], y, atol=2e-3)
 
 
-def dealt_to_three(whole):
-    """Pooled rows that know how far they give way; the same at three clients; the unweighted model."""
-    pooled = Pooled(whole)
-    parts, none = [{name: leaf[k::3] for name, leaf in whole.items()} for k in range(3)], np.zeros(pooled.cells)
-    first = pooled.solved(none, np.zeros(pooled.d))
-    pooled.leave(first, np.linalg.solve(pooled.hessian(none, first), drawn(parts, first, warm=WARM).T).T)
-    return pooled, parts, first
-
-
 def test_the_end_is_the_exact_solution_on_pooled_rows():
     """By default the objective is within 1e-3 of its minimum and the gap within .01; with more products and steps y is there.
     (x need not be: weights that all grow alike move next to nothing.)"""
+    whole = rows_of(1, 900)
+    pooled, none = Pooled(whole), np.zeros(4)
     strengths = (0.2, 1.0, 5.0)
-    pooled, parts, _ = dealt_to_three(rows_of(1, 900))
+    parts = [{name: leaf[k::3] for name, leaf in whole.items()} for k in range(3)]
+    first = pooled.solved(none, np.zeros(6))
+    pooled.leave(first, np.linalg.solve(pooled.hessian(none, first), drawn(parts, first, warm=WARM).T).T)
     x, y = pooled.exact(5.0)
     best = pooled.objective(x, y, 5.0)
     usual, precise = simulated(parts, strengths), simulated(parts, strengths, products=8, steps=12)
@@ -325,45 +266,17 @@ def test_the_end_is_the_exact_solution_on_pooled_rows():
     assert pooled.objective(precise_x, precise_y, 5.0) < best + 2e-5
 
 
-def test_the_end_is_the_exact_solution_for_four_unequal_groups_too():
-    """Two steps a group and strength: within 5e-4 of the minimum."""
-    pooled, parts, first = dealt_to_three(told_apart(1, 2000))
-    best = pooled.objective(*pooled.exact(5.0), 5.0)
-    path = simulated(parts, (0.2, 1.0, 5.0))
-    x, y = (np.asarray(leaf[-1], np.float64) for leaf in (path.outer, path.inner))
-    assert pooled.objective(x, y, 5.0) < best + 5e-4
-    assert pooled.objective(np.zeros(8), first, 5.0) > best + 0.03
-    assert pooled.measured(y)[1] < 0.6 * pooled.measured(first)[1]
-
-
-def test_small_groups_that_decide_the_gap_are_moved():
-    """Five tables of 4,320 rows, 60,000 others.  The exact solution of the problem that weighs groups by their shares pays
-    accuracy for groups that do not decide the gap: at strength 1 it lies below the frontier that FedPath's problem has."""
-    others, found = Pooled(four(99, 60_000)), []
-    for seed in range(5):
-        rows = PooledRows(*four(seed, 4320).values())
-        by_share = front(rows, 4, Formulation(), [0.0, 1.0, 3.0, 10.0])
-        by_pairs = front(rows, 4, Formulation(), [0.3, 1.0], largest("equal_opportunity"))
-        found.append([others.measured(y) for y in (*by_share.values(), *by_pairs.values())])
-    plain, one, three, ten, *ours = np.mean(found, axis=0)
-    (accuracies, gaps), shared = np.array([*ours[::-1], plain]).T, np.array([ten, three, one, plain]).T
-    assert gaps[0] < 0.6 * plain[1]
-    assert one[0] < np.interp(one[1], gaps, accuracies) - 0.002
-    for accuracy, gap in ours:
-        assert accuracy > np.interp(gap, shared[1], shared[0]) + 0.002
-
-
 @pytest.mark.parametrize("metric", ["equal_opportunity", "equalized_odds", "demographic_parity", "calibration"])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_the_spread_of_averages_is_that_of_all_rows(metric, classes):
-    """Whole rows in one place, or sums of three clients: the same gaps."""
+    """Whole rows in one place, or sums of three clients: the same squared gaps."""
     rng = np.random.default_rng(2)
     scores = rng.normal(size=(300,) if classes == 2 else (300, 3)).astype(np.float32)
     labels, groups = rng.integers(0, classes, 300).astype(np.float32), rng.integers(0, 4, 300).astype(np.int32)
     form = Formulation(metric=metric)
     parts = np.split(np.arange(300), [50, 180])
     sums = sum(statistics(form, scores[p], labels[p], groups[p], 4) for p in parts)
-    expected = largest(metric)(form.decisions(scores), labels, groups, 4)
+    expected = METRICS[metric](form.decisions(scores), labels, groups, 4)
     np.testing.assert_allclose(spread_of(form, sums / 300, 300), expected, atol=1e-5)
 
 
@@ -516,13 +429,14 @@ def test_a_number_and_intersections_end_at_the_exact_solution():
     z = np.c_[(columns - columns.mean(axis=0)) / columns.std(axis=0), np.ones(len(value))]
     t, group = (value - value.mean()) / value.std(), given["sensitive_features"].to_numpy() @ [2, 1]
     cell = (2 * group + (t > 0)).astype(int)
+    share = np.bincount(group) / len(t)
     leaves = {"features": z, "labels": t, "groups": group, "cells": cell}
     kinds = (np.float32, np.float32, np.int32, np.int32)
     rows = {name: leaf.astype(kind) for (name, leaf), kind in zip(leaves.items(), kinds, strict=True)}
     form, model = Formulation(metric="mean_prediction"), Model("linear", 4, 1, loss="squared")
-    algorithm = fedpath(form, model, 4, len(t), 1 / len(t), (0.02, 0.08), steps=8)
+    algorithm = fedpath(form, model, 4, len(t), 1 / len(t), (0.05, 0.2), steps=8)
     data = fb.ClientData.from_clients([{name: leaf[k::2] for name, leaf in rows.items()} for k in range(2)])
-    path = fb.simulate(algorithm, data, rounds_of((0.02, 0.08), 8), weights="samples", record_every=None).outer
+    path = fb.simulate(algorithm, data, rounds_of((0.05, 0.2), 8), weights="samples", record_every=None).outer
     h = np.sum(z * np.linalg.solve(z.T @ z + np.eye(4), z.T).T, axis=1)
 
     def weights(x):
@@ -538,9 +452,9 @@ def test_a_number_and_intersections_end_at_the_exact_solution():
         means, noise = (
             np.array(each) for each in zip(*((p.mean(), p.var() / (len(p) - 1)) for p in parts), strict=True)
         )
-        one, two = np.triu_indices(4, 1)
-        square, both = (means[one] - means[two]) ** 2, noise[one] + noise[two]
-        return np.mean((said - t) ** 2) / 2 + 0.08 * np.sum(square**2 / (square + 4 * both)) / 2
+        pairs = np.sum(share * (1 - share))
+        between = np.sum(share * (means - share @ means) ** 2) - np.sum(share * (1 - share) * noise)
+        return np.mean((said - t) ** 2) / 2 + 0.2 * 2 * between / pairs
 
     bounds = [(-FURTHEST, FURTHEST)] * 8
     best = minimize(lambda x: objective(x, solved(x)), np.zeros(8), method="L-BFGS-B", bounds=bounds)

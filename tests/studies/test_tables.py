@@ -70,28 +70,6 @@ def test_slices_go_split_by_split_with_the_bar_first():
     assert [slice.method for slice in sorted(slices[:4], key=Slice.place)] == ["FedAvg", "FedReg", "FedMinMax", ""]
 
 
-def test_several_groups_have_further_points_of_the_frontier():
-    """A part of its own, so that older parts stay what they are; of two groups the points are the ones that are known."""
-    kinds = [slice.kind for slice in Design(("adult-race", "adult-sex"), methods=(), splits=2).slices()]
-    assert kinds == 2 * ["pooled", "pooled-largest", "pooled"]
-    further = Slice("adult-race", "pooled-largest", 3)
-    assert Slice.of(further.key) == further
-    assert further.place() > Slice("adult-race", "pooled", 9).place()
-    known, more = (tables.pooled("credit-sex", 1000, kind) for kind in ("pooled", "pooled-largest"))
-    exact = known[(known["kind"] == "exact") & (known["setting"] > 0)].reset_index(drop=True)
-    assert set(more["kind"]) == {"exact, largest"}
-    pd.testing.assert_frame_equal(more.drop(columns="kind"), exact.drop(columns="kind"))
-
-
-def test_a_frontier_that_is_not_complete_counts_on_the_splits_it_has():
-    rows, points, *_ = invented()
-    further = points[(points["kind"] == "exact") & (points["seed"] < 3)]
-    further = further.assign(kind="exact, largest", test_accuracy=further["test_accuracy"] + 0.05)
-    verdicts = summarise(rows, pd.concat([points, further]))["verdicts"]
-    assert set(verdicts["splits"]) == {further["seed"].nunique()}
-    assert verdicts["difference"].max() < -0.04
-
-
 def test_a_split_that_some_methods_lack_does_not_count_yet():
     rows, points, *_ = invented()
     stopped = (rows["seed"] == 9) & (rows["method"] != "FedAvg") & (rows["dataset"] == "compas-sex")

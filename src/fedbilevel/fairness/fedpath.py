@@ -2,15 +2,10 @@
 
     minimise over x   L(y(x)) + lambda D(y(x))      subject to   y(x) = argmin_y  mean_i w(x)[cell_i] loss_i(y) + ridge/2 |y|^2
 
-One y for all clients: it is the model that is used.  The means run over the rows of all clients, and L is the mean loss with
-equal weights.  D compares the groups' soft rates over all rows (`fedbilevel.fairness.formulation.spread_of`), not client by
-client.  With r_a the rate of group a, v_a its variance, d = r_a - r_b and s^2 = v_a + v_b,
-
-    two groups:   D = d^2 - s^2                 K > 2 groups:   D = 2/K sum_{a < b} d^4 / (d^2 + 4 s^2)
-
-Without noise D is the squared gap of two groups, and of more the least multiple of sum d^2 that is never below the squared
-largest gap (`largest_gap` says more).  x has one number a cell, w = cells * softmax(x).  Clients read all their rows; whatever
-they send is averaged by rows, so nothing drifts and secure sums serve every phase.
+One y for all clients: it is the model that is used.  The means run over the rows of all clients, L is the mean loss with equal
+weights, and D the squared gap of the groups' soft rates over all rows (`fedbilevel.fairness.formulation.spread_of`), not the
+mean of the clients' own gaps.  x has one number a cell, w = cells * softmax(x).  Clients read all their rows; whatever they
+send is averaged by rows, so nothing drifts and secure sums serve every phase.
 
 D, and what is told of a model, are taken at the score that each row would get from a model trained without it: how a model
 treats rows that it remembers is not how it treats others.  With l', l" the derivatives of a row's loss in its score s = a.y,
@@ -43,16 +38,14 @@ A round, with H = d2g/dy2:
 
 The products of the last rounds precondition the next ones (L-BFGS: `MEMORY` pairs p, H p; as in J. L. Morales, J. Nocedal,
 "Automatic preconditioning by limited memory quasi-Newton updating", SIAM J. Optim. 2000): five then leave one or two per cent
-of the error.  B is BFGS's, damped.  A step that raises g, or L + lambda D, is taken back, and the radius halved (see
-`SHORT`).
+of the error.  B is BFGS's, damped.  A step that raises g, or L + lambda D, is taken back, and the radius halved.
 
-The path: `WARM` rounds with equal weights end at the unweighted model.  From there the strengths grow.  Each has `steps_of`
-steps of x (three for two groups, two a group for more) and starts where the last one ended.  x stays within +-`FURTHEST`.  The
-answer is the whole path.  Large strengths and long steps have a trap, a model that decides alike about everybody, whose gap is
-0: it lies far from where the path starts, and steps into it raise L too much to be kept.
+The path: `WARM` rounds with equal weights end at the unweighted model; from there the strengths grow, `STEPS` steps of x each,
+each starting where the last one ended.  x stays within +-`FURTHEST`.  The answer is the whole path.  Large strengths and long
+steps have a trap, a model that decides alike about everybody, whose gap is 0: it lies far from where the path starts, and steps
+into it raise L too much to be kept.
 
-The probes add PROBES (PRODUCTS + 1) vectors up and as many down to the path: of nine strengths and two groups, a quarter of its
-bytes.
+The probes add PROBES (PRODUCTS + 1) vectors up and as many down to the path: of nine strengths, a quarter of its bytes.
 
 Checked: against a naive NumPy loop, the end of the path against the exact solution on pooled rows, and t against models trained
 without the row.
@@ -86,9 +79,6 @@ LEVERAGE = 0.9
 """What a row's l" h counts as at most: it is below 1, but for the probes' noise."""
 RADIUS, WIDEST, FURTHEST = 0.1, 1.0, 4.0
 """Of a step of x, entry by entry: the first radius, the largest, and how far from 0 x may go."""
-SHORT = 0.01
-"""With more than two groups, a step of x by no more than this is not taken back for raising L + lambda D: what shows there is
-that y had not arrived before, and if the step were taken back it never would."""
 SLACK = 1e-5
 """What a step may raise a loss by: rounding."""
 LONGEST = 1e6
@@ -226,7 +216,6 @@ def fedpath(
     lambdas = jnp.asarray([0.0, *strengths], kind)
     total = jnp.asarray(rows, kind)
     number = len(strengths)
-    short = SHORT if groups > 2 else -1.0  # of two groups the path stays what it was, number for number
 
     def place(round: jax.Array) -> jax.Array:
         """The place on the path that the step of x at the end of a round is for; 0: there is none."""
@@ -453,10 +442,9 @@ def fedpath(
         new, strength = Point(before.outer, arrival(server), told), lambdas[at]
         moved = server.round >= warm
         lower = told.inner_loss <= before.told.inner_loss + SLACK
-        length = jnp.max(jnp.abs(before.outer - kept.outer))
-        fairer = ~moved | (value(told, strength) <= value(kept.told, strength) + SLACK) | (length <= short)
+        fairer = ~moved | (value(told, strength) <= value(kept.told, strength) + SLACK)
         good = lower & fairer & jnp.isfinite(told.loss)
-        point = select(good, new, kept)
+        point, length = select(good, new, kept), jnp.max(jnp.abs(before.outer - kept.outer))
         radius = jnp.where(good, jnp.minimum(1.5 * server.radius, WIDEST), jnp.where(moved, length / 2, server.radius))
         step = new.inner - before.inner
         reach = jnp.where(lower, jnp.minimum(2 * server.reach, LONGEST), jnp.sqrt(step @ step) / 4)
@@ -533,11 +521,6 @@ def fedpath(
             Rows.of(data).inner_loss(jnp.zeros(cells, kind), inner) - penalty(inner, ridge)
         ),
     )
-
-
-def steps_of(groups: int) -> int:
-    """Steps of x a strength: `STEPS` for two groups, two a group for more, since x has two numbers more with each."""
-    return STEPS if groups <= 2 else 2 * groups
 
 
 def rounds_of(strengths: Sequence[float], steps: int = STEPS, warm: int = WARM) -> int:

@@ -6,8 +6,8 @@ The means run over client m's validation rows outside and its training rows insi
 
 - ``"paper"``: one weight per group, w = K softmax(x); F is the mean loss on a group-balanced validation set.
 - ``"cells"``: one weight per (group, label) cell, w = K C softmax(x); F adds ``strength`` times the mean squared gap between
-  the groups' soft rates (`squared_gap`; FedPath: `largest_gap`).  One weight per group cannot move a true-positive rate
-  without moving the false-positive rate along; one per cell can.
+  the groups' soft rates (`squared_gap`).  One weight per group cannot move a true-positive rate without moving the
+  false-positive rate along; one per cell can.
 
 Weights are positive and have mean one over the cells; x = 0 is the unweighted problem.
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Any
 
 import jax
@@ -35,14 +34,9 @@ from fedbilevel.problem import BilevelProblem, linear_problem
 FORMULATIONS = ("cells", "paper")
 REAL = "real"
 """The leaf that tells validation rows from padding, where they are read with it: see `ClientData.with_mask`."""
-SURE = 2.0
-"""Standard errors at which a difference of two groups counts half (`largest_gap`)."""
 
 Deviation = Callable[[jax.Array, jax.Array, jax.Array, int], jax.Array]
 """``(decisions [n, columns], labels [n], groups [n], number of groups) -> scalar``, 0 when the groups are treated alike."""
-
-Gap = Callable[[jax.Array, jax.Array, jax.Array, int], jax.Array]
-"""`squared_gap` or `largest_gap`: ``(decisions [n], which rows count [n], groups [n], number of groups) -> scalar``."""
 
 
 def squared_gap(decisions: jax.Array, counting: jax.Array, groups: jax.Array, count: int) -> jax.Array:
@@ -71,42 +65,6 @@ def squared_gap(decisions: jax.Array, counting: jax.Array, groups: jax.Array, co
     Returns:
         One number, 0 where the groups' rates agree.
     """
-    return _by_share(*_rates(decisions, counting, groups, count))
-
-
-def largest_gap(decisions: jax.Array, counting: jax.Array, groups: jax.Array, count: int) -> jax.Array:
-    """What FedPath lowers: the squared largest difference of the groups' rates, bounded by a smooth function and freed of
-    noise; two groups: `squared_gap`.
-
-    With r_a and v_a as in `squared_gap`, d = r_a - r_b and s^2 = v_a + v_b its variance, the value for K > 2 groups is
-
-        2/K sum_{a < b}  d^2  d^2 / (d^2 + (2 s)^2).
-
-    2/K sum_{a < b} d^2 is 2 sum_a (r_a - mean of all r_b)^2.  That is never below the squared gap (max r_a - min r_a)^2, and no
-    factor below 2/K would do: where all other rates lie in the middle, it is the squared gap.  So each group counts alike, as
-    it does in the gap, and not by its share.
-
-    The last factor keeps a small group from being chased into its noise: a difference of two standard errors, which chance
-    makes once in twenty times, counts half, and a smaller one next to nothing.  Where d is far beyond s the value is
-    d^2 - 4 s^2; so there, and for groups that are alike, it says less than there is.
-
-    Args:
-        decisions: as in `squared_gap`.
-        counting: as in `squared_gap`.
-        groups: as in `squared_gap`.
-        count: how many groups there are.
-
-    Returns:
-        One number, 0 where the groups' rates agree.
-    """
-    told = _rates(decisions, counting, groups, count)
-    return _by_share(*told) if count == 2 else _bound(*told)
-
-
-def _rates(
-    decisions: jax.Array, counting: jax.Array, groups: jax.Array, count: int
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """By group: the share of rows that count, their rate, its variance, and whether there are enough rows for one."""
     rows = group_totals(counting, groups, count)
     known = rows >= 2
     rows = jnp.where(known, rows, 2)
@@ -117,27 +75,11 @@ def _rates(
     around = jnp.where(members, counting * (decisions[None, :] - rates[:, None]) ** 2, 0)
     noise = jnp.where(known, jnp.sum(around, axis=1) / (rows * (rows - 1)), 0)
     shares = jnp.where(known, rows, 0) / jnp.maximum(jnp.sum(jnp.where(known, rows, 0)), 1)
-    return shares, rates, noise, known
-
-
-def _by_share(shares: jax.Array, rates: jax.Array, noise: jax.Array, known: jax.Array) -> jax.Array:
-    """`squared_gap`, along the last axis."""
-    pairs = jnp.sum(shares * (1 - shares), axis=-1)
-    several = jnp.sum(known, axis=-1) >= 2
+    pairs = jnp.sum(shares * (1 - shares))
+    several = jnp.sum(known) >= 2
     # sum_{a != b} p_a p_b (r_a - r_b)^2 = 2 sum_a p_a (r_a - r)^2 with r = sum_a p_a r_a, and likewise for the v_a.
-    between = jnp.sum(shares * (rates - jnp.sum(shares * rates, axis=-1, keepdims=True)) ** 2, axis=-1)
-    gaps = 2 * (between - jnp.sum(shares * (1 - shares) * noise, axis=-1)) / jnp.where(several, pairs, 1)
-    return jnp.where(several, gaps, 0)
-
-
-def _bound(shares: jax.Array, rates: jax.Array, noise: jax.Array, known: jax.Array) -> jax.Array:
-    """`largest_gap` of three and more groups, along the last axis; it does not read ``shares``."""
-    first, second = np.triu_indices(rates.shape[-1], 1)
-    both = known[..., first] & known[..., second]
-    squares = (rates[..., first] - rates[..., second]) ** 2
-    doubt = squares + SURE**2 * (noise[..., first] + noise[..., second])
-    counted = jnp.where(both & (doubt > 0), squares**2 / jnp.where(doubt > 0, doubt, 1), 0)
-    return 2 * jnp.sum(counted, axis=-1) / jnp.maximum(jnp.sum(known, axis=-1, dtype=rates.dtype), 1)
+    between = jnp.sum(shares * (rates - jnp.sum(shares * rates)) ** 2)
+    return jnp.where(several, 2 * (between - jnp.sum(shares * (1 - shares) * noise)) / jnp.where(several, pairs, 1), 0)
 
 
 def compared(metric: str, decisions: jax.Array, labels: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
@@ -162,18 +104,10 @@ def compared(metric: str, decisions: jax.Array, labels: jax.Array) -> list[tuple
     return [(decisions[:, column], among(label)) for label, column in pairs.get(metric, every)]
 
 
-def _summed(
-    metric: str, decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int, gap: Gap = squared_gap
-) -> jax.Array:
-    """Sum of the ``gap`` of everything the metric compares."""
-    parts = [gap(values, counting, groups, count) for values, counting in compared(metric, decisions, labels)]
+def _summed(metric: str, decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
+    """Sum of `squared_gap` of everything the metric compares."""
+    parts = [squared_gap(values, counting, groups, count) for values, counting in compared(metric, decisions, labels)]
     return jnp.sum(jnp.stack(parts))
-
-
-@cache
-def largest(metric: str) -> Deviation:
-    """A metric as FedPath takes it: by `largest_gap`."""
-    return partial(_summed, metric, gap=largest_gap)
 
 
 def equal_opportunity(decisions: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
@@ -368,7 +302,7 @@ class Formulation:
 
 
 def statistics(form: Formulation, scores: jax.Array, labels: jax.Array, groups: jax.Array, count: int) -> jax.Array:
-    """Sums over rows from which the gap of *all* clients' rows follows (`spread_of`): for everything compared and every
+    """Sums over rows from which the squared gap of *all* clients' rows follows (`spread_of`): for everything compared and every
     group, how many rows count, and the sums of their values and of the squares, ``[compared, 3, groups]``.  Of a metric of the
     user's: its value times the rows, since only its mean over clients can be had."""
     decisions = form.decisions(scores)
@@ -382,7 +316,7 @@ def statistics(form: Formulation, scores: jax.Array, labels: jax.Array, groups: 
 
 
 def spread_of(form: Formulation, means: jax.Array, rows: Any) -> jax.Array:
-    """The sum of `largest_gap` from `statistics` divided by the number of ``rows`` they are of."""
+    """The sum of squared gaps (`squared_gap`) from `statistics` divided by the number of ``rows`` they are of."""
     if not isinstance(form.metric, str):
         return means
     number = jnp.asarray(rows, means.dtype) * means[:, 0]
@@ -392,8 +326,12 @@ def spread_of(form: Formulation, means: jax.Array, rows: Any) -> jax.Array:
     rates = jnp.where(known, means[:, 1] / safe, 0)
     noise = jnp.where(known, (means[:, 2] / safe - rates**2) / (number - 1), 0)
     total = jnp.sum(share, axis=1, keepdims=True)
-    gap = _by_share if means.shape[-1] == 2 else _bound
-    return jnp.sum(gap(share / jnp.where(total > 0, total, 1), rates, noise, known))
+    share = share / jnp.where(total > 0, total, 1)
+    between = jnp.sum(share * (rates - jnp.sum(share * rates, axis=1, keepdims=True)) ** 2, axis=1)
+    pairs = jnp.sum(share * (1 - share), axis=1)
+    several = jnp.sum(known, axis=1) >= 2
+    gaps = 2 * (between - jnp.sum(share * (1 - share) * noise, axis=1)) / jnp.where(several, pairs, 1)
+    return jnp.sum(jnp.where(several, gaps, 0))
 
 
 def fair_problem(

@@ -30,7 +30,7 @@ from fedbilevel.fairness.fairfed import fairfed
 from fedbilevel.fairness.fcfl import fcfl
 from fedbilevel.fairness.fedfb import fedfb
 from fedbilevel.fairness.fedminmax import fedminmax
-from fedbilevel.fairness.fedpath import fedpath, rounds_of, steps_of
+from fedbilevel.fairness.fedpath import fedpath, rounds_of
 from fedbilevel.fairness.fedreg import FairLoss, fedreg
 from fedbilevel.fairness.formulation import Formulation
 from fedbilevel.fairness.models import Model, RowLosses, mean_of, mistaken, penalty, predicted, recognised, row_losses
@@ -122,7 +122,6 @@ class Recipe:
         gap: FedPath's aim.
         accuracy_loss: FedPath's aim.
         path: FedPath's strengths.
-        path_steps: FedPath's steps at each of them; None: by how many groups there are (`steps_of`).
 
     Raises:
         ValueError: The method is not known, or a number is out of its range.
@@ -152,14 +151,13 @@ class Recipe:
     gap: float | None = None
     accuracy_loss: float | None = None
     path: Sequence[float] = STRENGTHS
-    path_steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, not {self.method!r}.")
         if not isinstance(self.formulation, Formulation):
             raise TypeError(f"formulation must be a Formulation, not {type(self.formulation).__name__}.")
-        for name in ("steps", "weight_steps", "batch_size", "path_steps"):
+        for name in ("steps", "weight_steps", "batch_size"):
             whole_number(name, getattr(self, name), optional=True)
         whole_number("local_steps", self.local_steps)
         if self.method == PATH and self.formulation.kind != "cells":
@@ -181,8 +179,6 @@ class Recipe:
     def asked(self, groups: int, strength: float | None, share: float | None = None) -> Recipe:
         """For so many groups, with what people call the strength, and trained on all rows wherever some are set `apart`."""
         chosen = replace(self, train_on="all" if self.apart(groups, share) else "train")
-        if self.path_steps is None:
-            chosen = replace(chosen, path_steps=steps_of(groups))
         if self.method == PATH and groups == 1:  # there is nothing to even out
             strength, chosen = 0.0, replace(chosen, gap=None, accuracy_loss=None)
         if strength is None:
@@ -264,7 +260,7 @@ class Recipe:
     def rounds(self) -> int:
         """Rounds of the model's training."""
         if self.method == PATH:
-            return rounds_of(self.strengths, self.path_steps or steps_of(2))
+            return rounds_of(self.strengths)
         if self.to_the_end:
             return ENOUGH
         if self.method == "fcfl":
@@ -366,9 +362,7 @@ def check_aims(method: str, strength: Any, gap: Any, accuracy_loss: Any) -> None
 def path_algorithm(recipe: Recipe, model: Model, groups: int, rows: float, threshold: float) -> Algorithm:
     """FedPath; the recipe is settled."""
     form, ridge = replace(recipe.formulation, strength=0.0, ridge=None), float(recipe.formulation.ridge or 0)
-    return fedpath(
-        form, model, groups, rows, ridge, recipe.strengths, threshold, steps=recipe.path_steps or steps_of(2)
-    )
+    return fedpath(form, model, groups, rows, ridge, recipe.strengths, threshold=threshold)
 
 
 def single_level(recipe: Recipe, model: Model, groups: int, counts: np.ndarray, rows: float) -> tuple[Algorithm, str]:

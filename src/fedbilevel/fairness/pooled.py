@@ -7,8 +7,7 @@ y(x) by Newton's method.  With u = H^-1 grad F, H the Hessian of g at y(x), solv
     dF/dw_c = -1/n sum over rows i of cell c of  (sigmoid(x_i . y) - t_i)  x_i . u
 
 and x by L-BFGS-B within [-`REACH`, `REACH`], so that no cell takes all the weight.  `front` follows the answer over strengths,
-each from the one before; the first starts at equal weights, which is plain logistic regression.  F weighs groups by their
-shares, as the two stages do, or takes them as FedPath does (``deviation``).
+each from the one before; the first starts at equal weights, which is plain logistic regression.
 
 Checked: against finite differences of F, and y against scikit-learn (tests/fairness/test_pooled.py).
 """
@@ -24,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.fairness.formulation import Deviation, Formulation, OuterLoss
+from fedbilevel.fairness.formulation import Formulation, OuterLoss
 
 REACH = 4.0
 """Weights of two cells differ by a factor of exp(8) at most."""
@@ -110,21 +109,13 @@ class Solver:
 class Bilevel:
     """F(y(x)) and its gradient, for one strength."""
 
-    def __init__(
-        self,
-        rows: PooledRows,
-        groups: int,
-        formulation: Formulation,
-        solver: Solver,
-        deviation: Deviation | None = None,
-    ) -> None:
+    def __init__(self, rows: PooledRows, groups: int, formulation: Formulation, solver: Solver) -> None:
         self.rows, self.form, self.solver = rows, formulation, solver
         self.labels = rows.labels.astype(np.float64)
         self.cell = formulation.cell_of(rows.groups, rows.labels, 2)
         self.cells = formulation.cells(groups, 2)
         numbers = formulation.strength, formulation.sharpness
-        own = formulation.deviation()
-        self.outer = OuterLoss(_given, groups, *numbers, own and (deviation or own))
+        self.outer = OuterLoss(_given, groups, *numbers, formulation.deviation())
 
     def solution(self, x: np.ndarray) -> np.ndarray:
         return self.solver.solve(self.labels, self.form.weights(x)[self.cell])
@@ -146,21 +137,16 @@ class Bilevel:
 
 
 def front(
-    rows: PooledRows,
-    groups: int,
-    formulation: Formulation,
-    strengths: Sequence[float],
-    deviation: Deviation | None = None,
+    rows: PooledRows, groups: int, formulation: Formulation, strengths: Sequence[float]
 ) -> dict[float, np.ndarray]:
-    """The model of every strength, in increasing order; 0 is plain logistic regression.  ``deviation``: `largest` for the
-    problem that FedPath solves; None: the formulation's own, which weighs groups by their shares."""
+    """The model of every strength, in increasing order; 0 is plain logistic regression."""
     from scipy.optimize import minimize
 
     solver = Solver(rows.features, formulation.ridge or 0.0)
     x = np.zeros(formulation.cells(groups, 2))
     models = {}
     for strength in sorted(strengths):
-        problem = Bilevel(rows, groups, replace(formulation, strength=strength), solver, deviation)
+        problem = Bilevel(rows, groups, replace(formulation, strength=strength), solver)
         if strength > 0:
             within = [(-REACH, REACH)] * len(x)
             options = {"maxiter": 30, "ftol": 1e-6, "gtol": 1e-6}

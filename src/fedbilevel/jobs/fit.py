@@ -30,7 +30,7 @@ from fedbilevel.datasets import partition
 from fedbilevel.fairness import findings, trainer
 from fedbilevel.fairness.disclosure import MINIMUM, Visible
 from fedbilevel.fairness.effects import TrainingRows, effects
-from fedbilevel.fairness.formulation import Formulation, largest
+from fedbilevel.fairness.formulation import Formulation
 from fedbilevel.fairness.frontier import explained
 from fedbilevel.fairness.methods import BILEVEL, LARGEST_LOSS, METHODS, PATH, Recipe, check_aims
 from fedbilevel.fairness.models import Model
@@ -357,8 +357,7 @@ def _limit(
     assert fitted.frontier is not None
     form, rows = program.settled(fitted.agreed).formulation, parts["train"]
     strengths = fitted.frontier.table["strength"].tolist()
-    pooled = PooledRows(rows.features, rows.labels, rows.groups)
-    models = front(pooled, program.groups, form, strengths, largest(str(form.metric)))
+    models = front(PooledRows(rows.features, rows.labels, rows.groups), program.groups, form, strengths)
     columns: dict[str, list[float]] = {}
     for part, prefix in (("train", "pooled_"), ("test", "pooled_test_")):
         kept = parts[part].take(visible.shown[parts[part].groups])

@@ -1,7 +1,7 @@
 """What `fedbilevel fairness --tables` compares: every method with its defaults, on tables nobody tuned it on, beside the limit.
 
 docs/study-protocol.md is the protocol; the constants here are those it names.  A part of a run is one method on one case, kind
-of sites and split; or the models of the pooled frontier on one case and split, in one part or, of several groups, in two.
+of sites and split; or the models of the pooled frontier on one case and split.
 
 Tables of a run (`Run.tables`):
 
@@ -32,7 +32,7 @@ from fedbilevel import datasets
 from fedbilevel.datasets import partition
 from fedbilevel.engines.result import Diverged
 from fedbilevel.fairness.estimator import FairFederatedClassifier
-from fedbilevel.fairness.formulation import Formulation, largest
+from fedbilevel.fairness.formulation import Formulation
 from fedbilevel.fairness.intervals import across_splits, comparison_table, paired_difference
 from fedbilevel.fairness.metrics import Counts
 from fedbilevel.fairness.pooled import PooledRows, Solver, front
@@ -56,11 +56,6 @@ class Case(NamedTuple):
     rows: int | None = None
     bar: bool = True
 
-    @property
-    def several(self) -> bool:
-        """Whether there are more than two groups."""
-        return self.sensitive == "race"
-
 
 CASES = {
     f"{case.table}-{case.sensitive}": case
@@ -81,8 +76,6 @@ CASES = {
     )
 }
 KINDS = ("natural", "iid", "noniid")
-POOLED, LARGEST = "pooled", "pooled-largest"
-"""The frontier: its first points; and those of the problem that ours solves where there are more than two groups."""
 OURS, BASELINE = "ours", "FedAvg"
 METHODS: dict[str, dict[str, Any]] = {
     BASELINE: {"method": "fedavg"},
@@ -187,7 +180,7 @@ def kinds_of(name: str) -> tuple[str, ...]:
 
 
 class Slice(NamedTuple):
-    """``kind``: of sites, or `POOLED` or `LARGEST` for the frontier, which has no ``method``."""
+    """``kind``: of sites, or "pooled" for the frontier, which has no ``method``."""
 
     case: str
     kind: str
@@ -205,7 +198,7 @@ class Slice(NamedTuple):
 
     def place(self) -> tuple[int, ...]:
         """Where it stands in the tables."""
-        words = (list(CASES).index(self.case), (*KINDS, POOLED, LARGEST).index(self.kind), self.number)
+        words = (list(CASES).index(self.case), (*KINDS, "pooled").index(self.kind), self.number)
         return (*words, ("", *METHODS).index(self.method))
 
 
@@ -251,9 +244,7 @@ class Design(Study):
             for bar in (True, False):
                 for name in self.cases:
                     if CASES[name].bar == bar and number < numbers[name]:
-                        yield Slice(name, POOLED, self.first + number)
-                        if CASES[name].several:
-                            yield Slice(name, LARGEST, self.first + number)
+                        yield Slice(name, "pooled", self.first + number)
                         for kind in kinds_of(name):
                             if kind in self.kinds:
                                 for label in self.methods:
@@ -264,8 +255,8 @@ class Design(Study):
 
     def compute(self, part: Part) -> dict[str, dict[str, Any]]:
         name, kind, number, label = part.what
-        if kind in (POOLED, LARGEST):
-            return {part.keys[0]: {"others": {"pooled": pooled(name, number, kind)}}}
+        if kind == "pooled":
+            return {part.keys[0]: {"others": {"pooled": pooled(name, number)}}}
         row, sites = measured(name, kind, number, label, QUICK if self.quick else {})
         others = {"sites": pd.DataFrame(sites)} if sites else {}
         return {part.keys[0]: {"rows": pd.DataFrame([row]), "others": others}}
@@ -339,15 +330,13 @@ def _of_site(labels: np.ndarray, decided: np.ndarray) -> dict[str, float]:
     }
 
 
-def pooled(name: str, number: int, kind: str = POOLED) -> pd.DataFrame:
-    """The models of the frontier on one split: a row each, with the fair model's gap at plain logistic regression's rate.
-    `LARGEST`: only those that `POOLED` does not have."""
+def pooled(name: str, number: int) -> pd.DataFrame:
+    """The models of the frontier on one split: a row each, with the fair model's gap at plain logistic regression's rate."""
     train, test, names = divided(name, number)
     encoder = Encoder.learn(train.features)
     features, outside = encoder.transform(train.features), encoder.transform(test.features)
     rows = PooledRows(features, train.labels, train.codes)
-    form, further = Formulation(), kind == LARGEST
-    models = front(rows, len(names), form, STRENGTHS, largest(str(form.metric)) if further else None)
+    models = front(rows, len(names), Formulation(), STRENGTHS)
     counted = {
         strength: Counts.of(test.labels, outside @ params > 0, test.codes, len(names))
         for strength, params in models.items()
@@ -355,12 +344,8 @@ def pooled(name: str, number: int, kind: str = POOLED) -> pd.DataFrame:
     positives = np.bincount(test.codes[test.labels == 1], minlength=len(names))
     floor = expected_gap(positives, float(counted[0.0].overall("true_positive_rate")))
     base = {"dataset": name, "seed": number, "floor": floor}
-    found = [
-        {**base, "kind": "exact, largest" if further else "exact", "setting": strength, **_rates(counts)}
-        for strength, counts in counted.items()
-        if strength or not further
-    ]
-    for bound in () if further else BOUNDS:
+    found = [{**base, "kind": "exact", "setting": strength, **_rates(counts)} for strength, counts in counted.items()]
+    for bound in BOUNDS:
         chance = reduced(rows, outside, bound)
         found.append({**base, "kind": "reductions", "setting": bound, **_expected(test, chance, len(names))})
     return pd.DataFrame(found)
@@ -497,7 +482,6 @@ def _verdict(group: pd.DataFrame, points: pd.DataFrame, frontier: pd.DataFrame) 
         kind, setting = corners.iloc[place][["kind", "setting"]]
         same = points[(points["kind"] == kind) & (points["setting"] == setting)].set_index("seed")
         limit = limit + share * same["test_accuracy"]
-    limit = limit.dropna()  # a part of the frontier may be missing
     both = ours.index.intersection(limit.index)
     ours_there, there = ours.loc[both, "test_accuracy"], limit.loc[both]
     one = len(both) < 2
