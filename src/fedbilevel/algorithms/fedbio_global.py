@@ -57,9 +57,10 @@ def fedbio_global(
 
     Args:
         problem: A `BilevelProblem` with ``lower_level="global"``.
-        inner_step: Step of the inner variable, positive.
-        outer_step: Step of the outer variable, positive.
-        adjoint_step: Step of the third variable u, which solves the linear system of the hypergradient.
+        inner_step: Step of the inner variable, positive.  "auto": it sets itself.
+        outer_step: Step of the outer variable, positive.  "auto": it sets itself.
+        adjoint_step: Step of the third variable u, which solves the linear system of the hypergradient.  "auto": it
+            sets itself.
         local_steps: Steps of a client between two exchanges.
         batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
         outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.

@@ -135,9 +135,9 @@ def fedbioacc_global(
 
     Args:
         problem: A `BilevelProblem` with ``lower_level="global"``.
-        inner_step: alpha_t times this is the step of the inner variable.
-        outer_step: alpha_t times this is the step of the outer variable.
-        adjoint_step: alpha_t times this is the step of u.
+        inner_step: alpha_t times this is the step of the inner variable.  "auto": it sets itself.
+        outer_step: alpha_t times this is the step of the outer variable.  "auto": it sets itself.
+        adjoint_step: alpha_t times this is the step of u.  "auto": it sets itself.
         local_steps: Steps of a client between two exchanges.
         batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
         outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.

@@ -70,8 +70,8 @@ def lfednest(
     Args:
         problem: A `BilevelProblem` with ``lower_level="global"``.
         hypergradient: An estimator such as `neumann`; every client uses its own Hessian.
-        inner_step: Step of the inner variable, positive.
-        outer_step: Step of the outer variable, positive.
+        inner_step: Step of the inner variable, positive.  "auto": it sets itself.
+        outer_step: Step of the outer variable, positive.  "auto": it sets itself.
         inner_rounds: Rounds that improve the inner variable before each step of the outer one.
         local_steps: Steps of a client between two exchanges.
         batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.

@@ -72,9 +72,9 @@ def simfbo(
 
     Args:
         problem: A `BilevelProblem` with ``lower_level="global"``.
-        inner_step: The clients' step of the inner variable.
-        outer_step: The clients' step of the outer variable.
-        adjoint_step: The clients' step of u.
+        inner_step: The clients' step of the inner variable.  "auto": it sets itself.
+        outer_step: The clients' step of the outer variable.  "auto": it sets itself.
+        adjoint_step: The clients' step of u.  "auto": it sets itself.
         local_steps: Steps between two exchanges: one number, or one for each client.
         batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
         outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
@@ -124,9 +124,9 @@ def shrofbo(
 
     Args:
         problem: A `BilevelProblem` with ``lower_level="global"``.
-        inner_step: The clients' step of the inner variable.
-        outer_step: The clients' step of the outer variable.
-        adjoint_step: The clients' step of u.
+        inner_step: The clients' step of the inner variable.  "auto": it sets itself.
+        outer_step: The clients' step of the outer variable.  "auto": it sets itself.
+        adjoint_step: The clients' step of u.  "auto": it sets itself.
         local_steps: Steps between two exchanges: one number, or one for each client.
         batch_size: Training rows a step draws, with replacement.  None reads the whole local set: deterministic.
         outer_batch_size: Validation rows a step draws.  None follows ``batch_size``, "whole" reads all.
