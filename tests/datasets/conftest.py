@@ -30,7 +30,8 @@ if os.environ.get("NO_NETWORK"):
 if os.environ.get("STOPPED"):
     open(os.path.join(to, "half.part"), "w").close()
     os.kill(os.getppid(), signal.SIGINT)
-    time.sleep(60)  # ended before, it could be seen to fail before the signal is: any thread may be the one that takes it
+    time.sleep(60)  # until it is stopped: ended before, it could be seen to fail before the signal is
+    sys.exit(130)
 for name in os.listdir({shelf!r}):
     shutil.copy(os.path.join({shelf!r}, name), to)
 """

@@ -4,6 +4,7 @@ import lzma
 import pickle
 import re
 import shutil
+import signal
 import subprocess
 from dataclasses import replace
 
@@ -197,8 +198,12 @@ def test_without_a_network_one_sentence_says_what_to_put_where(index, monkeypatc
 def test_a_download_that_is_interrupted_leaves_nothing_and_starts_again(index, monkeypatch):
     index.offer("census")
     monkeypatch.setenv("STOPPED", "1")
-    with pytest.raises(KeyboardInterrupt):
-        catalogue.get("census")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started without it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            catalogue.get("census")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert index.kept == [".lock"]
     monkeypatch.delenv("STOPPED")
     assert len(catalogue.get("census")) == 1
