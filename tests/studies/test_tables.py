@@ -76,6 +76,8 @@ def test_a_split_that_some_methods_lack_does_not_count_yet():
     found = summarise(rows[~stopped], points)
     splits = found["duels"].groupby("dataset")["splits"].unique().explode().to_dict()
     assert splits == {"heart-sex": 10, "compas-sex": 9, "law-school-sex": 10}
+    whole = rows[(rows["seed"] < 9) | (rows["dataset"] != "compas-sex")]
+    pd.testing.assert_frame_equal(found["overall"], summarise(whole, points)["overall"])
 
 
 def test_the_hull_is_concave_and_is_interpolated():

@@ -396,11 +396,11 @@ def reduced(rows: PooledRows, outside: np.ndarray, bound: float) -> np.ndarray:
 
 def summarise(rows: pd.DataFrame, points: pd.DataFrame, sites: pd.DataFrame | None = None) -> dict[str, pd.DataFrame]:
     """All tables from the rows, the points of the frontier and the rows of sites; nothing is run."""
-    filled = rows.fillna(WORST)
+    cases = rows.fillna(WORST).groupby(["dataset", "split"], sort=False)
+    filled = pd.concat([_complete(case) for _, case in cases], ignore_index=True)
     summary, duels, verdicts = [], [], []
     frontier = pd.concat([_frontier(own) for _, own in points.groupby("dataset", sort=False)], ignore_index=True)
-    for (name, kind), some in filled.groupby(["dataset", "split"], sort=False):
-        group = _complete(some)
+    for (name, kind), group in filled.groupby(["dataset", "split"], sort=False):
         place: dict[str, Any] = {"dataset": name, "split": kind, "bar": CASES[str(name)].bar}
         several = group["seed"].nunique() > 1
         if several and BASELINE in set(group["method"]):
