@@ -69,7 +69,7 @@ class Drawn:
     (not any more)."""
 
     still = 0
-    kept = SimpleNamespace(rounds=1)
+    kept = SimpleNamespace(searches=0)
 
     def __init__(self, factors):
         self.factors = factors

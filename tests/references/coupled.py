@@ -42,6 +42,8 @@ def first(model, project):
 
 def fedbio_global(model, rows, *, rounds, local_steps, steps, radius, weights, cohorts, project):
     z, itself, rates = first(model, project), isinstance(steps, Together), steps
+    if itself:
+        steps.share_out(local_steps)
     for number in range(rounds):
         replies, at = [], 0
         if itself:
@@ -50,16 +52,17 @@ def fedbio_global(model, rows, *, rounds, local_steps, steps, radius, weights, c
             own, total = z, 0.0
             if itself:
                 (read,) = rows(number, at, m, 1, train=1, val=1)
-                rates = (0.0, *[steps.look(m, *z[:2], read, steps.slower(local_steps))] * 2)
+                rates = (0.0, *[steps.look(m, *z[:2], read) / steps.shares] * 2)
             for read in rows(number, at, m, local_steps, train=1, val=1):
                 along = directions(model, m, own, read)
                 own, total = stepped(own, rates, along, project, radius), total + along[0]
             replies.append([total / local_steps, *own[1:]] if itself else own)
         if replies:
-            old, z = z[0], mean(replies, [weights[m] for m in cohorts[number]])
+            old, z = z, mean(replies, [weights[m] for m in cohorts[number]])
             if itself:
                 steps.told(cohorts[number])
-                z[0] = steps.rule.moved(old, z[0])
+                steps.headed(old[1], z[1])
+                z[0] = steps.rule.moved(old[0], z[0])
             z[0] = project(z[0])
     return z[0], z[1]
 
@@ -75,6 +78,7 @@ def fedbioacc_global(model, rows, *, rounds, local_steps, steps, constants, weig
         if itself:
             z = [*z]
             z[0], z[1], at = steps.searched(rows, number, cohorts[number], *z[:2])
+            shared, done = (None, 0) if at else (shared, done)
         for m in cohorts[number]:
             if itself:
                 rate = steps.look(m, *z[:2], rows(number, at, m, 1, train=1, val=1)[0])
@@ -96,8 +100,7 @@ def fedbioacc_global(model, rows, *, rounds, local_steps, steps, constants, weig
             old, z, shared, done = z[0], mean(replies, shares), mean(momenta, shares), done + local_steps
             if itself:
                 steps.told(cohorts[number])
-                cuts, z[0] = steps.rule.cuts, steps.rule.moved(old, shared[0])
-                shared, done = (shared, done) if steps.rule.cuts == cuts else (None, 0)
+                z[0] = steps.rule.moved(old, shared[0])
             z[0] = project(z[0])
     return z[0], z[1]
 
@@ -107,6 +110,8 @@ def simfbo(
 ):
     """``local_steps``: one number per client."""
     z, most, itself, rates = first(model, project), max(local_steps), isinstance(steps, Together), steps
+    if itself:
+        steps.share_out(most)
     for number in range(rounds):
         sums, at = [], 0
         if itself:
@@ -116,7 +121,7 @@ def simfbo(
             own, total = z, [np.zeros_like(part) for part in z]
             if itself:
                 (read,) = rows(number, at, m, 1, train=1, val=1)
-                rates = (0.0, *[steps.look(m, *z[:2], read, steps.slower(most))] * 2)
+                rates = (0.0, *[steps.look(m, *z[:2], read) / steps.shares] * 2)
             for read in rows(number, at, m, most, train=1, val=1)[: local_steps[m]]:
                 along = directions(model, m, own, read)
                 own, total = stepped(own, rates, along, project), combined(1, total, 1, along)
@@ -124,13 +129,13 @@ def simfbo(
         if sums:
             shares = [weights[m] for m in cohorts[number]]
             scale = np.average([local_steps[m] for m in cohorts[number]], weights=shares) if normalised else 1
-            along, old = [scale * part for part in mean(sums, shares)], z[0]
+            along, old = [scale * part for part in mean(sums, shares)], z
             if itself:
-                slower = steps.slower(most)
-                server_steps = (0.0, *[steps.told(cohorts[number]) / slower] * 2)
+                server_steps = (0.0, *[steps.told(cohorts[number]) / steps.shares] * 2)
             z = stepped(z, server_steps, along, project, radius)
             if itself:
-                z[0] = project(steps.rule.moved(old, along[0] / most))
+                steps.headed(old[1], z[1])
+                z[0] = project(steps.rule.moved(old[0], along[0] / most))
     return z[0], z[1]
 
 
@@ -145,6 +150,7 @@ def fedmsa(model, rows, *, rounds, local_steps, steps, rho, weights, cohorts, pr
         if itself:
             z = [*z]
             z[0], z[1], at = steps.searched(rows, number, cohorts[number], *z[:2])
+            h, done = (None, 0) if at else (h, done)
         for m in cohorts[number]:
             (read,) = rows(number, at, m, 1, train=1, val=1)
             now = directions(model, m, z, read)
@@ -168,7 +174,6 @@ def fedmsa(model, rows, *, rounds, local_steps, steps, rho, weights, cohorts, pr
             ends.append([total, *own[1:]] if itself else own)
         old, z = z[0], mean(ends, shares)
         if itself:
-            cuts, z[0] = steps.rule.cuts, steps.rule.moved(old, z[0] / local_steps)
-            h, done = (h, done) if steps.rule.cuts == cuts else (None, 0)
+            z[0] = steps.rule.moved(old, z[0] / local_steps)
         z[0] = project(z[0])
     return z[0], z[1]

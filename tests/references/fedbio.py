@@ -25,7 +25,7 @@ def fedbio(
     ``model.inner_gradient(client, x, y, row numbers)`` and ``phi(client, x, y, Rows)`` are the derivative oracles,
     ``cohorts[r]`` the weights of those who reply in round r (default: everybody, with ``weights``).  Steps that are not
     numbers: ``inner_step(client, x, y, gradient, Rows)`` is the next y; ``outer_step.length`` is that of a local step and
-    ``outer_step.moved(x, mean hypergradient)`` the next x.  Where ``outer_step.probe`` is not zero an exchange comes first, in
+    ``outer_step.moved(x, mean hypergradient)`` the next x.  ``outer_step.searches`` exchanges come first, in
     which clients search with a ``search()`` of their own.
     """
     x, y = project(start[0]), [start[1] for _ in weights]
@@ -54,14 +54,15 @@ def fedbio(
 
 
 def searched(active, rule, search, phi, rows, number, x, y, project):
-    """x after the search where one is due, with y in place, and how many exchanges that took."""
-    if not active or not getattr(rule, "probe", 0.0):
-        return x, 0
-    found = []
-    for client in active:
-        below, reads = search(), [rows(number, client, i, 0, STRIDES) for i in range(STRIDES)]
-        oracle = below.phi if hasattr(phi, "__self__") else phi  # a series follows the curvature of the search
-        away, square, y[client] = sought(below, oracle, client, x, y[client], reads, rule.probe, project)
-        found.append((away, square))
-    away, square = (np.average(part, axis=0, weights=list(active.values())) for part in zip(*found, strict=True))
-    return rule.found(x, away, square), 1
+    """x after the searches that are due, with y in place, and how many exchanges that took."""
+    count = getattr(rule, "searches", 0) if active else 0
+    for turn in range(count):
+        found = []
+        for client in active:
+            below, reads = search(), [rows(number, client, i, turn, STRIDES) for i in range(STRIDES)]
+            oracle = below.phi if hasattr(phi, "__self__") else phi  # a series follows the curvature of the search
+            away, rate, y[client] = sought(below, oracle, client, x, y[client], reads, rule.probe, project)
+            found.append((away, rate))
+        away, rate = (np.average(part, axis=0, weights=list(active.values())) for part in zip(*found, strict=True))
+        x = rule.found(x, away, rate)
+    return x, count

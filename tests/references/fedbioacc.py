@@ -25,6 +25,7 @@ def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previo
         active = dict(enumerate(weights)) if cohorts is None else cohorts[number]
         sent, ys = [], [site.y for site in sites]
         x, at = searched(active, k.outer_step, search, phi, rows, number, x, ys, project)
+        done = 0 if at else done  # momenta start anew
         for site, y in zip(sites, ys, strict=True):
             site.y = y
         for m in active:
@@ -63,8 +64,7 @@ def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previo
         shares = [reply[0] for reply in sent]
         before, mean_nu, after = (np.average([reply[i] for reply in sent], axis=0, weights=shares) for i in (1, 2, 3))
         if not walks:
-            cuts, after = k.outer_step.cuts, k.outer_step.moved(x, mean_nu)
-            done = done if k.outer_step.cuts == cuts else 0
+            after = k.outer_step.moved(x, mean_nu)
         elif previous == "paper" and not three_vectors:
             after = before - eta(done) * mean_nu
         x = project(after)

@@ -1,6 +1,7 @@
 """FedNest, LFedNest, AggITD and FedMBO, naively: lists of clients, no JAX.
 
-``rows(round, ordinal, client, ...)`` tells the minibatches, ``lengths[round]`` how many factors the series gets and
+``rows(round, ordinal, client, ...)`` tells the minibatches, ``lengths[round]`` how many factors the series gets (or
+``lengths(round, ordinal)``, where searches move the draw) and
 ``sources(round, ordinal, clients)`` who hands his vector to whom.  Ordinals count the exchanges and the server's own steps.
 """
 
@@ -62,6 +63,10 @@ class Exchange:
         return found
 
 
+def drawn(lengths, number, ordinal):
+    return lengths(number, ordinal) if callable(lengths) else lengths[number]
+
+
 def begun(step, rows, number, active, x, y):
     """(x, y, the ordinal of the broadcast) after a search, where one is due."""
     return step.searched(rows, number, active, x, y) if isinstance(step, Together) else (x, y, 0)
@@ -91,10 +96,11 @@ def fednest(model, rows, lengths, *, rounds, inner, outer_step, series_step, ter
         x, y, at = begun(step, rows, number, cohorts[number], x, y)
         exchange = Exchange(model, rows, number, cohorts[number], weights, step)
         at, y = improve(exchange, at + 1, x, y, **inner)
+        length = drawn(lengths, number, at) if series == "random" else terms - 1
         at += series == "random"  # the draw
         series_step = exchange.rate if itself else series_step
         p = total = series_step * (terms if series == "random" else 1) * exchange.mean(exchange.starts(at, x, y))
-        for _ in range(lengths[number] if series == "random" else terms - 1):
+        for _ in range(length):
             at += 1
             p = exchange.mean([p - series_step * hessian @ p for hessian in exchange.hessians(at, x, y)])
             total = total + p
@@ -157,13 +163,14 @@ def aggitd(model, rows, lengths, *, rounds, terms, local_steps, inner_step, oute
         if not cohorts[number]:
             continue
         x, y, at = begun(inner_step, rows, number, cohorts[number], x, y)
+        length = drawn(lengths, number, at + 1)
         exchange, at, z = Exchange(model, rows, number, cohorts[number], weights, inner_step), at + 2, None
         for t in range(terms):
-            both = None if t < lengths[number] else (0, 1)
-            before = exchange.rate if itself and t > lengths[number] else None  # what went out with z
+            both = None if t < length else (0, 1)
+            before = exchange.rate if itself and t > length else None  # what went out with z
             gradients = exchange.gradients(at, x, y, half=both and both[0])
             series_step = (before or exchange.rate) if itself else series_step
-            if t == lengths[number]:
+            if t == length:
                 z = series_step * terms * exchange.mean(exchange.starts(at, x, y, half=1))
             elif z is not None:
                 z = exchange.mean([z - series_step * hessian @ z for hessian in exchange.hessians(at, x, y, half=1)])

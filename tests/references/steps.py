@@ -4,15 +4,15 @@ import numpy as np
 
 from tests.references.phi import adaptive
 
-STRIDES = 5
+STRIDES = 10
 
 
 class Curved:
-    """The next y: 1/L from Hessian products, one a step and twenty before the first, from ``direction`` at all clients."""
+    """The next y: 1/L from Hessian products, so many a look and twenty in the first, from ``direction`` at all clients."""
 
-    def __init__(self, model, direction, clients, share=1.0, averages=False):
+    def __init__(self, model, direction, clients, share=1.0, products=1):
         self.model, self.direction, self.largest = model, [direction] * clients, [0.0] * clients
-        self.looked, self.share, self.averages = False, share, averages
+        self.looked, self.share, self.products = False, share, products
 
     def __call__(self, client, x, y, gradient, rows):
         if not self.looked:
@@ -29,11 +29,10 @@ class Curved:
 
     def look(self, client, x, y, rows):
         hessian, first = self.model.inner_hessian(client, x, y, rows.inner), self.largest[client] == 0
-        for _ in range(20 if first else 1):
+        for _ in range(20 if first else self.products):
             image = hessian @ self.direction[client]
             size = np.linalg.norm(image)
-            known = 0.9 * self.largest[client] + 0.1 * size if self.averages else max(size, 0.98 * self.largest[client])
-            self.largest[client] = size if first else known
+            self.largest[client] = size if first else max(size, 0.98 * self.largest[client])
             self.direction[client] = image / size
 
 
@@ -54,41 +53,58 @@ class Settling(Curved):
 
 
 class Distance:
-    """x by distance over gradients; it stands still within a round, but for a first one in which clients ``search``."""
+    """x by distance over gradients; it stands still within a round.  Where clients ``search``, that many searches come before
+    the next round."""
 
     length = 0.0
 
     def __init__(self, start, project=lambda x: x, search=False):
-        self.start, self.project, self.cuts, self.search = start, project, 0, search
-        self.begin(0.1 * (np.sqrt(start.size) + np.linalg.norm(start)))
+        self.project, self.search, self.returns = project, search, 0
+        self.begin(start, 0.1 * (np.sqrt(start.size) + np.linalg.norm(start)))
 
-    def begin(self, reach):
-        self.reach, self.squares, self.boost, self.agreed, self.last = reach, [], 1.0, True, None
+    def begin(self, start, reach):
+        self.start = self.sound = start
+        self.reach = self.move = reach
+        self.energy, self.steepest, self.step, self.last, self.away = 0.0, None, None, None, None
+        self.searches, self.again = int(self.search), True
 
     @property
     def probe(self):
-        return 0.2 * self.reach if self.search and not self.squares else 0.0
+        return 0.2 * self.reach
 
-    def found(self, x, away, square):
+    def found(self, x, away, rate):
         new = self.project(x - away)
-        self.reach, self.squares = max(np.linalg.norm(new - self.start), 0.2 * self.reach), [square]
+        self.move = max(np.linalg.norm(away), 0.2 * self.reach)
+        least = 0.2 * self.reach if self.steepest is None else self.reach
+        self.reach, self.away = max(np.linalg.norm(new - self.start), least), away
+        self.energy = (self.reach / rate) ** 2 if rate else 0.0
+        self.steepest = max(self.energy, self.steepest or 0)
         return new
 
     def moved(self, x, gradient):
         size = np.linalg.norm(gradient)
-        if self.squares:
-            if not size <= 10 * np.sqrt(self.squares[0]):
-                self.begin(self.reach / 10)
-                self.cuts += 1
-                return self.start
-            cosine = 0.3 if self.last is None else gradient @ self.last / (size * np.linalg.norm(self.last))
-            self.agreed = self.agreed and cosine >= 0.3
-            self.boost = min(self.boost * np.exp(cosine - 0.3), 3.0) if self.agreed else 1.0
-        self.squares.append(size**2)
-        self.last = gradient
-        x = self.project(x - min(self.boost / np.sqrt(sum(self.squares)), 2 / size) * self.reach * gradient)
-        self.reach = max(self.reach, np.linalg.norm(x - self.start))
-        return x
+        if self.steepest and not size <= 10 * np.sqrt(self.steepest):
+            self.begin(self.sound, self.move / 10)
+            self.returns += 1
+            return self.start
+        self.energy += size**2
+        self.steepest = max(self.steepest or 0, size**2)
+        step, self.searches = self.reach / np.sqrt(self.energy), 0
+        if self.away is not None:
+            self.searches = 2 if self.again and cosine(gradient, self.away) >= 0.3 else 0
+            self.again = self.again and not self.searches
+        elif self.last is not None:
+            step = min(step, strode(self.step, gradient, self.last))
+        self.step = step = min(step, 3 * self.move / size)
+        new = self.project(x - step * gradient)
+        self.reach = max(self.reach, np.linalg.norm(new - self.start))
+        self.move = max(np.linalg.norm(new - x), self.move / 3)
+        self.sound, self.last, self.away = x, gradient, None
+        return new
+
+
+def cosine(one, other):
+    return one @ other / (np.linalg.norm(one) * np.linalg.norm(other))
 
 
 class Together:
@@ -97,40 +113,51 @@ class Together:
 
     def __init__(self, rule, curved, weights, share=1.0, first=None, project=lambda x: x):
         self.rule, self.curved, self.weights, self.largest = rule, curved, weights, 0.0
-        self.share, self.first, self.project, self.heard = share, first, project, 0
+        self.share, self.first, self.project = share, first, project
+        self.share_out(1)
+
+    def share_out(self, most):
+        """A step of y and u is shared out over so many local steps at most."""
+        self.most = self.shares = most
+        self.way = None
+
+    def headed(self, before, after):
+        """After a round that moved y like this."""
+        way, last = after - before, self.way
+        further = last is not None and way @ last > 0.3 * np.linalg.norm(way) * np.linalg.norm(last)
+        self.shares, self.way = np.clip(self.shares / 2 if further else self.shares * 2, 1, self.most), way
 
     def mean(self, active, values):
         return np.average(values, axis=0, weights=[self.weights[m] for m in active])
 
-    def look(self, client, x, y, read, slower=1.0):
+    def look(self, client, x, y, read):
         """The step of y and u: by the mean of the round before or, before there is one, by the client's own."""
         self.curved.look(client, x, y, read)
-        return 1 / (slower * self.largest or self.curved.largest[client])
+        return 1 / (self.largest or self.curved.largest[client])
 
     def told(self, active):
         """The step that the server derives from this round's looks."""
-        self.heard += 1
         self.largest = self.mean(active, [self.curved.largest[m] for m in active])
         return 1 / self.largest
 
-    def slower(self, most):
-        return min(1 + self.heard / 10, most)
-
     def searched(self, rows, number, active, x, y):
         """(x, y, how many exchanges that took)."""
-        if not (active and self.rule.probe):
-            return x, y, 0
-        found = []
-        for m in active:
-            below = Settling(self.curved.model, self.first, len(self.weights), self.share, 21)
-            reads = rows(number, 0, m, STRIDES, train=25, val=1)
-            found.append(sought(below, below.phi, m, x, y, reads, self.rule.probe, self.project))
-        away, square, y = (self.mean(active, part) for part in zip(*found, strict=True))
-        return self.rule.found(x, away, square), y, 1
+        count = self.rule.searches if active else 0
+        if count:
+            self.share_out(self.most)
+        for turn in range(count):
+            found = []
+            for m in active:
+                below = Settling(self.curved.model, self.first, len(self.weights), self.share, 21)
+                reads = rows(number, turn, m, STRIDES, train=25, val=1)
+                found.append(sought(below, below.phi, m, x, y, reads, self.rule.probe, self.project))
+            away, rate, y = (self.mean(active, part) for part in zip(*found, strict=True))
+            x = self.rule.found(x, away, rate)
+        return x, y, count
 
 
 def sought(below, phi, client, x, y, reads, probe, project):
-    """A client's search: (how far it went, the mean square of its hypergradients, its y)."""
+    """A client's search: (how far it went, that over the root mean square of its hypergradients, its y)."""
     start, step, before, squares = x, None, None, []
     for read in reads:
         y = below.settled(client, x, y, read, 8)
@@ -138,11 +165,11 @@ def sought(below, phi, client, x, y, reads, probe, project):
         step = probe / np.linalg.norm(nu) if step is None else strode(step, nu, before)
         x, before = project(x - step * nu), nu
         squares.append(nu @ nu)
-    return start - x, np.mean(squares), y
+    return start - x, max(np.linalg.norm(start - x), probe) / np.sqrt(np.mean(squares)), y
 
 
 def strode(step, now, before):
-    """The next step of a search: as far as the gradient agrees, three times the last one at most."""
+    """The next step, of a search or of the server: as far as the gradient agrees, three times the last one at most."""
     along = now @ before
     scale = max(now @ now, before @ before) if along > 0 else before @ before
     return step * min(1 / max(1 - along / scale, 1e-30), 3)
@@ -151,7 +178,7 @@ def strode(step, now, before):
 class Sgd:
     """At the server; clients walk with a step of ``length``."""
 
-    cuts = 0
+    searches = 0
 
     def __init__(self, rate, length=0.0):
         self.rate, self.length = rate, length

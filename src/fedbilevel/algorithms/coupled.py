@@ -13,6 +13,7 @@ whose means vanish exactly at y = y(x), at u as above, and where grad h(x) = 0. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -54,13 +55,13 @@ def first_point(problem: BilevelProblem, key: jax.Array) -> Point:
 
 
 class Server(NamedTuple):
-    """x, y and u, what their steps follow from where they set themselves (the clients' mean curvature, the way of x), and
-    rounds so far."""
+    """x, y and u, and what their steps follow from where they set themselves: the clients' mean curvature, the ways of x and
+    of y."""
 
     point: Point
     largest: Any
     kept: Any
-    round: jax.Array
+    heading: Any
 
 
 class Arrived(NamedTuple):
@@ -88,22 +89,29 @@ class Meeting(NamedTuple):
     above: steps.Outer
     below: steps.Shared
     sizes: tuple[int | None, int | None]
+    anew: Callable[[Any], Any] | None = None
 
     @property
     def search(self) -> tuple[Item, ...]:
         """What plans begin with."""
-        return Search(self.problem, self.above, automatic(self.sizes[0]), self.sizes).plan()
+        anew = self.anew or (lambda server: server._replace(heading=self.below.ahead(server.point.inner)))
+        return Search(self.problem, self.above, automatic(self.sizes[0]), self.sizes, anew).plan()
 
     def init(self, key: jax.Array) -> Server:
         point = first_point(self.problem, key)
-        return Server(point, self.below.none_yet(point.inner), self.above.start(point.outer), jnp.zeros((), jnp.int32))
+        largest, kept = self.below.none_yet(point.inner), self.above.start(point.outer)
+        return Server(point, largest, kept, self.below.ahead(point.inner))
 
     def enroll(self, key: jax.Array) -> Local:
         _, inner = self.problem.start(key)
         return Local(no_calls(), self.below.start(inner, key))
 
     def told(self, server: Server) -> Told:
-        return Told(server.point, self.below.slowed(server.largest, server.round, self.above.local_steps))
+        return Told(server.point, self.below.shared(server.largest, server.heading))
+
+    def after(self, server: Server, point: Point, largest: Any, kept: Any) -> Server:
+        """The server after a round."""
+        return Server(point, largest, kept, self.below.headed(server.heading, server.point.inner, point.inner))
 
     def outer(self, server: Any) -> Tree:
         return server.point.outer

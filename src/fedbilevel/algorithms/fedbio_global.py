@@ -17,9 +17,9 @@ between averagings, and the method stalls at a distance that shrinks with the st
 Differences from the paper: one validation minibatch for both gradients of f, and one training minibatch for both second
 derivatives (all estimates stay unbiased, u being older than the rows); r is infinite unless given; x is projected onto X
 where the problem has a projection; exactly I local steps in every round.  Steps set themselves unless they are given
-(`fedbilevel.algorithms.steps`): y and u move by 1/L with L the clients' mean curvature, a number that each sends, and later on
-by 1/(I L), since with 1/L the drift would not stay small; x stands still within a round, the sum of nu goes up in place of it,
-and the server moves x.
+(`fedbilevel.algorithms.steps`): y and u move by 1/L to 1/(I L) with L the clients' mean curvature, a number that each sends,
+since with 1/L alone the drift would not stay small; x stands still within a round, the sum of nu goes up in place of it, and
+the server moves x.
 
 Sources: notes on the paper's algorithm box and the abstracts of its versions; we had neither its text nor a program.
 
@@ -85,7 +85,7 @@ def fedbio_global(
     """
     sampler = coupled.sampler(batch_size, outer_batch_size)
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
-    below = steps.Shared(problem.inner_loss, (inner_step, adjoint_step))
+    below = steps.Shared(problem.inner_loss, (inner_step, adjoint_step), local_steps)
     meeting = Meeting(problem, above, below, (batch_size, outer_batch_size))
 
     def work(message: Told, local: Local, data: LocalData, key: jax.Array) -> tuple[Arrived | Summed, Local]:
@@ -104,7 +104,7 @@ def fedbio_global(
 
     def absorb(server: Server, mean: Arrived | Summed) -> Server:
         outer, kept = above.moved(server.point.outer, server.kept, mean[0])
-        return Server(Point(outer, mean.inner, mean.adjoint), mean.largest, kept, server.round + 1)
+        return meeting.after(server, Point(outer, mean.inner, mean.adjoint), mean.largest, kept)
 
     return Algorithm(
         meeting.init,

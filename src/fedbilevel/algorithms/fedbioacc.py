@@ -39,7 +39,7 @@ receives, and omega, its own, with the point where it was estimated.
 Steps set themselves unless they are given, or follow optimizers (`fedbilevel.algorithms.steps`).  gamma or eta then takes the
 place of gamma alpha_t or eta alpha_t, and alpha_t says how much the momenta forget, with the constants of `EVEN` unless others
 are given.  Where eta is not a number the server moves x along the averaged nu, x stands still within a round, and nu alone
-goes up; where the server goes back to the start, nu starts anew.  With ``send="outer"`` nu does not come down either: clients
+goes up; after a search nu starts anew.  With ``send="outer"`` nu does not come down either: clients
 find the averaged one from how far x moved, and the length of the server's step comes with x.
 """
 
@@ -147,6 +147,11 @@ EVEN = {"delta": 1.0, "u": 8.0, "sigma": 1e-3, "c_inner": 2.0, "c_outer": 2.0}
 half of what they had gained."""
 
 
+def anew(server: Any) -> Any:
+    """After a search: the next momenta are plain estimates."""
+    return server._replace(step=jnp.zeros_like(server.step))
+
+
 def _constants(arguments: dict[str, Any]) -> dict[str, Any]:
     """Those that are not given: the paper's with steps that are numbers, else those of `EVEN`."""
     if arguments["send"] == "outer" and arguments["outer_optimizer"] is not None:
@@ -220,7 +225,7 @@ def fedbioacc(
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
     below = steps.settling(problem, hypergradient, inner_step, inner_optimizer, batch_size)
     sampler = Sampler(batch_size, outer_batch_size, below.train_batches, hypergradient.val_batches)
-    search = Search(problem, above, hypergradient, (batch_size, outer_batch_size))
+    search = Search(problem, above, hypergradient, (batch_size, outer_batch_size), anew)
     alone = send == "outer"
     paper = previous == "paper" and not above.sums and not alone
 
@@ -290,14 +295,14 @@ def fedbioacc(
         done = server.step + local_steps
         if above.sums:
             outer, kept = above.moved(server.outer, server.kept, scale(local_steps, mean.momentum))
-            back, rate = steps.began_anew(kept), None
+            rate = None
             if alone:
                 square = squared_norm(subtract(server.outer, outer)) / jnp.maximum(
                     squared_norm(mean.momentum), steps.TINY
                 )
                 rate = jnp.sqrt(square)
             momentum = None if alone else mean.momentum
-            return Server(outer, server.previous, momentum, jnp.where(back, 0, done), kept, rate)
+            return Server(outer, server.previous, momentum, done, kept, rate)
         outer = descend(mean.outer, mean.momentum, done) if paper else problem.into_set(mean.outer)
         return Server(outer, mean.outer if paper else server.previous, mean.momentum, done, server.kept, None)
 

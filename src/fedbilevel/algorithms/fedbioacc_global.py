@@ -46,7 +46,7 @@ from fedbilevel.algorithms.arguments import (
     bilevel,
 )
 from fedbilevel.algorithms.coupled import Meeting, Point
-from fedbilevel.algorithms.fedbioacc import EVEN, TUNED
+from fedbilevel.algorithms.fedbioacc import EVEN, TUNED, anew
 from fedbilevel.algorithms.local import corrected, cube_root_rate, share_kept
 from fedbilevel.calculus import Calls, Tree, counted, dtype_of, select, zeros
 from fedbilevel.plan import Algorithm, Phase
@@ -168,7 +168,7 @@ def fedbioacc_global(
     sampler, averaged = coupled.sampler(batch_size, outer_batch_size), average_momenta
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
     below = steps.Shared(problem.inner_loss, (inner_step, adjoint_step))
-    meeting = Meeting(problem, above, below, (batch_size, outer_batch_size))
+    meeting = Meeting(problem, above, below, (batch_size, outer_batch_size), anew)
 
     def alpha(step: jax.Array, point: Point) -> jax.Array:
         return cube_root_rate(delta, u, sigma, step, dtype_of(point.outer))
@@ -207,7 +207,6 @@ def fedbioacc_global(
         kept, done = server.kept, server.step + local_steps
         if above.sums:
             outer, kept = above.along(server.point.outer, kept, mean.momenta.outer)
-            done = jnp.where(steps.began_anew(kept), 0, done)
         else:
             outer = problem.into_set(mean.outer)
         point = Point(outer, mean.inner, mean.adjoint)

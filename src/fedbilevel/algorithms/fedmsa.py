@@ -17,7 +17,7 @@ tau = 1: half of that each way).
 
 Steps set themselves unless they are given (`fedbilevel.algorithms.steps`).  y and u move by 1/L with L the mean of the clients'
 curvatures, a number that each sends with its share of h.  Where the outer step is not given x stands still within a round,
-clients send the sum of their h_k for x in place of it, and the server moves x; where it goes back to the start, h starts anew.
+clients send the sum of their h_k for x in place of it, and the server moves x; after a search h starts anew.
 
 Differences from the paper: u starts at 0, not from a Neumann series.  A client that missed a round compares with the point it
 receives, so that its share of h is rho d_i(z) + (1 - rho) h.
@@ -114,17 +114,19 @@ def fedmsa(
     sampler = coupled.sampler(batch_size, outer_batch_size)
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
     below = steps.Shared(problem.inner_loss, (inner_step, adjoint_step))
-    meeting = coupled.Meeting(problem, above, below, (batch_size, outer_batch_size))
 
     def move(point: Point, along: Point, largest: Any) -> Point:
         return coupled.descend(problem, point, along, (above.local, *below.rates(largest)))
 
     def moved(outer: Tree, server: Server, total: Tree) -> Server:
-        """``server`` with x moved; all of it starts anew where x is back at its start."""
+        """``server`` with x moved."""
         outer, kept = above.moved(outer, server.kept, total)
-        anew, server = steps.began_anew(kept), server._replace(point=server.point._replace(outer=outer), kept=kept)
-        momenta = select(anew, zeros(server.momenta), server.momenta)
-        return server._replace(momenta=momenta, round=jnp.where(anew, 0, server.round))
+        return server._replace(point=server.point._replace(outer=outer), kept=kept)
+
+    def anew(server: Server) -> Server:
+        return server._replace(momenta=zeros(server.momenta), round=jnp.zeros_like(server.round))
+
+    meeting = coupled.Meeting(problem, above, below, (batch_size, outer_batch_size), anew)
 
     def estimate(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Told, Local]:
         before = select(local.round == message.round, local.point, message.point)

@@ -1,13 +1,15 @@
 """The exchange in which clients look for the scale of x, before the first round of steps that set themselves.
 
-Each client by itself settles y by 32 inner steps before each of five hypergradients g, and walks by eta g: the first step is
+Each client by itself settles y by 32 inner steps before each of ten hypergradients g, and walks by eta g: the first step is
 0.2 r long (r as in `fedbilevel.algorithms.steps`), the others by
 
     eta <- eta min(1 / (1 - <g, g before> / max(||g||^2, ||g before||^2)), 3)
 
-to where a gradient that goes on changing like this would vanish.  The server takes the mean of where clients arrive, r becomes
-the distance from the start, and the mean of ||g||^2 the first of the squares that steps are divided by.  Where the server goes
-back to the start later on, clients search again.
+to where a gradient that goes on changing like this would vanish.  The server takes the mean of where clients arrive, and r
+becomes the distance from the start.  Each client also tells how far it went itself (its first step at least), over the root
+mean square of its g; the server's first step is at most the mean of that.  The lengths of g themselves would not do: where
+clients disagree, that of their mean is up to forty times shorter.  Clients search again where the round after the first search
+says that they stopped short, or after the server took a move back.  Momenta start anew after a search.
 
 With a local lower level this is what clients do anyway, but for local steps that find their own length.  With a global one they
 search with y and Hessians of their own, which is another problem: not the right answer, but the right scale, and an x and a y
@@ -18,30 +20,21 @@ Up per client: x, a number, and y where it is shared; down: the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedbilevel.algorithms import steps
-from fedbilevel.calculus import Tree, counted, dot, dtype_of, no_calls, squared_norm, step_along, subtract, zeros
+from fedbilevel.calculus import Tree, counted, dtype_of, no_calls, squared_norm, step_along, subtract, zeros
 from fedbilevel.plan import Item, Phase, Repeat
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData, Sampler
 
 SETTLING = 8
 """Times as many inner steps before a hypergradient as in a round."""
-STRIDES = 5
-STRIDE = 3.0
-"""A step is at most so many times the one before."""
-
-
-def strode(step: jax.Array, now: Tree, before: Tree) -> jax.Array:
-    """The next step of the search: to where the gradient would vanish if it went on changing as from ``before`` to ``now``."""
-    along, square, last = dot(now, before), squared_norm(now), squared_norm(before)
-    # A gradient that grows says no more than that it agrees.
-    left = 1 - along / jnp.maximum(jnp.where(along > 0, jnp.maximum(square, last), last), steps.TINY)
-    return step * jnp.minimum(1 / jnp.maximum(left, steps.TINY), STRIDE)
+STRIDES = 10
 
 
 class Pace(NamedTuple):
@@ -54,7 +47,7 @@ class Pace(NamedTuple):
     def after(self, estimate: Tree, probe: jax.Array) -> Pace:
         square = squared_norm(estimate)
         first = probe / jnp.sqrt(jnp.maximum(square, steps.TINY))
-        step = jnp.where(self.square > 0, strode(self.step, estimate, self.last), first)
+        step = jnp.where(self.square > 0, steps.strode(self.step, estimate, self.last), first)
         return Pace(step, estimate, self.square + square)
 
 
@@ -67,20 +60,26 @@ class Look(NamedTuple):
 
 
 class Found(NamedTuple):
-    """How far a client went, the mean of its hypergradients' squared norms, and its y where it is shared."""
+    """How far a client went, that distance over the root mean square of its hypergradients, and its y where it is shared."""
 
     away: Tree
-    square: jax.Array
+    rate: jax.Array
     inner: Tree
 
 
+def unchanged(server: Any) -> Any:
+    return server
+
+
 class Search(NamedTuple):
-    """The exchange in which clients look for the scale of x, each by itself, before the first round and after a way back."""
+    """The exchange in which clients look for the scale of x, each by itself: before the first round and when asked to."""
 
     problem: BilevelProblem
     above: steps.Outer
     hypergradient: Any
     sizes: tuple[int | None, int | None]
+    anew: Callable[[Any], Any] = unchanged
+    """What a search does to the rest of the server's state: momenta from before it are of no use."""
 
     @property
     def shared(self) -> bool:
@@ -98,13 +97,13 @@ class Search(NamedTuple):
 
         def absorb(server: Any, mean: Found) -> Any:
             point = getattr(server, "point", server)
-            outer, kept = self.above.found(point.outer, server.kept, mean.away, mean.square)
+            outer, kept = self.above.found(point.outer, server.kept, mean.away, mean.rate)
             new = {"outer": outer, "inner": mean.inner} if self.shared else {"outer": outer}
             new = {"point": point._replace(**new)} if point is not server else new
-            return server._replace(**new, kept=kept)
+            return self.anew(server._replace(**new, kept=kept))
 
         phase = Phase("search", send, self.work, absorb)
-        return (Repeat((phase,), 1, lambda server: jnp.asarray(server.kept.rounds == 0, jnp.int32)),)
+        return (Repeat((phase,), steps.AGAIN, lambda server: server.kept.searches),)
 
     def work(self, message: Look, local: Any, data: LocalData, key: jax.Array) -> tuple[Found, Any]:
         """`STRIDES` steps of x, y settled before each."""
@@ -129,4 +128,7 @@ class Search(NamedTuple):
         first = (message.outer, inner, *begun)
         (outer, inner, pace, _, calls), _ = sampler.walk(step, first, data, key, STRIDES)
         local = counted(local if self.shared else local._replace(inner=inner), calls)
-        return Found(subtract(message.outer, outer), pace.square / STRIDES, inner if self.shared else None), local
+        away = subtract(message.outer, outer)
+        far = jnp.maximum(squared_norm(away), message.probe**2)  # at a wall a client goes nowhere
+        rate = jnp.where(pace.square > 0, jnp.sqrt(STRIDES * far / jnp.maximum(pace.square, steps.TINY)), 0)
+        return Found(away, rate, inner if self.shared else None), local

@@ -16,7 +16,7 @@ one number, ShroFBO); down: x, y and v.
 Differences from the paper: its coefficients a_i^(k) are 1 (so that ||a_i||_1 = tau_i); the p_i are renormalised over the
 clients that answer; one validation minibatch serves both gradients of f and one training minibatch both second derivatives;
 r is infinite unless given; x is projected onto X where the problem has a projection.  Steps set themselves unless they are
-given (`fedbilevel.algorithms.steps`): eta_y = eta_v = 1/L with L the clients' mean curvature, later on 1/(max_i tau_i L), and
+given (`fedbilevel.algorithms.steps`): eta_y = eta_v = 1/L to 1/(max_i tau_i L) with L the clients' mean curvature, and
 eta_x = 0; the server moves x by its own rule.
 
 Sources: notes on the paper and its abstract; we had neither its text nor a program to compare with.
@@ -169,7 +169,7 @@ def _algorithm(
         raise ValueError("Give server_outer_step or outer_optimizer, not both: an optimizer has a step of its own.")
     each = not isinstance(counts, int)
     most, sampler = max(counts) if each else counts, coupled.sampler(*sizes)
-    above, below = steps.Outer(problem, rates[0], most, optimizer), steps.Shared(problem.inner_loss, rates[1:])
+    above, below = steps.Outer(problem, rates[0], most, optimizer), steps.Shared(problem.inner_loss, rates[1:], most)
     meeting = Meeting(problem, above, below, sizes)
 
     def work(message: Told, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
@@ -192,13 +192,13 @@ def _algorithm(
 
     def absorb(server: Server, mean: Reply) -> Server:
         along = mean.sums if mean.steps is None else scale(mean.steps, mean.sums)
-        clients = (above.local, *below.rates(below.slowed(mean.largest, server.round, most)))
+        clients = (above.local, *below.rates(below.shared(mean.largest, server.heading)))
         servers = tuple(own if rate is None else rate for rate, own in zip(server_rates, clients, strict=True))
         point, kept = coupled.descend(problem, server.point, along, servers, radius), server.kept
         if above.sums and server_rates[0] is None:
             outer, kept = above.moved(server.point.outer, kept, along.outer)
             point = point._replace(outer=outer)
-        return Server(point, mean.largest, kept, server.round + 1)
+        return meeting.after(server, point, mean.largest, kept)
 
     def check(data: ClientData) -> None:
         above.check(data)

@@ -9,29 +9,35 @@ L forgets slowly, so that it follows x and y to where the loss is flatter.  A se
 1/L.
 
 With a local lower level y makes four such steps before each hypergradient and one after it; on minibatches a step is 0.3/L.
-With a global one L is the mean of late, L <- L + (||w|| - L) / 10, since its noise averages out over clients; each sends it, a
+With a global one a client looks once a round, by 20 products: a direction that is older than x shows too little.  It sends L, a
 number, and all move y (and u, the adjoint) by 1 over the clients' mean.  Where nothing corrects the drift of clients (FedBiO,
-SimFBO, ShroFBO) that is multiplied by 1 + t/10 in round t, up to I.
+SimFBO, ShroFBO) that step is shared out over k of the I local steps of a round: k = I at first and after a search, half of it
+after a round in which y went the way of the round before (a cosine of at least 0.3: it is still far away), twice after another.
 
 *Outer step "auto".*  First the clients search for the scale of x, in an exchange of its own (`fedbilevel.algorithms.search`).
 Then x stands still within a round.  Clients reply the sum of their hypergradients instead of x, which is as long, and the
-server moves x.  With g their mean, n the size of x and x_0 its start,
+server moves x.  With g their mean, n the size of x, x_0 its start and r the largest distance ||x - x_0|| so far,
 
-    x <- x - min(b / sqrt(sum over rounds of ||g||^2), 2 / ||g||) r g        r = the largest distance ||x - x_0|| so far
+    E <- E + ||g||^2        eta <- min(eta s, r / sqrt(E), 3 d / ||g||)        x <- x - eta g
 
-and r = (sqrt(n) + ||x_0||) / 10 before the search.  With b = 1 this is "distance over gradients" (M. Ivgi, O. Hinder,
-Y. Carmon, "DoG is SGD's Best Friend: A Parameter-Free Dynamic Step Size Schedule", ICML 2023).  b grows by
-exp(cos(g, g before) - 0.3) up to 3 as long as that cosine is at least 0.3, so that a first distance that was far too short
-costs little; from the first time it is not, b is 1.  Where a move makes the gradient ten times as long as at the start, or no
-number at all, r was too long: the server goes back to the start with a tenth of it, and clients search anew.
+r is (sqrt(n) + ||x_0||) / 10 before the search; after it E is such that r / sqrt(E) is what clients found.  r / sqrt(E) is
+"distance over gradients" (M. Ivgi, O. Hinder, Y. Carmon, "DoG is SGD's Best Friend: A Parameter-Free Dynamic Step Size
+Schedule", ICML 2023).  s is the factor of the search, from g and the g before: to where the gradient would vanish if it went on
+changing like this, 3 at most.  It shortens steps that turn g round: distance over gradients alone does that slowly, and not
+where y and u lag behind x.  d <- max(||the move before||, d / 3): a single steep minibatch or a wall does not throw x far away.
+
+Where the first g after a search points the way the clients went, with a cosine of at least 0.3, they stopped short: two more
+searches come before the next round, once.  Where a move makes the gradient ten times as long as any before, or no number at
+all, it was too long: the server goes back to the point before it, takes a tenth of its length for r, and begins anew from
+there.
 
 Without local steps for x clients do not drift, and where the rule ends is right.  With them, and steps as long as such a rule
-finds, FedBiO stopped at a distance on quadratics with different clients.
+finds, FedBiO stopped at a distance on quadratics with different clients: searches end where they no longer pay.
 
 *Optimizers.*  An optax transformation moves x at the server, with g as its gradient; x then stands still within a round unless
 ``outer_step`` is a number.  Or it moves y at a client, with omega as its gradient; its state stays there.
 
-Sources: notes on the paper above; b, the bound on a move and the way back are ours.
+Sources: notes on the paper above; s, d, the searches and the way back are ours.
 
 Checked: iterates against naive loops, with dropout and projections; quadratics with inner condition numbers from 1 to 100 and x
 on scales from 1e-3 to 1e3 (tests/algorithms/test_steps.py).  docs/steps.md has measurements beside tuned steps.
@@ -68,12 +74,8 @@ from fedbilevel.problem import BilevelProblem, shapes_of
 from fedbilevel.sampling import Batches
 
 LOOKS = 20
-"""Products of a client's first look at its curvature."""
+"""Products of a client's first look at its curvature, and of each where it looks once a round."""
 KEPT = 0.98
-NEW = 0.1
-"""The weight of the newest look in a mean."""
-LATER = 10
-"""After so many rounds steps of shared variables are half as long, and so on down to one local step's worth a round."""
 FIRST_DISTANCE = 0.1
 AHEAD = 4
 """Inner steps before each hypergradient, beside the one after it."""
@@ -82,11 +84,12 @@ QUIET = 0.3
 PROBE = 0.2
 """The first step of the search, in first distances."""
 AGREEMENT = 0.3
-MOST = 3.0
-FURTHEST = 2.0
-"""A round moves x by so many times the largest distance so far, at most."""
+STRIDE = 3.0
+"""A step of the search is at most so many times the one before, and so is a move of the server."""
+AGAIN = 2
+"""So often clients search again where the round after the first search agrees with it."""
 STEEPER = 10.0
-"""Moves are taken back where the gradient is so many times as long as at the start."""
+"""Moves are taken back where the gradient is so many times as long as any before."""
 TINY = 1e-30
 
 
@@ -106,24 +109,22 @@ def unknown(inner: Tree, key: jax.Array) -> Curvature:
 
 
 def looked(
-    loss: Loss, point: tuple[Tree, Tree], batch: Tree, held: Curvature, averages: bool = False
+    loss: Loss, point: tuple[Tree, Tree], batch: Tree, held: Curvature, products: int = 1
 ) -> tuple[Curvature, Calls]:
-    """One product further; before the first, `LOOKS` of them, of which the last counts."""
-    held, count = traced(hessian_operator(loss, *point, batch), held, averages)
+    """So many products further; before the first, `LOOKS` of them, of which the last counts."""
+    held, count = traced(hessian_operator(loss, *point, batch), held, products)
     return held, Calls(hessian_vector=count)
 
 
-def traced(product: Callable[[Tree], Tree], held: Curvature, averages: bool = False) -> tuple[Curvature, jax.Array]:
-    """The same with any way to multiply by the Hessian, and how many products it took; the mean of late in place of the
-    largest where it ``averages``."""
+def traced(product: Callable[[Tree], Tree], held: Curvature, products: int = 1) -> tuple[Curvature, jax.Array]:
+    """The same with any way to multiply by the Hessian, and how many products it took."""
     first = held.largest == 0
-    count = jnp.where(first, LOOKS, 1)
+    count = jnp.where(first, LOOKS, products)
 
     def look(_: Any, held: Curvature) -> Curvature:
         image = product(held.direction)
         size = _norm(image)
-        known = held.largest + NEW * (size - held.largest) if averages else jnp.maximum(size, KEPT * held.largest)
-        found = Curvature(_unit(image), jnp.where(first, size, known))
+        found = Curvature(_unit(image), jnp.where(first, size, jnp.maximum(size, KEPT * held.largest)))
         # A product that is zero, or no number, shows no direction.
         return select(jnp.isfinite(size) & (size > 0), found, held)  # type: ignore[no-any-return]
 
@@ -143,6 +144,13 @@ def bounded(hypergradient: Any, curvature: Curvature | None) -> Any:
     return replace(hypergradient, step=1 / curvature.largest)
 
 
+class Heading(NamedTuple):
+    """The way y went in the last round, and over how many local steps 1/L is shared out."""
+
+    last: Tree
+    shares: jax.Array
+
+
 class Shared(NamedTuple):
     """How variables move that all clients share: by numbers or, where ``steps`` has None, by 1 over their mean curvature.
 
@@ -151,6 +159,8 @@ class Shared(NamedTuple):
 
     loss: Loss
     steps: tuple[Any, ...]
+    shared_out: int = 1
+    """Over so many local steps a step of 1/L is shared out at most, where nothing corrects the drift of clients."""
     asked: bool = False
 
     @property
@@ -169,25 +179,38 @@ class Shared(NamedTuple):
         """A client's state after its look of this round."""
         if not self.measures:
             return local
-        curvature, calls = looked(self.loss, point, batches.inner(), local.curvature, averages=True)
+        curvature, calls = looked(self.loss, point, batches.inner(), local.curvature, LOOKS)
         return counted(local._replace(curvature=curvature), calls)
 
     def sent(self, local: Any) -> Any:
         return local.curvature.largest if self.measures else None
 
     def known(self, told: Any, local: Any) -> Any:
-        """The mean curvature, or the client's own before there is one."""
-        return jnp.where(told > 0, told, local.curvature.largest) if self.measures else None
+        """The mean curvature, or the client's own before there is one, shared out."""
+        return jnp.where(told > 0, told, self.shared_out * local.curvature.largest) if self.measures else None
 
     def rates(self, largest: Any) -> tuple[Any, ...]:
         """The steps: numbers as they are, the others 1 over the curvature."""
         return tuple(1 / largest if step is None else step for step in self.steps)
 
-    def slowed(self, largest: Any, rounds: jax.Array, local_steps: int) -> Any:
-        """The curvature times 1 + t / `LATER`, up to I: clients drift, at first it does not matter."""
+    def ahead(self, variable: Tree) -> Heading | None:
+        """At first, and after a search."""
         if not self.measures:
             return None
-        return largest * jnp.minimum(1 + rounds.astype(largest.dtype) / LATER, local_steps)
+        return Heading(zeros(variable), jnp.asarray(self.shared_out, dtype_of(variable)))
+
+    def headed(self, heading: Heading | None, before: Tree, after: Tree) -> Heading | None:
+        """After a round: longer steps while y keeps going the same way, shorter ones where it does not."""
+        if heading is None:
+            return None
+        way = subtract(after, before)
+        further = dot(way, heading.last) > AGREEMENT * _norm(way) * _norm(heading.last)
+        shares = jnp.where(further, heading.shares / 2, heading.shares * 2)
+        return Heading(way, jnp.clip(shares, 1, self.shared_out))
+
+    def shared(self, largest: Any, heading: Heading | None) -> Any:
+        """The mean curvature, shared out."""
+        return None if heading is None else largest * heading.shares
 
 
 class Kept(NamedTuple):
@@ -259,16 +282,22 @@ def settling(problem: BilevelProblem, hypergradient: Any, step: Any, optimizer: 
 
 
 class Travelled(NamedTuple):
-    """What the server keeps for its step: ``energy`` is the sum of ||g||^2, ``first`` its first term, ``last`` the last g,
-    ``agreed`` whether all so far pointed the same way."""
+    """What the server keeps for its step: ``reach`` is r, ``energy`` E, ``step`` the last eta, ``steepest`` the largest ||g||^2
+    that was sound, ``sound`` the point where that of the last round was, ``length`` of the last move, ``last`` the last g or,
+    where clients have just searched (``searched``), how far they went; ``searches``: how often clients search before the next
+    round; ``again``: whether more may come than those."""
 
     start: Tree
+    sound: Tree
     reach: jax.Array
     energy: jax.Array
-    first: jax.Array
-    boost: jax.Array
-    agreed: jax.Array
+    steepest: jax.Array
+    step: jax.Array
+    length: jax.Array
     last: Tree
+    searched: jax.Array
+    searches: jax.Array
+    again: jax.Array
     rounds: jax.Array
 
 
@@ -277,28 +306,39 @@ def at_start(outer: Tree, reach: jax.Array | None = None) -> Travelled:
     count = sum(leaf.size for leaf in jax.tree.leaves(outer))
     if reach is None:
         reach = FIRST_DISTANCE * (jnp.sqrt(jnp.asarray(count, like)) + _norm(outer))
-    zero = jnp.zeros((), like)
-    one, true, none = jnp.ones((), like), jnp.asarray(True), jnp.zeros((), jnp.int32)
-    return Travelled(outer, reach, zero, zero, one, true, zeros(outer), none)
+    zero, none, true = jnp.zeros((), like), jnp.zeros((), jnp.int32), jnp.asarray(True)
+    return Travelled(outer, outer, reach, zero, zero, zero, reach, zeros(outer), ~true, none + 1, true, none)
+
+
+def strode(step: jax.Array, now: Tree, before: Tree) -> jax.Array:
+    """The step to where the gradient would vanish if it went on changing as from ``before`` to ``now``."""
+    along, square, last = dot(now, before), squared_norm(now), squared_norm(before)
+    # A gradient that grows says no more than that it agrees.
+    left = 1 - along / jnp.maximum(jnp.where(along > 0, jnp.maximum(square, last), last), TINY)
+    return step * jnp.minimum(1 / jnp.maximum(left, TINY), STRIDE)
 
 
 def travelled(problem: BilevelProblem, outer: Tree, kept: Travelled, gradient: Tree) -> tuple[Tree, Travelled]:
     """x after a round, by distance over gradients."""
-    start, reach, energy, first, boost, agreed, last, rounds = kept
-    square, begun = squared_norm(gradient), rounds > 0
-    norm, energy, first = jnp.sqrt(square), energy + square, jnp.where(begun, first, square)
-    cosine = jnp.where(
-        begun & (_norm(last) > 0), dot(gradient, last) / jnp.maximum(norm * _norm(last), TINY), AGREEMENT
-    )
-    agreed &= cosine >= AGREEMENT
-    boost = jnp.where(agreed, jnp.clip(boost * jnp.exp(cosine - AGREEMENT), 1, MOST), 1)
-    step = jnp.minimum(boost / jnp.sqrt(jnp.maximum(energy, TINY)), FURTHEST / jnp.maximum(norm, TINY)) * reach
+    square, before, searched = squared_norm(gradient), _norm(kept.last), kept.searched
+    norm, energy = jnp.sqrt(square), kept.energy + square
+    step = kept.reach / jnp.sqrt(jnp.maximum(energy, TINY))
+    shorter = jnp.minimum(step, strode(kept.step, gradient, kept.last))
+    step = jnp.where(~searched & (before > 0), shorter, step)
+    step = jnp.minimum(step, STRIDE * kept.length / jnp.maximum(norm, TINY))
     new = problem.into_set(step_along(outer, -step, gradient))
-    reached = jnp.maximum(reach, _norm(subtract(new, start)))
-    went = Travelled(start, reached, energy, first, boost, agreed, gradient, rounds + 1)
+    short = searched & (dot(gradient, kept.last) > AGREEMENT * norm * before)
+    more = jnp.where(short & kept.again, AGAIN, 0).astype(kept.rounds.dtype)
+    went = Travelled(
+        kept.start, outer, jnp.maximum(kept.reach, _norm(subtract(new, kept.start))), energy,
+        jnp.maximum(kept.steepest, square), step, jnp.maximum(_norm(subtract(new, outer)), kept.length / STRIDE), gradient,
+        jnp.asarray(False), more, kept.again & (more == 0), kept.rounds + 1,
+    )  # fmt: skip
     # A move is judged one round later, at the point it led to.
-    too_far = begun & ~(square <= STEEPER**2 * first)
-    return select(too_far, (start, at_start(start, reach / 10)), (new, went))  # type: ignore[no-any-return]
+    known = (kept.rounds > 0) & (kept.steepest > 0)  # not where all clients searched in vain
+    too_far = known & ~(square <= STEEPER**2 * kept.steepest)
+    back = at_start(kept.sound, kept.length / 10)
+    return select(too_far, (kept.sound, back), (new, went))  # type: ignore[no-any-return]
 
 
 class Outer(NamedTuple):
@@ -339,13 +379,17 @@ class Outer(NamedTuple):
         """Whether x moves by distance over gradients."""
         return self.step is None and self.optimizer is None
 
-    def found(self, outer: Tree, kept: Travelled, away: Tree, square: jax.Array) -> tuple[Tree, Travelled]:
-        """x after the search: clients went by ``away`` on average, along gradients of this mean square."""
-        new = self.problem.into_set(subtract(outer, away))
-        reach = jnp.maximum(_norm(subtract(new, kept.start)), PROBE * kept.reach)
-        went = kept._replace(reach=reach, energy=square, first=square, rounds=kept.rounds + 1)
-        lost = at_start(kept.start, kept.reach / 10)
-        return select(all_finite(new) & jnp.isfinite(square), (new, went), (kept.start, lost))  # type: ignore[no-any-return]
+    def found(self, outer: Tree, kept: Travelled, away: Tree, rate: jax.Array) -> tuple[Tree, Travelled]:
+        """x after a search: clients went by ``away`` on average, each by ``rate`` times the length of its gradients."""
+        new, first = self.problem.into_set(subtract(outer, away)), kept.rounds == 0
+        reach = jnp.maximum(_norm(subtract(new, kept.start)), jnp.where(first, PROBE, 1) * kept.reach)
+        energy = jnp.where(rate == 0, 0, (reach / rate) ** 2)
+        went = kept._replace(
+            reach=reach, energy=energy, steepest=jnp.maximum(kept.steepest, energy), last=away, searched=jnp.asarray(True),
+            length=jnp.maximum(_norm(away), PROBE * kept.reach), rounds=kept.rounds + 1,
+        )  # fmt: skip
+        back = at_start(kept.sound, kept.length / 10)
+        return select(all_finite(new) & jnp.isfinite(energy), (new, went), (kept.sound, back))  # type: ignore[no-any-return]
 
     def along(self, outer: Tree, kept: Any, gradient: Tree) -> tuple[Tree, Any]:
         """x after one step of the server along the mean hypergradient."""
@@ -361,17 +405,12 @@ class Outer(NamedTuple):
 
     def remark(self, kept: Any) -> str | None:
         """What to say at the end of a run."""
-        if not isinstance(kept, Travelled) or kept.rounds < 1 or kept.energy > 0:
+        if not isinstance(kept, Travelled) or kept.rounds < 1 or kept.steepest > 0:
             return None
         return (
             "The hypergradient was zero in every round, so x is where it started: the outer loss does not depend on x, neither "
             "by itself nor through the inner variable, or x starts at a stationary point."
         )
-
-
-def began_anew(kept: Any) -> Any:
-    """Whether the server has just gone back to the start."""
-    return kept.rounds == 0 if isinstance(kept, Travelled) else False
 
 
 def check_optimizers(problem: BilevelProblem, inner: Any = None, outer: Any = None) -> None:
