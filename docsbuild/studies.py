@@ -278,6 +278,12 @@ def case_shown(name: str) -> str:
     return f"{table} by {sensitive}"
 
 
+def tabled(name: str) -> str:
+    """A case of the study over tables; marked where the method had been developed on it."""
+    bar = stored("docs/figures/tables/verdicts.csv").groupby("dataset")["bar"].all()
+    return case_shown(name) + ("" if bar[name] else " *")
+
+
 def sites_shown(row: dict[str, Any]) -> str:
     return {"natural": "natural", **CLIENTS}[row["split"]]
 
@@ -301,7 +307,7 @@ def over_tables(metric: str, form: str) -> str:
         return f"{Number(means.loc[place, method]):{form}}{mark}"
 
     lines = [
-        [case_shown(place[0]), sites_shown({"split": place[1]}), f"{counts[place]}",
+        [tabled(place[0]), sites_shown({"split": place[1]}), f"{counts[place]}",
          *(shown(place, method) for method in METHODS)]
         for place in means.index
     ]  # fmt: skip
@@ -315,7 +321,7 @@ def beside_frontier() -> str:
         several = row["splits"] > 1
         difference = span(row, "difference", "difference_low", "difference_high")
         lines.append(
-            [case_shown(row["dataset"]), sites_shown(row), f"{row['splits']}",
+            [tabled(row["dataset"]), sites_shown(row), f"{row['splits']}",
              *(f"{Number(row[name]):{form}}" for name, form in (("test_accuracy", ".4f"), ("test_gap", ".3f"),
                                                                 ("pooled_accuracy", ".4f"), ("pooled_gap", ".3f"),
                                                                 ("frontier_accuracy", ".4f"))),
@@ -334,21 +340,19 @@ def verdicts_over_tables() -> str:
     order = list(dict.fromkeys(zip(duels["dataset"], duels["split"], strict=True)))
     others = [method for method in METHODS if method != "ours"]
     lines = [
-        [case_shown(name), sites_shown({"split": kind}), *(said.loc[(name, kind), method] for method in others)]
+        [tabled(name), sites_shown({"split": kind}), *(said.loc[(name, kind), method] for method in others)]
         for name, kind in order
     ]
     return markdown(["case", "sites", *others], lines, [False] * (2 + len(others)))
 
 
 def ranks_over_tables() -> str:
-    """Mean ranks over the cases of the bar."""
-    overall = stored("docs/figures/tables/overall.csv").query("which == 'bar'")
-    by = {metric: own.set_index("method") for metric, own in overall.groupby("metric")}
-    lines = [
-        [method, *(f"{by[metric].loc[method, 'mean_rank']:.1f}" for metric in ("test_gap", "test_accuracy"))]
-        for method in METHODS
-    ]
-    return markdown(["method", "mean rank by gap", "mean rank by accuracy"], lines, [False, True, True])
+    """Mean ranks over the cases of the bar, and over all."""
+    overall = stored("docs/figures/tables/overall.csv").set_index(["which", "metric", "method"])["mean_rank"]
+    asked = [(which, metric) for which in ("bar", "all") for metric in ("test_gap", "test_accuracy")]
+    lines = [[method, *(f"{overall[(*place, method)]:.1f}" for place in asked)] for method in METHODS]
+    heads = [f"{by}, {of}" for of in ("the bar", "all cases") for by in ("by gap", "by accuracy")]
+    return markdown(["method", *heads], lines, [False, *[True] * 4])
 
 
 def left_out() -> str:

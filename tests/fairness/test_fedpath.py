@@ -15,8 +15,21 @@ from scipy.optimize import minimize
 import fedbilevel as fb
 from fedbilevel.fairness import FairFederatedClassifier
 from fedbilevel.fairness.estimator import AimMissed
-from fedbilevel.fairness.fedpath import FURTHEST, MEMORY, PROBES, RADIUS, WARM, Sent, fedpath, rounds_of, signs
+from fedbilevel.fairness.fedpath import (
+    FURTHEST,
+    MEMORY,
+    PROBES,
+    RADIUS,
+    WARM,
+    Path,
+    Sent,
+    Told,
+    fedpath,
+    rounds_of,
+    signs,
+)  # fmt: skip
 from fedbilevel.fairness.formulation import METRICS, Formulation, spread_of, squared_gap, statistics
+from fedbilevel.fairness.frontier import frontier_of
 from fedbilevel.fairness.methods import Recipe
 from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.program import FairProgram
@@ -293,7 +306,7 @@ def fitted(rows=None, **options):
     rows, site = table()[0] if rows is None else rows, table()[1]
     columns = rows["features"][:, :-1].astype(np.float64)
     model = FairFederatedClassifier(random_state=0, history_rows=0, **options)
-    return model.fit(columns, rows["labels"], sensitive_features=rows["groups"], clients=site)
+    return model.fit(columns, rows["labels"], sensitive_features=rows["groups"], clients=site[: len(columns)])
 
 
 def test_a_gap_of_four_tenths_falls_near_the_price_of_the_pooled_frontier():
@@ -368,6 +381,37 @@ def test_an_aim_that_is_missed_is_answered_with_the_reason(rows, gap, words):
     """Each of the three reasons, on a table made for it."""
     with pytest.warns(AimMissed, match=words):
         fitted(rows, gap=gap)
+
+
+def path_of(*points, positives=(400, 100), negatives=500):
+    """What FedPath would answer: at every point, by group, the shares of positives and of negatives that are told rightly."""
+    cells = np.array([
+        [
+            [[negatives * right, negatives * (1 - right)], [many * (1 - hit), many * hit]]
+            for many, hit in zip(positives, hits, strict=True)
+        ]
+        for *hits, right in points
+    ])  # fmt: skip
+    none, total = np.zeros(len(points)), cells[0].sum()
+    return Path(none, none, Told(none, none, none, none, cells / total)), total
+
+
+@pytest.mark.parametrize(
+    ("points", "used"),
+    [
+        ([(0.8, 0.6, 0.9), (0.8, 0.6, 0.9), (0.6, 0.44, 0.9)], 0),  # .2 or .16, while a standard error is .056
+        ([(0.8, 0.6, 0.9), (0.8, 0.61, 0.91), (0.6, 0.44, 0.9)], 1),  # the most accurate of those that are as fair
+        ([(0.8, 0.6, 0.9), (0.8, 0.6, 0.9), (0.6, 0.6, 0.9)], 2),  # .2 or 0: the rows can tell that
+        ([(0.8, 0.6, 0.9), (0.8, 0.6, 0.9), (0.795, 0.635, 0.897)], 2),  # it costs next to nothing
+    ],
+    ids=["weakest", "most accurate", "a gain", "cheap"],
+)
+def test_nothing_is_paid_for_what_rows_cannot_tell(points, used):
+    """A gap of .2 that becomes .16 on a hundred positives of a group is none, and seven points of accuracy are."""
+    path, rows = path_of(*points)
+    recipe, model = Recipe(path=(1.0, 5.0)), Model("logistic", 3)
+    assert frontier_of(path, recipe, model, rows, ["a", "b"]).place == used
+    assert frontier_of(path, recipe.asked(2, 5.0), model, rows, ["a", "b"]).place == 2
 
 
 @pytest.mark.parametrize(

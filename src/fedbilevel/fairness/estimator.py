@@ -380,7 +380,7 @@ class FairFederatedClassifier(OfClasses, FairFederated):
         metric: what FedPath and "cells" even out: "equal_opportunity", "equalized_odds", "demographic_parity", "calibration",
             or a function like those in `fedbilevel.fairness.formulation`.
         strength: how much that counts, against the loss; for "fedreg" the weight of its penalty.  None: the method's default
-            (5; FedReg: 0.1).
+            (5; FedReg: 0.1).  "fedpath" then uses a weaker one where that is as fair for all that rows can tell, and worth it.
         gap: "fedpath": instead of a strength, the gap to aim at, such as 0.02; measured as in ``frontier_``.
         accuracy_loss: "fedpath": instead, how much accuracy to spend at most, such as 0.005.
         temperature: sharpness of the soft decisions in ``metric``.

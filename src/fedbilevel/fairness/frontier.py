@@ -4,6 +4,10 @@ Points are measured on the training rows, each judged as by a model trained with
 averages that clients send while they train: no further exchange, and over real sites never more than sums.  So rows that a
 model remembers do not flatter it.  But a gap on few rows is uncertain, and ``floor`` says how large it would be on average for
 a model that is exactly fair.  Of a number, "accuracy" is the share of its variance that is explained.
+
+Where nobody says how much fairness to ask for, the default strength says how fair, and not at what price: of the weaker models
+whose gap is within a standard error of the one there, that with the largest accuracy - `PRICE` * gap is used.  (One standard
+error is the rule by which L. Breiman, J. Friedman, R. Olshen, C. Stone, "Classification and Regression Trees", 1984, prune.)
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from fedbilevel.fairness.models import Model
 DRAWS = 4000
 MOST_ROWS = 20_000
 """Rows that `told_apart` reads."""
+PRICE = 0.1
+"""Accuracy that the default gives for a gap that is smaller by one, where rows cannot tell the gaps apart."""
 
 Floats = NDArray[np.float64]
 
@@ -49,12 +55,8 @@ def frontier_of(
     table = pd.DataFrame([point[0] for point in points])
     table.insert(0, "strength", strengths)
     place, found, missed = _chosen(table, recipe, points)
-    ends = None
-    if missed:
-        values = points[place][1].values
-        if values.shape[1] > 1:
-            widest = int(np.argmax(_ranges(values)))
-            ends = int(np.nanargmax(values[widest])), int(np.nanargmin(values[widest]))
+    widest = _ends(points[place][1].values) if missed else None
+    ends = None if widest is None else widest[1:]
     return Frontier(table.assign(chosen=np.arange(len(table)) == place), place, found, ends)
 
 
@@ -133,9 +135,27 @@ def _floor(compared: Compared) -> float:
     return float(np.nan_to_num(np.fmax.reduce(draws, axis=2) - np.fmin.reduce(draws, axis=2)).max(axis=1).mean())
 
 
+def _ends(values: Floats) -> tuple[int, int, int] | None:
+    """The comparison with the widest gap, and the groups with the largest and the smallest value there."""
+    widest = int(np.argmax(_ranges(values)))
+    if values.shape[1] < 2 or np.isnan(values[widest]).all():
+        return None
+    return widest, int(np.nanargmax(values[widest])), int(np.nanargmin(values[widest]))
+
+
+def _error(compared: Compared) -> float:
+    """The standard error of the gap, by the two groups that make it; 0 where it is not known."""
+    ends = _ends(compared.values)
+    if ends is None:
+        return 0.0
+    widest, *both = ends
+    return float(np.sqrt(compared.variance[widest] * np.sum(1 / compared.rows[widest, both])))
+
+
 def _chosen(
     table: pd.DataFrame, recipe: Recipe, points: Sequence[tuple[dict[str, Any], Compared]]
 ) -> tuple[int, list[Finding], bool]:
+    """The place on the path, what to say about it, and whether an aim was missed for a reason that no count shows."""
     usable = np.flatnonzero(table["usable"].to_numpy(bool))
     gaps, accuracies = table["gap"].to_numpy(), table["accuracy"].to_numpy()
     if recipe.accuracy_loss is not None:
@@ -153,8 +173,10 @@ def _chosen(
         return place, [Finding("aim-missed", "The model", sentence, blocks=False)], False
     if recipe.gap is None:
         asked = int(np.flatnonzero(table["strength"] == recipe.formulation.strength)[0])
-        place = int(usable[usable <= asked].max())
-        if place == asked:
+        places = usable[usable <= asked]
+        last = int(places[-1])
+        place = last if recipe.exactly else _worth(table, places, _error(points[last][1]))
+        if last == asked:
             return place, [], False
         sentence = (
             f"At strength {recipe.formulation.strength:g} the model decides (almost) alike about everybody, so that of "
@@ -186,6 +208,13 @@ def _chosen(
     else:
         why = "weights reach a model only through its features, and these do not tell enough"
     return place, [Finding("aim-missed", "The model", f"{said}; {why}.", blocks=False)], not few and floor < recipe.gap
+
+
+def _worth(table: pd.DataFrame, places: NDArray[np.intp], error: float) -> int:
+    """Of ``places`` whose gap is within ``error`` of the last one's, the one with the largest accuracy - `PRICE` * gap."""
+    gaps, accuracies = table["gap"].to_numpy()[places], table["accuracy"].to_numpy()[places]
+    value = np.where(gaps <= gaps[-1] + error, accuracies - PRICE * gaps, -np.inf)
+    return int(places[np.argmax(value)])
 
 
 def told_apart(features: NDArray[Any], groups: NDArray[Any], ends: tuple[int, int]) -> float:

@@ -122,6 +122,8 @@ class Recipe:
         gap: FedPath's aim.
         accuracy_loss: FedPath's aim.
         path: FedPath's strengths.
+        insists: Whether FedPath uses the formulation's strength also where the rows cannot tell what it gains.  It always does
+            with another strength than the default.
 
     Raises:
         ValueError: The method is not known, or a number is out of its range.
@@ -151,6 +153,7 @@ class Recipe:
     gap: float | None = None
     accuracy_loss: float | None = None
     path: Sequence[float] = STRENGTHS
+    insists: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -183,7 +186,13 @@ class Recipe:
             strength, chosen = 0.0, replace(chosen, gap=None, accuracy_loss=None)
         if strength is None:
             return chosen
-        return replace(chosen, formulation=replace(self.formulation, strength=strength), penalty=strength)
+        form = replace(self.formulation, strength=strength)
+        return replace(chosen, formulation=form, penalty=strength, insists=True)
+
+    @property
+    def exactly(self) -> bool:
+        """Whether somebody asked for just this strength."""
+        return self.insists or self.formulation.strength != Formulation.strength
 
     @property
     def strengths(self) -> tuple[float, ...]:

@@ -543,10 +543,10 @@ def save(
 
 
 def _setting(options: FitOptions, frontier: pd.DataFrame | None) -> str:
-    """What was asked for, and the strength that this took."""
+    """What was asked for, and the strength that this, or the default, took."""
     asked = {"gap": options.gap, "accuracy_loss": options.accuracy_loss, "strength": options.strength}
     told = [f"{name}={float(value):g}" for name, value in asked.items() if value is not None]
-    if frontier is not None and len(frontier) and options.strength is None and told:
+    if frontier is not None and len(frontier) and options.strength is None:
         told.append(f"strength={frontier.loc[frontier['chosen'], 'strength'].iloc[0]:g}")
     return ", ".join(told)
 
