@@ -65,7 +65,7 @@ def round_times(folder: Path, stage: int) -> list[float]:
 
 def grown(kits: Any) -> int:
     """Bytes of all logs of a federation."""
-    names = ("*.log", "log*.txt", "log*.json", "error_log.txt", "audit*", "left.csv")
+    names = ("*.log*", "log*.txt", "log*.json", "error_log.txt", "audit*", "left.csv")
     files = {file for kit in (kits.server, *kits.sites.values()) for name in names for file in kit.rglob(name)}
     return sum(file.stat().st_size for file in files if file.is_file())
 

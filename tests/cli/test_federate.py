@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 
 pytest.importorskip("nvflare", reason="needs the federation extra: pip install 'fedbilevel[federation]'")
 
@@ -38,6 +39,7 @@ from fedbilevel.federation.operator.kits import (
     write_manifest,
 )
 from fedbilevel.federation.operator.sessions import NoServer
+from fedbilevel.federation.protocol.approval import pending, read_approved
 from fedbilevel.federation.protocol.policy import read_policy
 from fedbilevel.federation.protocol.site import Site
 from fedbilevel.jobs.federate import job
@@ -509,11 +511,44 @@ def test_a_person_approves_what_waits(run, refused, done, north, schema, tmp_pat
         "Before training, exactly and on no privacy account: how many rows there are (1 number)",
         "In every round: what training replies, part 1 (5 numbers)",
         "40 replies with noise: epsilon 0 spent so far",
-        "first is not approved (--yes).",
+        f"first is not approved (--yes {settings.digest}).",
     ):
         assert words in told
-    assert "first is approved" in done("site", "approve", north, "first", "--yes")
+    assert "first is approved" in done("site", "approve", north, "first", "--yes", settings.digest)
     Site("north", settings, read_policy(north / "local"), north / "fedbilevel-state", print)
+
+
+def test_a_run_that_was_replaced_is_not_approved(run, refused, done, north, schema, monkeypatch):
+    """Two runs can have one name: a person approves the one that was shown, however the other got in between."""
+    policy, state = north / "local/fedbilevel.toml", north / "fedbilevel-state"
+    policy.write_text(policy.read_text().replace("auto = true", "auto = false"))
+    shown, other = (
+        job(FitOptions(method="fedavg", steps=steps, compare_with=None), Schema.read(schema), ["north"], run="first")
+        for steps in (100, 200)
+    )
+    sentence = "The run 'first' that waits is not the one that was shown: look at it again."
+
+    def arrives(settings):
+        with pytest.raises(Refused, match="waits for the approval"):
+            Site("north", settings, read_policy(north / "local"), state, print)
+
+    arrives(shown)
+    told = json.loads(done("site", "approve", north, "first", "--json"))
+    assert (told["approved"], told["fingerprint"]) == (False, shown.digest)
+    arrives(other)
+    refused(run("site", "approve", north, "first", "--yes", shown.digest), sentence)
+
+    arrives(shown)
+    asked = []
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(typer, "confirm", lambda question: asked.append(question) or arrives(other) is None)
+    refused(run("site", "approve", north, "first", "--quiet"), sentence)
+    assert asked == ["May it take part?"]
+    assert read_approved(state) == {}
+    assert pending(state) == {"first": other}, "it waits to be looked at"
+    monkeypatch.setattr(typer, "confirm", lambda question: True)
+    assert "first is approved" in done("site", "approve", north, "first")
+    assert list(read_approved(state)) == [other.digest]
 
 
 OFFER = '[data]\ntable = "TABLE"\ncolumns = ["age", "colour", "sex", "outcome"]\n'

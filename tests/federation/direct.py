@@ -64,10 +64,10 @@ def copied(value):
 
 
 OPEN = {
-    "minimum_rows": 1, "minimum_batch": 1, "minimum_cell": 1, "secure_sums": "optional",
+    "minimum_rows": 1, "minimum_batch": 1, "minimum_cell": 1, "secure_sums": "optional", "secret_draws": False,
     "approval": Approval(auto=True, schemas=("any",), rounds=10**6, runs=1000),
 }  # fmt: skip
-"""A site without bounds, where bounds are not what a test is about."""
+"""A site without bounds, where bounds are not what a test is about, and with the batches of the simulation."""
 
 
 def site(folder, name, settings, source, say=lambda line: None, **policy):

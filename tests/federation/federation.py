@@ -66,7 +66,9 @@ class Federation:
         )  # fmt: skip
 
     def offer(self, site, policy):
-        """Write a site's policy: it is read when a job starts."""
+        """Write a site's policy, with the batches of the simulation: it is read when a job starts."""
+        if "secret_draws" not in policy:
+            policy = policy.replace("[policy]\n", "[policy]\nsecret_draws = false\n")
         (self.kits.sites[site] / "local" / FILE).write_text(policy)
 
     def start(self, *names):

@@ -237,7 +237,5 @@ def test_what_a_sum_tells_of_rows_by_the_draws_of_its_batches(tmp_path, secret):
     solved, *_ = np.linalg.lstsq(known_draws(wire, rounds), means, rcond=None)
     offsets = programs.client_data().train.offset.reshape(-1, programs.INNER)
     assert (np.abs(solved - offsets).max() < 1e-6) is not secret
-    again = array_sites(tmp_path, settings, secret_draws=secret)["site-1"]
     if secret:
-        np.testing.assert_array_equal(again.secret, wire.sites["site-1"].secret)
         assert len({each.secret.tobytes() for each in wire.sites.values()}) == len(SITES)

@@ -47,11 +47,13 @@ def attacked(tmp_path):
     patients().to_csv(tmp_path / "rows.csv", index=False)
     source = Source(tmp_path / "rows.csv", columns=("age", "pressure", "sex", "ill", "rare", "weight"))
 
-    def make(schema=SCHEMA, policy=None, validation=None, class_weight=None, tune=(), folds=3, run="run", **recipe):
+    def make(
+        schema=SCHEMA, policy=None, validation=None, class_weight=None, tune=(), folds=3, run="run", seed=0, **recipe
+    ):
         recipe = {"method": "fedavg", "steps": 4, "local_steps": 1, "batch_size": None, **recipe}
         fair = {"recipe": recipe, "validation": validation, "class_weight": class_weight}
         arguments = {"schema": schema.text(), **({"what": list(tune), "sites": 1, "folds": folds} if tune else fair)}
-        settings = JobSettings(run, "tune" if tune else "fair", ("site-1",), arguments, double=True)
+        settings = JobSettings(run, "tune" if tune else "fair", ("site-1",), arguments, seed, double=True)
         said = []
         made = any_site(tmp_path, "site-1", settings, source, said.append, **{**BOUNDS, **(policy or {})})
         ask = lambda task, **request: made.answer(task, {"digest": settings.digest, **request})  # noqa: E731
@@ -302,6 +304,35 @@ def test_sums_with_known_signs(attacked):
     assert few.prepare() == {"refused": "rows"}, "what 16 of them leave open is worth fewer rows"
 
 
+def probed(site, number=4):
+    """(what a site tells of its rows by FedPath's probes, what they are by the run's seed), at a model of zeros."""
+    assert site.prepare() == {"rows": ROWS}
+    made = site.site.compiled
+    (probe,) = (item for item, phase in enumerate(made.items) if getattr(phase, "name", "") == "probe")
+    message = [np.zeros(like.shape, like.dtype) for like in jax.tree.leaves(made.message_like(probe))]
+    (told,) = site.work(message, number, item=probe)["arrays"]
+    return told, made.work(Sent(*message), site.site.enrolled, site.site.data, number, 0, item=probe)[0]
+
+
+def test_known_signs_of_many_runs(attacked):
+    """Another seed is another run with other signs: twenty runs of 16 sums would tell 300 patients.  What all of them together
+    leave open is worth as many rows as anything is told of."""
+    policy = {"minimum_rows": ROWS - 40, "secret_draws": True}
+    made = lambda seed, run: attacked(policy=policy, method="fedpath", steps=None, run=run, seed=seed)  # noqa: E731
+    for seed in (1, 2):
+        told, known = probed(made(seed, f"run-{seed}"))
+        np.testing.assert_array_equal(told, known)
+    third, known = probed(made(3, "run-3"))
+    assert np.abs(third - known).max() > 0.1, "signs of the site's own"
+    np.testing.assert_array_equal(probed(made(3, "run-3"))[0], third, "the same ones after a restart")
+    told, known = probed(made(1, "again"))
+    np.testing.assert_array_equal(told, known, "what is known already tells nothing more")
+    assert np.abs(np.subtract(*probed(made(1, "later"), 5))).max() > 0.1, "another round has other signs"
+    (told, known), policy["secret_draws"] = probed(made(4, "run-4")), False
+    assert np.abs(told - known).max() > 0.1
+    np.testing.assert_array_equal(*probed(made(4, "open")))
+
+
 def test_what_was_agreed_on_cannot_change(attacked):
     site = attacked()
     assert site.prepare() == {"rows": ROWS}
@@ -437,3 +468,4 @@ def test_a_policy_without_bounds_is_strict():
         10,
         False,
     )
+    assert Policy().secret_draws

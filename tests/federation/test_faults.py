@@ -16,6 +16,7 @@ from fedbilevel.federation.protocol.coordinator import Reply
 from fedbilevel.federation.protocol.policy import Policy
 from fedbilevel.federation.protocol.record import Record, read_answers
 from fedbilevel.federation.protocol.settings import JobSettings, RunFailed, TooFewSites
+from fedbilevel.federation.protocol.site import DRAWS
 from tests.federation import programs
 from tests.federation.direct import SITES, Direct, Runs, array_sites, coordinate, written_out
 
@@ -282,18 +283,28 @@ def test_a_complete_run_is_not_run_again(runs):
     assert run.channel.waits == []
 
 
-def test_sites_restart_between_any_two_rounds(runs):
+@pytest.mark.parametrize("secret", [False, True], ids=["known draws", "secret draws"])
+def test_sites_restart_between_any_two_rounds(runs, tmp_path, secret):
     run = runs()
 
     class Restarting(Direct):
         def ask(self, task, requests, awaited, seconds):
             if task == "work":
-                self.all = array_sites(run.folder, run.settings)
+                self.all = array_sites(run.folder, run.settings, secret_draws=secret)
                 prepare = {"digest": run.settings.digest, "stage": 0, "agreed": {}, "answers": []}
                 super().ask("prepare", dict.fromkeys(SITES, prepare), set(SITES), 1)
             return super().ask(task, requests, awaited, seconds)
 
-    assert agrees(run.submit(channel=Restarting))
+    answer = run.submit(channel=Restarting, secret_draws=secret)
+    if not secret:
+        assert agrees(answer)
+        return
+    undisturbed = Runs(tmp_path / "undisturbed", ROUNDS)
+    for site in SITES:
+        (undisturbed.folder / site / "run").mkdir(parents=True)
+        shutil.copy(run.folder / site / "run" / DRAWS, undisturbed.folder / site / "run")
+    np.testing.assert_array_equal(answer, undisturbed.submit(secret_draws=True))
+    assert np.abs(answer - wanted()).max() > 1e-6, "other batches"
 
 
 def test_a_site_that_lost_its_disk_enrols_anew_and_says_so(runs):

@@ -15,8 +15,10 @@ import pytest
 
 pytest.importorskip("nvflare", reason="needs the federation extra: pip install 'fedbilevel[federation]'")
 
+from fedbilevel import storage
+from fedbilevel.federation.nvflare.console import OUTPUT
 from fedbilevel.federation.operator.demo import policy_text
-from fedbilevel.federation.operator.processes import OUTPUT, end, running
+from fedbilevel.federation.operator.processes import end, running
 from fedbilevel.federation.protocol.identity import KitIdentity
 from fedbilevel.federation.protocol.policy import FILE, read_policy
 from fedbilevel.federation.protocol.record import read_answers, read_status
@@ -163,6 +165,8 @@ def test_a_site_is_stopped_and_started_by_command(federation):
     assert start.done() == f"site-3 is registered with localhost:{federation.port}.\n"
     (process,) = running(kit)
     federation.running["site-3"] = process
+    for place in (kit, federation.kits.server):
+        assert storage.is_locked(place / f".{OUTPUT}.lock"), "somebody sees to it that it does not grow for ever"
     assert Typed(federation, "federate", "start", kit).done(2) == (
         f"fedbilevel: site-3 is running already (process {process.pid}): stop it first.\n"
     )

@@ -73,6 +73,7 @@ def test_without_a_file_nothing_is_offered(tmp_path):
         ("[approve]\nmethods = 'fedavg'", "approve.methods must be a list of names"),
         ("[policy]\nminimum_cell = 0", "minimum_cell must be at least 1"),
         ("[policy]\nfunctions = [1]", "policy.functions must be a list of names"),
+        ("[policy]\nsecret_draws = 'no'", "policy.secret_draws must be true or false"),
         ("[privacy]\nclip = -1", "privacy.clip must be a positive number"),
         ("[privacy]\nclip = 1\nnoise = -1", "privacy.noise must be a number of at least 0"),
         ("[privacy]\nclip = 1\nepsilon = 1", "privacy.epsilon needs privacy.noise"),

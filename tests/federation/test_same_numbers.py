@@ -186,7 +186,7 @@ def test_what_fedpath_makes_of_the_last_digit(tmp_path, monkeypatch, kind, share
         programs, "program", lambda arguments: ArrayProgram(made, rounds_of(path), (example, None), "samples")
     )
     settings = settings_for("fedavg", secure=True)
-    sites = array_sites(tmp_path, settings)
+    sites = array_sites(tmp_path, settings, secret_draws=True)  # it draws no batches
     for client, name in enumerate(sites):
         leaves = jax.tree.leaves(jax.tree.map(lambda leaf, c=client: leaf[c], rows))
         np.savez(tmp_path / f"{name}.npz", **{f"train{number}": leaf for number, leaf in enumerate(leaves)})

@@ -1,7 +1,12 @@
 """How messages travel: arrays as bytes, replies that cannot be read, sites that wait, threads that do not pile up."""
 
+import ast
+import gc
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +27,8 @@ from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.fed.utils.fed_utils import fobs_initialize
 
-from fedbilevel.federation.nvflare import controller, mended, steward
+from fedbilevel.federation.nvflare import console, controller, mended, steward
+from fedbilevel.federation.nvflare.executor import SiteExecutor
 from fedbilevel.federation.nvflare.job import read_twins
 from fedbilevel.federation.protocol.payload import ARRAY, BadReply, packed, unpacked
 
@@ -43,6 +49,28 @@ def test_an_array_travels_as_its_bytes(array, monkeypatch):
     (back,) = found["a"]
     assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
     assert back.flags.writeable
+
+
+def test_nobody_parses_a_header_of_an_array_on_the_way(channel, monkeypatch):
+    """A request and its reply as NVFlare's serialiser carries them."""
+    made, _, sent = channel
+    fobs_initialize()
+
+    def never(*_, **__):
+        raise AssertionError("Python's parser was asked")
+
+    monkeypatch.setattr(np, "load", never)
+    monkeypatch.setattr(ast, "literal_eval", never)
+    carried = lambda content: fobs.loads(fobs.dumps(content))  # noqa: E731
+    worker = SiteExecutor("")
+    worker.site = SimpleNamespace(answer=lambda task, request: {"arrays": [request["arrays"][0] + 1]})
+
+    def meanwhile():
+        for number, task in enumerate(sent, 1):
+            reply(made, number, carried(worker.execute(task.name, carried(task.data), None, None)))
+
+    found = asked(made, meanwhile)
+    assert [answer.content["arrays"][0].tolist() for answer in found.values()] == [[1.0, 1.0]] * 3
 
 
 @pytest.mark.parametrize(
@@ -191,6 +219,33 @@ def test_sites_ask_seldom_while_they_wait_and_often_afterwards(channel, monkeypa
     assert runner.config.task_request_interval == controller.REQUEST_INTERVAL
 
 
+class Circle:
+    def __init__(self):
+        self.itself = self
+
+
+def test_large_replies_do_not_pile_up(channel):
+    """Tasks refer to each other in circles: what came with them goes when much has come, not when Python looks for it."""
+    made, *_ = channel
+    made.litter = controller.Litter(most=3 * 8 * 1000)
+
+    def all_send(count):
+        content = packed({"arrays": [np.zeros(count)]})
+        asked(made, lambda: [reply(made, number, content) for number in (1, 2, 3)])
+
+    gc.disable()
+    try:
+        seen = weakref.ref(Circle())
+        all_send(999)
+        all_send(1)
+        assert seen() is not None, "little has come"
+        all_send(1)
+        assert seen() is None
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
 def test_a_worker_that_dies_leaves_the_run_and_does_not_end_it(monkeypatch):
     told = []
     monkeypatch.setattr(steward, "_failed", lambda server, request: told.append(request.payload["code"]))
@@ -228,3 +283,39 @@ def test_the_audit_trail_is_bounded(tmp_path, monkeypatch):
     auditor.close()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["audit.log", "audit.log.1"]
     assert all(file.stat().st_size < 1300 for file in tmp_path.iterdir())
+
+
+PRINTING = """
+import subprocess, sys, time
+from pathlib import Path
+from fedbilevel.federation.nvflare import console
+file = Path(console.OUTPUT)
+for _ in range(2):
+    console.watch(file, 1000, 0.01)
+for number in range(60):
+    print(f"{number:>99}", flush=True)
+    if number == 20:
+        subprocess.run([sys.executable, "-c", "print('worker')"], check=True)
+    time.sleep(0.005)
+time.sleep(0.1)
+"""
+
+
+def test_what_is_printed_is_bounded(tmp_path):
+    """By the process that prints and for those that it starts, while they have the file open."""
+    with (tmp_path / console.OUTPUT).open("ab") as output:
+        subprocess.run([sys.executable, "-c", PRINTING], stdout=output, cwd=tmp_path, check=True, timeout=60)
+    names = [console.OUTPUT, *(f"{console.OUTPUT}.{number}" for number in (1, 2, 3))]
+    assert sorted(file.name for file in tmp_path.iterdir() if not file.name.startswith(".")) == names
+    texts = [(tmp_path / name).read_bytes() for name in names]
+    assert all(len(text) < 2500 for text in texts)
+    assert not any(b"\0" in text for text in texts), "it goes on at the beginning"
+    assert b"".join(reversed(texts)).split()[-20:] == [str(number).encode() for number in range(40, 60)]
+
+
+def test_only_output_of_its_own_is_watched(tmp_path):
+    file, before = tmp_path / console.OUTPUT, threading.active_count()
+    console.watch(file)
+    file.write_bytes(bytes(console.LOG_BYTES + 1))
+    console.watch(file)
+    assert threading.active_count() == before

@@ -355,14 +355,18 @@ def approve(
     run: Annotated[
         str | None, typer.Argument(help="The run's name; without it, the runs that wait are listed.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Approve without being asked.")] = False,
+    yes: Annotated[
+        str | None,
+        typer.Option(metavar="FINGERPRINT", help="Approve the run that was shown with this fingerprint, unasked."),
+    ] = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Say what a run would do here, and ask whether it may.
 
     A submitted run waits here until somebody approves it, unless local/fedbilevel.toml approves it by itself.  The command
-    rehearses the run at this site alone and sends nothing.  Once all sites have approved, the coordinator submits it again.
+    rehearses the run at this site alone and sends nothing.  Where nobody can be asked, it ends with the fingerprint of what it
+    has shown, which --yes takes.  Once all sites have approved, the coordinator submits it again.
     """
     need_nvflare()
     from fedbilevel.federation.nvflare.job import STATE
@@ -389,20 +393,21 @@ def approve(
     from fedbilevel.federation.operator.rehearsal import in_words, rehearse
 
     settings = waiting[run]
+    if yes is not None:
+        approval.check_shown(settings, yes)
     left, said = rehearse(opened.name, settings, policy)
     # A job's own words are among them: nothing in them may act on the terminal.
     said_plainly = in_words(settings, policy, folder, left, said)
     sentences = ["".join(c if c.isprintable() else "?" for c in sentence) for sentence in said_plainly]
     if not as_json:
         tell(False, quiet, {}, sentences)
-    if not yes and sys.stdin.isatty():
-        yes = typer.confirm("May it take part?")
-    if yes:
+    agreed = yes is not None or (sys.stdin.isatty() and typer.confirm("May it take part?"))
+    if agreed:
         approval.approve(settings, folder, "person")
-    outcome = (
-        f"{run} is approved: it takes part when it is submitted again." if yes else f"{run} is not approved (--yes)."
-    )
-    tell(as_json, quiet, {"run": run, "approved": yes, "words": sentences}, [outcome])
+    done = "approved: it takes part when it is submitted again"
+    outcome = done if agreed else f"not approved (--yes {settings.digest})"
+    told = {"run": run, "approved": agreed, "fingerprint": settings.digest, "words": sentences}
+    tell(as_json, quiet, told, [f"{run} is {outcome}."])
 
 
 def start(
@@ -421,6 +426,7 @@ def start(
     --background it returns.  The output goes to console.log in the kit.
     """
     need_nvflare()
+    from fedbilevel.federation.nvflare.console import OUTPUT
     from fedbilevel.federation.operator import processes
     from fedbilevel.federation.operator.kits import check_dates, open_kit
 
@@ -428,7 +434,7 @@ def start(
     warning = check_dates(opened)
     if warning:
         print(warning, file=sys.stderr)
-    log = opened.folder / processes.OUTPUT
+    log = opened.folder / OUTPUT
     written = log.stat().st_size if log.exists() else 0
     with ended_by_signals():
         process = processes.start(opened.folder, as_it_is=as_it_is)

@@ -73,6 +73,7 @@ def job(
         recipe["penalty"] = float(fit.strength)
     elif fit.strength is not None:
         formulation["strength"] = float(fit.strength)
+        recipe["insists"] = True
     model = {"kind": fit.model, "hidden": fit.hidden, **({"loss": fit.loss} if schema.regression else {})}
     arguments = {
         "schema": schema.text(), "recipe": recipe, "formulation": formulation, "model": model, "validation": validation,

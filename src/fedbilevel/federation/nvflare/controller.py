@@ -5,12 +5,14 @@ Sites ask for work.  They do it often while the answer is near (`patience_of_sit
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -33,6 +35,8 @@ IDLE_SHARE, IDLE_INTERVAL = 0.02, 0.25
 REQUESTS = 300
 """In a second, of all sites together, as three make them: each costs the coordinator a millisecond or two, and more of them
 would keep it from its work."""
+LITTER = 200e6
+"""Bytes that sites may send until what they sent earlier is looked for and let go of."""
 
 
 def patience_of_sites(waited: float, sites: int) -> float:
@@ -112,6 +116,7 @@ class TaskChannel:
         self.exchange: _Exchange | None = None
         self.gone: set[str] = set()
         """Sites whose workers have ended: they come back with another job only."""
+        self.litter = Litter()
 
     def sites(self) -> list[str]:
         return [client.name for client in self.fl_ctx.get_engine().get_clients()]
@@ -130,10 +135,12 @@ class TaskChannel:
         for site, sent in exchange.tasks.items():
             self.controller.broadcast(sent, self.fl_ctx, targets=[site], min_responses=1)
         try:
-            return exchange.wait(seconds, self.abort_signal, self._pace)
+            replies = exchange.wait(seconds, self.abort_signal, self._pace)
         finally:
             for sent in exchange.tasks.values():
                 exchange.cancel(sent)
+        self.litter.more(exchange.arrived)
+        return replies
 
     def _pace(self, waited: float) -> None:
         sites = 0 if self.exchange is None else len(self.exchange.tasks)
@@ -152,6 +159,33 @@ class TaskChannel:
             self.exchange.answered(client.name, {}, f"its reply was not read: {what}")
 
 
+class Litter:
+    """NVFlare's tasks refer to each other in circles, and so does what was sent and received with them.  Python looks for old
+    circles only after many new objects, and large models are few: with ten sites and a million numbers a coordinator grew to
+    6 GB.  So it is told to look.  Objects that are there from the start are left alone, which makes that quick."""
+
+    def __init__(self, most: float = LITTER) -> None:
+        self.most, self.seen = most, 0.0
+        gc.collect()
+        gc.freeze()
+
+    def more(self, sent: float) -> None:
+        """So many bytes have arrived."""
+        self.seen += sent
+        if self.seen > self.most:
+            self.seen = 0.0
+            gc.collect()
+
+
+def _bytes(value: Any) -> int:
+    """Of the arrays in it; what a site sends may be nested too deeply (RecursionError)."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
+
+
 class _Exchange:
     """Replies as they come in; NVFlare calls `taken` and `received` from its own threads."""
 
@@ -159,6 +193,8 @@ class _Exchange:
         self.awaited = set(awaited)
         self.tasks: dict[str, Task] = {}
         self.replies: dict[str, Reply] = {}
+        self.arrived = 0
+        """Bytes."""
         self.changed = threading.Condition()
         self.began = time.perf_counter()
 
@@ -190,7 +226,9 @@ class _Exchange:
         if result.get_return_code() != ReturnCode.OK:
             content = {"refused": "site"}
         try:
-            self.answered(client_task.client.name, unpacked(content))
+            read = unpacked(content)
+            self.arrived += _bytes(read)
+            self.answered(client_task.client.name, read)
         except (BadReply, RecursionError) as error:
             self.answered(client_task.client.name, {}, f"its reply was not read: {error}")
 

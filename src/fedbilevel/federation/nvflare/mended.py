@@ -23,6 +23,7 @@ from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.sec.audit import Auditor
+from nvflare.fuel.utils.fobs import decomposer
 from nvflare.private.defs import CellMessageHeaderKeys
 
 # A message that was received is remembered for a minute, so that it is not taken twice.  NVFlare starts a thread for each,
@@ -93,6 +94,13 @@ def _fail_and_tell(stream: Any, future: Any, error: Exception) -> None:
 
 cell.decode_payload = _decode_or_tell
 BlobHandler._fail = staticmethod(_fail_and_tell)
+
+# NVFlare learns of every kind of container how it is made, by Python's parser, when a message first holds one: in whichever
+# thread that is, which CPython before 3.11.8 and 3.12.2 does not always survive (`protocol.payload`).  Here it learns it at
+# once.
+
+for _container in (dict, list, tuple, set, frozenset):
+    decomposer._requires_init_args(_container)
 
 # Logs that only grow: two lines of a site in every exchange, and the audit trail, with lines for every exchange and every look.
 

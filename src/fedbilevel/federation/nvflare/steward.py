@@ -19,6 +19,7 @@ from nvflare.private.fed.server.client_manager import ClientManager
 from nvflare.private.fed.server.fed_server import FederatedServer
 
 from fedbilevel import storage
+from fedbilevel.federation.nvflare import console
 from fedbilevel.federation.nvflare import mended as mended
 from fedbilevel.federation.nvflare.job import TWINS, read_twins
 
@@ -33,6 +34,7 @@ class Steward(FLComponent):  # type: ignore[misc]
     def __init__(self, kit: str) -> None:
         super().__init__()
         Steward.kit = Path(kit)
+        console.watch(Steward.kit / console.OUTPUT)
 
 
 def _left(server: Any, request: Any) -> Any:

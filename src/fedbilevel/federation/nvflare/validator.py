@@ -23,6 +23,7 @@ from nvflare.private.fed.client.admin_commands import AdminCommands
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 from fedbilevel.engines.stages import REASONS, Refused
+from fedbilevel.federation.nvflare import console
 from fedbilevel.federation.nvflare import mended as mended
 from fedbilevel.federation.nvflare.job import check_job
 
@@ -44,7 +45,8 @@ class JobValidator(AppValidator):  # type: ignore[misc]
     """Takes jobs of this package's own making and no others: see `job.check_job`."""
 
     def __init__(self, site_type: str = "client") -> None:
-        """As NVFlare makes its own validator, whose place this one takes."""
+        """As NVFlare makes its own validator, whose place this one takes: in the kit's folder, before the site connects."""
+        console.watch(Path.cwd() / console.OUTPUT)
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
         try:

@@ -38,6 +38,7 @@ from nvflare.lighter.provision import prepare_builders, prepare_packager, prepar
 from nvflare.lighter.provisioner import Provisioner
 
 from fedbilevel import storage
+from fedbilevel.federation.nvflare.console import LOG_BYTES, LOGS
 from fedbilevel.federation.nvflare.job import CONTROLLER, EXECUTOR
 from fedbilevel.federation.operator import keys
 from fedbilevel.federation.protocol.policy import FILE as POLICY
@@ -57,8 +58,6 @@ EVERYTHING = "authority"
 """What to renew for a new authority, and with it every certificate."""
 STORAGE = "storage"
 STEWARD = "fedbilevel.federation.nvflare.steward.Steward"
-LOG_BYTES, LOGS = 10_000_000, 3
-"""How large a log of a kit grows, and how many older ones are kept."""
 QUIET = (
     "nvflare.private.fed.client.client_runner", "nvflare.private.fed.client.communicator",
     "nvflare.private.fed.server.server_runner", "nvflare.private.fed.server.server_commands",
@@ -415,7 +414,7 @@ def restrict(kit: Path) -> None:
 
 
 def _log_config(made: Path) -> dict[str, Any]:
-    """NVFlare's own, with bounded files and without lines for every round: the console goes to a file that only grows."""
+    """NVFlare's own, with bounded files (`nvflare.console` bounds what is printed) and without lines for every round."""
     config = _json(made)
     for handler in config["handlers"].values():
         if "maxBytes" in handler:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from fedbilevel.federation.nvflare.console import OUTPUT
 from fedbilevel.federation.operator.kits import FILES, Kits, loosened, open_kit, settle
 from fedbilevel.federation.protocol.policy import read_policy
 
@@ -26,7 +27,6 @@ MODULES = {
     "server": "nvflare.private.fed.app.server.server_train",
     "site": "nvflare.private.fed.app.client.client_train",
 }
-OUTPUT = "console.log"
 LOOKS = 5
 """How often to look for processes that were started while others were ended."""
 FRAMING = 1_000_000
@@ -97,7 +97,7 @@ def is_up(process: subprocess.Popen[bytes], kit: Path, kind: str, written: int, 
     limit = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < limit:
         with contextlib.suppress(OSError), (kit / OUTPUT).open("rb") as log:
-            log.seek(written)
+            log.seek(written if written <= os.fstat(log.fileno()).st_size else 0)  # moved aside meanwhile
             if CONNECTED[kind].encode() in log.read():
                 return True
         time.sleep(0.1)

@@ -46,10 +46,19 @@ def settle(settings: JobSettings, program: Program, policy: Policy, folder: Path
 
 
 def approve(settings: JobSettings, folder: Path, by: str) -> None:
-    """A person says yes."""
+    """A person says yes to ``settings``; ValueError where another run of that name waits by now."""
     with _held(folder):
+        file = folder / PENDING / f"{settings.run}.json"
+        if file.exists():
+            check_shown(JobSettings.from_json(file.read_text()), settings.digest)
         _approve(folder, read_approved(folder), settings, by)
-        (folder / PENDING / f"{settings.run}.json").unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
+
+
+def check_shown(waiting: JobSettings, digest: str) -> None:
+    """The name of a run says nothing of what it does: a person has seen the settings with ``digest``, and no others."""
+    if waiting.digest != digest:
+        raise ValueError(f"The run {waiting.run!r} that waits is not the one that was shown: look at it again.")
 
 
 def pending(folder: Path) -> dict[str, JobSettings]:

@@ -135,8 +135,8 @@ class Policy:
     ``secure_sums``: "from-three" takes part in runs of three sites and more only where nothing but sums over sites is seen;
     "always" in no others at all; "optional" leaves that to whoever submits.  ``minimum_sites``: that a sum is of.
     ``partners``: the other sites that it may be of, since whoever makes kits could make up sites; none listed: any.
-    ``secret_draws``: which rows a batch holds, and the signs of a sketch, follow from a secret of the site as well as from the
-    run's seed.
+    ``secret_draws``: which rows a batch holds follows from a secret of the site as well as from the run's seed, and so do the
+    signs of a sketch once those that everybody knows would leave too few rows open (`Site._signs`).
     """
 
     source: Source = field(default_factory=Source)
@@ -153,7 +153,7 @@ class Policy:
     secure_sums: str = "from-three"
     minimum_sites: int = 3
     partners: tuple[str, ...] = ()
-    secret_draws: bool = False
+    secret_draws: bool = True
 
     def __post_init__(self) -> None:
         if self.secure_sums not in SECURE_SUMS:

@@ -7,6 +7,7 @@ and everything that leaves goes through one `Door`.
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -45,7 +46,7 @@ from fedbilevel.plan import Phase, phases_of
 from fedbilevel.problem import ClientData
 
 MASKED = TASKS[-4:]
-DRAWS = "draws.key"
+DRAWS, SIGNS = "draws.key", "signs.json"
 Say = Callable[[str], None]
 
 
@@ -69,7 +70,7 @@ class Site:
         self.policy = replace(policy, source=replace(policy.source, number=self.client))
         self.program: Program = make_program(settings.program, settings.arguments, policy.functions)
         self.by_bounds = approval.settle(settings, self.program, policy, folder)
-        self.folder = folder / settings.run
+        self.home, self.folder = folder, folder / settings.run
         self.vault = Vault(self.folder, settings.digest)
         self.door = Door(policy, folder, settings.run, settings.digest, say)
         self.in_sums = settings.secured
@@ -168,13 +169,15 @@ class Site:
         message = to_tree(request["arrays"], self.compiled.message_like(item), "the message")
         kept = self.vault.state(since, self.number, self.enrolled)
         history = self._history(kept, self._goes_on(since, label, item))
-        if self.compiled.phase(item).sketch:  # other signs each time would soon tell the rows
+        secret, sketch = self.secret, self.compiled.phase(item).sketch
+        if sketch:  # other signs each time would soon tell the rows
             self._pin({f"once/{label.stage}/{item}": np.array(label[1:3])}, "often")
+            secret = self._signs(label, sketch)
         after = [self._with_parcel(kept.local, request)]
 
         def compute() -> Arrays:
             self._check_weights(self.number, self.train, message, self.agreed, self.answers)
-            at = (label.round, label.ordinal, self.secret)
+            at = (label.round, label.ordinal, secret)
             reply, after[0] = self.compiled.work(message, after[0], self.data, *at, item=item)
             return to_arrays(reply)
 
@@ -343,6 +346,26 @@ class Site:
                 storage.write(file, secrets.token_bytes(16), mode=0o600)
             return np.frombuffer(file.read_bytes(), np.uint32)
 
+    def _signs(self, label: Label, sketch: int) -> np.ndarray | None:
+        """What the signs of a sketch follow from, besides the seed: nothing as long as all sums with known signs, in whatever
+        runs, leave rows open; then the site's secret."""
+        if self.secret is None:
+            return None
+        # The same signs on the same rows tell nothing more, in another run either.
+        these = digest_of((self.settings.seed, self.client, *label[1:3]), to_arrays(self.train)).hex()
+        # A secure sum is of other sites' rows too, but this site can count on its own alone.
+        most = self.rows - (1 if self.in_sums else self.policy.minimum_rows)
+        file = self.home / SIGNS
+        with storage.lock(self.home / f".{SIGNS}.lock", seconds=-1):
+            known: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
+            if these in known:
+                return None
+            if sum(known.values()) + sketch <= most:
+                storage.write_json(file, {**known, these: sketch})
+                return None
+        self.say(f"{sum(known.values())} sums have known signs; the next {sketch} have signs of this site's own")
+        return self.secret
+
     def _warm_up(self) -> None:
         """Compile every phase by running it on zeros, so that no round waits for a compiler."""
         for number, item in enumerate(self.compiled.items):
@@ -350,7 +373,8 @@ class Site:
                 message = jax.tree.map(
                     lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.compiled.message_like(number)
                 )
-                self.compiled.work(message, self.enrolled, self.data, 0, 0, self.secret, item=number)
+                secret = None if item.sketch else self.secret
+                self.compiled.work(message, self.enrolled, self.data, 0, 0, secret, item=number)
 
     def _with_parcel(self, local: Tree, request: dict[str, Any]) -> Tree:
         if request.get("parcel") is None:
