@@ -1,5 +1,9 @@
 """Products with second derivatives against dense matrices; tree arithmetic and its types."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,3 +82,49 @@ def test_bytes_are_counted_by_size_and_type():
 def test_calls_add_up():
     assert calculus.Calls(1, 2, 3).plus(calculus.Calls(gradients=4, cross=1)) == (5, 2, 4, None)
     assert [int(value) for value in calculus.no_calls()[:3]] == [0, 0, 0]
+
+
+def test_solutions():
+    rng = np.random.default_rng(0)
+    roots, rights = rng.normal(size=(7, 4, 4)), rng.normal(size=(7, 4))
+    positive = roots @ roots.swapaxes(1, 2) + np.eye(4)
+    close(jax.vmap(calculus.solve_positive)(positive, rights), np.linalg.solve(positive, rights[..., None])[..., 0])
+    close(calculus.solve_each(roots, positive), np.linalg.solve(roots, positive))
+
+
+def test_many_small_systems_are_solved_in_pieces(monkeypatch):
+    monkeypatch.setattr(calculus, "FEW", 3 * 4**3)
+    rng = np.random.default_rng(0)
+    matrices, rights = rng.normal(size=(2, 10, 4, 4)), rng.normal(size=(2, 10, 4, 2))
+    close(jax.vmap(calculus.solve_each)(matrices, rights), np.linalg.solve(matrices, rights))
+
+
+SIDE_BY_SIDE = """
+import os
+os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:2]))
+import jax, jax.numpy as jnp, numpy as np
+from fedbilevel.calculus import {solve}
+many, size, branches = {many}, {size}, 6
+roots = np.random.default_rng(0).normal(size=(branches, many, size, size)).astype(np.float32)
+matrices = roots @ roots.swapaxes(2, 3) + size * np.eye(size, dtype=np.float32)
+
+@jax.jit
+def program(rights):
+    def turn(rights, _):  # nothing orders the branches: they may run side by side
+        return jnp.stack([{call}(matrices[b] + rights[b, :, :1, :1] ** 2, rights[b]) for b in range(branches)]), None
+    return jax.lax.scan(turn, rights, None, length=100)[0]
+
+print(program(np.ones((branches, many, size, 1), np.float32)).shape)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot give a process two cores")
+@pytest.mark.parametrize(
+    ("solve", "call", "many", "size"),
+    [("solve_positive", "jax.vmap(solve_positive)", 8, 64), ("solve_each", "solve_each", 3000, 5)],
+)
+def test_systems_side_by_side_do_not_wait_for_each_other(solve, call, many, size):
+    """Plain batches of LAPACK stop for ever in this program, on two cores, every time."""
+    script = SIDE_BY_SIDE.format(solve=solve, call=call, many=many, size=size)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -12,11 +12,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import sequential_vmap
 
 Tree = Any
 Scalar = jax.Array
 Loss = Callable[[Tree, Tree, Tree], Scalar]
 """``(outer, inner, batch) -> scalar``."""
+FEW = 100_000
+"""Operations of a batch of systems that LAPACK surely solves in one thread: jaxlib 0.10 shares out 200,000 and more."""
 
 
 class Solves(NamedTuple):
@@ -143,6 +146,31 @@ def both_gradients(loss: Loss, outer: Tree, inner: Tree, batch: Tree) -> tuple[T
     """Gradients of f in x and in y, from one backward pass."""
     in_outer, in_inner = jax.grad(loss, argnums=(0, 1))(outer, inner, batch)
     return in_outer, in_inner
+
+
+def one_by_one(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Under ``vmap`` a loop, not a batch.
+
+    On a CPU, LAPACK shares out a batch of systems over JAX's threads, and waits for them in one of these threads.  Where as
+    many batches wait as there are threads (two are enough on two cores), all wait for ever.
+    """
+    looped: Callable[..., jax.Array] = sequential_vmap(function)
+    return looped
+
+
+@one_by_one
+def solve_positive(matrix: jax.Array, right: jax.Array) -> jax.Array:
+    """The solution of a positive definite system."""
+    solution: jax.Array = jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(matrix), right)
+    return solution
+
+
+@one_by_one
+def solve_each(matrices: jax.Array, rights: jax.Array) -> jax.Array:
+    """The solutions of many small systems, ``[n, c, c]``, in pieces that LAPACK does not share out."""
+    piece = max(1, FEW // matrices.shape[-1] ** 3)
+    solutions: jax.Array = jax.lax.map(lambda pair: jnp.linalg.solve(*pair), (matrices, rights), batch_size=piece)
+    return solutions
 
 
 def hessian_vector(loss: Loss, outer: Tree, inner: Tree, batch: Tree, vector: Tree) -> Tree:

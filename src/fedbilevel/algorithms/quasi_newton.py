@@ -59,6 +59,7 @@ from fedbilevel.calculus import (
     no_calls,
     scale,
     select,
+    solve_positive,
     squared_norm,
     step_along,
     subtract,
@@ -136,7 +137,7 @@ class Bend(NamedTuple):
         """By what was sent."""
         if self.matrix.ndim == 1:
             return vector / (self.matrix + ridge)
-        return jax.scipy.linalg.solve(self.matrix + jnp.diag(ridge), vector, assume_a="pos")
+        return solve_positive(self.matrix + jnp.diag(ridge), vector)
 
     def inverse(self, vectors: jax.Array, ridge: jax.Array) -> jax.Array:
         """B times each row."""

@@ -63,7 +63,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedbilevel.algorithms.arguments import Count, Kind, NotNegative, Positive, algorithm
 from fedbilevel.algorithms.lbfgs import Pairs
-from fedbilevel.calculus import Calls, Tree, counted, no_calls, select
+from fedbilevel.calculus import Calls, Tree, counted, no_calls, select, solve_each
 from fedbilevel.fairness.formulation import Formulation, Weights, spread_of, statistics
 from fedbilevel.fairness.models import Model, decided, mean_of, penalty
 from fedbilevel.hints import positive
@@ -538,7 +538,7 @@ def signs(key: jax.Array, like: jax.Array, kind: Any) -> jax.Array:
 def given_way(spread: jax.Array, bends: jax.Array) -> jax.Array:
     """q = h (1 - l" h)^-1 of every row, ``[n, columns, columns]``."""
     kept = jnp.eye(spread.shape[1], dtype=spread.dtype) - bends @ spread
-    return spread / kept if spread.shape[1] == 1 else jnp.linalg.solve(kept.mT, spread.mT).mT
+    return spread / kept if spread.shape[1] == 1 else solve_each(kept.mT, spread.mT).mT
 
 
 def bent(bend: jax.Array, step: jax.Array, change: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ from functools import partial
 import jax
 from jax.flatten_util import ravel_pytree
 
-from fedbilevel.calculus import Calls, Tree
+from fedbilevel.calculus import Calls, Tree, solve_positive
 from fedbilevel.hypergradients import Points, by_solving
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches
@@ -42,7 +42,7 @@ def dense_hessian(problem: BilevelProblem, point: tuple[Tree, Tree], batch: Tree
 
 def solve_with(hessian: jax.Array, right: Tree) -> Tree:
     vector, restore = ravel_pytree(right)
-    return restore(jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(hessian), vector))
+    return restore(solve_positive(hessian, vector))
 
 
 def exact() -> Exact:
