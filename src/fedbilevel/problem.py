@@ -255,6 +255,11 @@ class ClientData:
     def samples(self, part: str = "train") -> int:
         return int(_first(getattr(self, part)).shape[1])
 
+    @property
+    def has_padding(self) -> bool:
+        """Whether some client has fewer rows than its arrays."""
+        return any((getattr(self, f"{part}_sizes") < self.samples(part)).any() for part in self.parts)
+
     def equal_sizes(self, part: str | None = None) -> bool:
         """Whether whole sets (of ``part``) can be read as they stand: without padding, or with a mask."""
         return all(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +41,9 @@ from fedbilevel.engines.hosts import (
 from fedbilevel.engines.result import Result
 from fedbilevel.engines.rounds import (
     PARTICIPATION,
+    Reads,
     State,
+    Traffic,
     choose,
     counters_at_zero,
     read_by_objective,
@@ -57,6 +59,8 @@ from fedbilevel.problem import ClientData
 
 ROWS = 256
 """Rows of history one call can return."""
+SMALL_STATE = 2**20
+"""Bytes of a state up to which the host looks for a NaN itself: compiling a program for that would take longer."""
 COUNTED = ("bytes_up", "bytes_down", "contacts", "replies")
 """Columns of the history that add up from call to call."""
 
@@ -124,11 +128,14 @@ def advance(
         if loop.level is None:
             return jax.lax.fori_loop(0, blocks, rounds, state), {}
 
+        # A program within the program, so that the shapes of the rows and the loop share one trace of it.
+        measured = jax.jit(lambda state, done: loop.measured(algorithm, fleet, state, key, done, first), inline=True)
+
         def row(block: Any, state: State, rounds: Any = rounds) -> tuple[State, Any]:
             if loop.level == STEPS:
                 return run_traced_round(algorithm, loop.layout, fleet, key, state, first + block)
             state = rounds(block, state)
-            return state, loop.measured(algorithm, fleet, state, key, first + (block + 1) * every, first)
+            return state, measured(state, first + (block + 1) * every)
 
         def recorded(block: Any, held: tuple[State, Any]) -> tuple[State, Any]:
             state, found = row(block, held[0])
@@ -162,7 +169,11 @@ class Moment(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        return bool(_all_finite((self.state.server, self.state.local)))
+        held = (self.state.server, self.state.local)
+        if jax.process_count() > 1 or bytes_of(held) > SMALL_STATE:
+            return bool(_all_finite(held))
+        floats = [np.asarray(leaf) for leaf in jax.tree.leaves(held) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+        return all(np.isfinite(leaf).all() for leaf in floats)
 
     def counted_anew(self) -> State:
         """The state with counters at zero, unless rounds were counted that no row of the history tells of yet."""
@@ -228,10 +239,19 @@ class Simulation:
     def _host_fleet(self) -> Fleet:
         return host_fleet(self.data, self.weights, self.options.dropout, **self._common)
 
+    @cached_property
+    def _exchanged(self) -> tuple[Traffic, Reads]:
+        """The work, traced once without computing: it tells the bytes per message and which whole sets are read."""
+        return traffic(self.algorithm, self._host_fleet())
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        return self._exchanged[0]
+
     def _lay_out(self, layout: Layout) -> None:
-        """Trace the work once without computing: it tells the bytes per message and which whole sets are read."""
         fleet = self._host_fleet()
-        self.traffic, whole = traffic(self.algorithm, fleet)
+        # Without padding to cut it is all one which sets are read whole: nothing is traced to find out.
+        whole = self._exchanged[1] if self.data.has_padding else set()
         stored = isinstance(self.source, ClientStore)
         # Sizes are part of a program only where it reads whole sets: other clients of the same shapes then share it.
         # Clients grouped by size live on one device.
@@ -404,7 +424,8 @@ class Simulation:
         server, local = seen_from_here(moment.state, self.loop.layout)
         numbers = np.arange(self.data.clients)
         one = local if moment.held is None else moment.held.visits.states.read(numbers[:1])
-        view = jax.eval_shape(algorithm.view, server, jax.tree.map(lambda leaf: leaf[0], one))
+        own = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), one)
+        view = jax.eval_shape(algorithm.view, server, own)
         if view.calls is None or view.calls.solves is None:
             return None
         if moment.held is not None:
