@@ -32,9 +32,9 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 
-MEMORY = 1000 * 2**20
-"""Bytes a process may hold between two tests before it lets go of the programs it compiled: some four thousand in the whole
-suite, few of which are needed again."""
+MEMORY = max(1000 * 2**20, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
+"""Bytes a process may hold between two tests before it lets go of the programs it compiled.  The tests at hand then trace and
+compile theirs again, so not too few: an eighth of the machine's memory, for two workers and what they start."""
 
 
 def pytest_sessionstart(session):

@@ -41,7 +41,6 @@ from fedbilevel.engines.hosts import (
 from fedbilevel.engines.result import Result
 from fedbilevel.engines.rounds import (
     PARTICIPATION,
-    Reads,
     State,
     Traffic,
     choose,
@@ -213,6 +212,7 @@ class Simulation:
         data = data.outline if isinstance(data, ClientStore) else data
         algorithm.check(data)
         self.algorithm, self.data, self.options = algorithm, data, options
+        self._weighed = (algorithm, data)
         self.level = level
         if level is None and options.record_every is not None:
             self.level = level_for(options.diagnostics, algorithm, data, cohort)
@@ -240,18 +240,15 @@ class Simulation:
         return host_fleet(self.data, self.weights, self.options.dropout, **self._common)
 
     @cached_property
-    def _exchanged(self) -> tuple[Traffic, Reads]:
-        """The work, traced once without computing: it tells the bytes per message and which whole sets are read."""
-        return traffic(self.algorithm, self._host_fleet())
-
-    @cached_property
     def traffic(self) -> Traffic:
-        return self._exchanged[0]
+        """The bytes of every message: found when they are first asked for, since all the work is traced for them."""
+        algorithm, data = self._weighed
+        return traffic(algorithm, host_fleet(data, self.weights, self.options.dropout))[0]
 
     def _lay_out(self, layout: Layout) -> None:
         fleet = self._host_fleet()
         # Without padding to cut it is all one which sets are read whole: nothing is traced to find out.
-        whole = self._exchanged[1] if self.data.has_padding else set()
+        whole = traffic(self.algorithm, fleet)[1] if self.data.has_padding else set()
         stored = isinstance(self.source, ClientStore)
         # Sizes are part of a program only where it reads whole sets: other clients of the same shapes then share it.
         # Clients grouped by size live on one device.
@@ -290,7 +287,8 @@ class Simulation:
     def weighed(self, algorithm: Algorithm, data: ClientData) -> Simulation:
         """The same simulation, with the bytes that ``algorithm`` would send on ``data``, whose arrays may be narrower."""
         other = copy(self)
-        other.traffic, _ = traffic(algorithm, host_fleet(data, self.weights, self.options.dropout))
+        other._weighed = (algorithm, data)
+        other.__dict__.pop("traffic", None)
         return other
 
     def on(self, data: ClientData) -> Simulation:
