@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedbilevel.engines.rounds import PARTICIPATION, choose
+from fedbilevel.engines.rounds import choose
 from fedbilevel.engines.simulation import Options, Simulation
 from fedbilevel.plan import SERVER, client_key
 
@@ -66,7 +66,7 @@ def asked(algorithm, data, seed, rounds, **options):
 
 @partial(jax.jit, static_argnames="layout")
 def _chosen(fleet, layout, seed, number):
-    return choose(fleet, layout, client_key(jax.random.key(seed), number, 0, PARTICIPATION))
+    return choose(fleet, layout, jax.random.key(seed), number)
 
 
 def cohorts(algorithm, data, seed, rounds, **options):

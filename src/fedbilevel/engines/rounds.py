@@ -84,9 +84,10 @@ def counters_at_zero(state: State) -> State:
     return state._replace(contacts=zero, replies=zero, messages=each, answers=each)
 
 
-def choose(fleet: Fleet, layout: Layout, round_key: jax.Array, number: Any = 0) -> Cohort:
+def choose(fleet: Fleet, layout: Layout, seed_key: jax.Array, number: Any) -> Cohort:
     """Sample the cohort of round ``number`` and let each member drop out with the given probability."""
-    sample_key, drop_key = jax.random.split(round_key)
+    if layout.cohort is not None or layout.dropout:  # keys that nobody draws from would still be traced
+        sample_key, drop_key = jax.random.split(client_key(seed_key, number, 0, PARTICIPATION))
     positions, weights, ranks, order = None, fleet.weights, None, None
     if layout.cohort is None:
         taking_part = fleet.ids < layout.clients
@@ -184,7 +185,7 @@ def run_round(
     algorithm: Algorithm, layout: Layout, fleet: Fleet, seed_key: jax.Array, state: State, number: Any, watch: bool
 ) -> State:
     """Round ``number``; with ``watch`` the consensus error is measured too."""
-    cohort = choose(fleet, layout, client_key(seed_key, number, 0, PARTICIPATION), number)
+    cohort = choose(fleet, layout, seed_key, number)
     ids = fleet.ids if cohort.positions is None else fleet.ids[cohort.positions]
 
     asked = total(cohort.asked, layout)
@@ -205,10 +206,8 @@ def run_round(
                 state = state._replace(server=item.update(state.server, key_of(SERVER)))
             else:
                 state = run_phase(item, layout, fleet, state, cohort, (jax.vmap(key_of)(ids), key_of), watch)[0]
-                state = state._replace(
-                    messages=jnp.asarray(state.messages).at[first].add(asked),
-                    answers=jnp.asarray(state.answers).at[first].add(answered),
-                )
+                this = (np.arange(len(state.messages)) == first).astype(np.int32)
+                state = state._replace(messages=state.messages + asked * this, answers=state.answers + answered * this)
                 first += 1
             ordinal = ordinal + 1
         return state, ordinal
@@ -222,7 +221,7 @@ def run_traced_round(
 ) -> tuple[State, LocalStep]:
     """Round ``number`` of a plan of a single phase that records its local steps."""
     (phase,) = algorithm.plan
-    cohort = choose(fleet, layout, client_key(seed_key, number, 0, PARTICIPATION))
+    cohort = choose(fleet, layout, seed_key, number)
     key_of = partial(client_key, seed_key, number, 0)
     keys = jax.vmap(key_of)(fleet.ids), key_of
     assert isinstance(phase, Phase)

@@ -20,7 +20,7 @@ from fedbilevel.engines.diagnose import STEPS, level_for
 from fedbilevel.engines.fleet import CHUNK, Fleet, map_clients
 from fedbilevel.engines.progress import listener
 from fedbilevel.engines.result import Diverged, Interrupted, Progress, ProgressCallback, Result
-from fedbilevel.engines.rounds import PARTICIPATION, State, choose
+from fedbilevel.engines.rounds import State, choose
 from fedbilevel.engines.simulation import Moment, Options, Simulation, named_numbers
 from fedbilevel.engines.store import ClientStore
 from fedbilevel.hints import whole_number
@@ -313,7 +313,7 @@ def _culprit(simulation: Simulation, settings: Any, seed: int, good: Moment, bad
         return jax.vmap(all_finite)(results)
 
     fine = np.asarray(finite(good.state, fleet))
-    cohort = choose(fleet, loop.layout, client_key(key, number, 0, PARTICIPATION))
+    cohort = choose(fleet, loop.layout, key, number)
     took_part = np.zeros(len(fine), bool)
     took_part[slice(None) if cohort.positions is None else np.asarray(cohort.positions)] = np.asarray(cohort.active)
     bad = np.flatnonzero(~fine & took_part)

@@ -40,7 +40,6 @@ from fedbilevel.engines.hosts import (
 )
 from fedbilevel.engines.result import Result
 from fedbilevel.engines.rounds import (
-    PARTICIPATION,
     State,
     Traffic,
     choose,
@@ -53,7 +52,7 @@ from fedbilevel.engines.rounds import (
 )
 from fedbilevel.engines.store import ClientStore
 from fedbilevel.hints import whole_number
-from fedbilevel.plan import Algorithm, client_key
+from fedbilevel.plan import Algorithm
 from fedbilevel.problem import ClientData
 
 ROWS = 256
@@ -94,7 +93,7 @@ class CompiledLoop:
         cohort = None
         if self.level == "cohort":
             number = jnp.maximum(done - 1, since)
-            cohort = choose(fleet, self.measuring, client_key(key, number, 0, PARTICIPATION), number)
+            cohort = choose(fleet, self.measuring, key, number)
         counted = {name: getattr(state, name) for name in ("contacts", "replies", "messages", "answers")}
         return {**measure(algorithm, self.measuring, fleet, state, self.level, cohort), **counted}
 
