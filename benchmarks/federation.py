@@ -231,27 +231,30 @@ def large() -> str:
 
 
 def stress() -> str:
-    """Of benchmarks/stress.py: how often each test passed beside busy loops; nothing as long as no run is stored."""
+    """Of benchmarks/stress.py: how often the tests with real processes passed beside busy loops."""
     if not (harness.RESULTS / "stress.json").exists():
-        return ""
+        return "No suite has been run to its end yet."
+    from stress import LOOPS, TIMES, in_a_row
+
     record = harness.load("stress")
-    runs = record["measured"]
-    names = sorted({name for run in runs for name in run["tests"]})
-    rows = []
-    for name in names:
-        outcomes = [run["tests"][name] for run in runs if name in run["tests"]]
-        rows.append([f"`{name}`", str(len(outcomes)), str(outcomes.count("passed"))])
-    whole = [run["seconds"] for run in runs if not run["further"]]
-    seconds = f" The whole suite took {min(whole):.0f} to {max(whole):.0f} s, {len(whole)} times." if whole else ""
-    hung = sum(run["outcome"] == "hung" for run in runs)
-    loops = " or ".join(str(each) for each in sorted({run["loops"] for run in runs}))
-    it = record["machine"]
+    runs, it = record["measured"], record["machine"]
+    rows, failed = [], []
+    for run in runs:
+        bad = {name: how for name, how in run["tests"].items() if how != "passed"}
+        counts = [
+            str(len(run["tests"]) - len(bad)),
+            str(len(bad)),
+            f"{run['seconds'] / 60:.0f} min",
+            f"{run['load']:.0f}",
+        ]
+        rows.append([run["ended"], f"`{run['commit']}`", run["outcome"], *counts])
+        failed += [f"- `{run['commit']}`, {how}: `{name}`" for name, how in bad.items()]
+    head = ["ended", "commit", "suite", "tests passed", "other", "took", "load"]
+    others = "\n\nTests that did not pass:\n\n" + "\n".join(failed) if failed else ""
     return (
-        f"## Beside busy loops\n\n`python benchmarks/stress.py`: the tests with real processes, beside {loops} loops that "
-        f"never rest, on {it['cores']} cores. They assert that runs are complete, every exchange done once, the numbers those "
-        f"of a run without faults. Runs that hung: {hung}.{seconds}\n\n"
-        f"{harness.markdown(['test', 'runs', 'passed'], rows)}\n\n"
-        f"*Measured {it['date']} on {it['cpu']}; version {runs[-1]['version']} of code and tests.*"
+        f"**{min(in_a_row(runs), TIMES)} of {TIMES}** suites in a row have passed, beside {LOOPS} loops that never rest, on "
+        f"{it['cores']} cores ({it['cpu']}). Load is the mean of the last 15 minutes of a suite, the loops included.\n\n"
+        f"{harness.markdown(head, rows)}{others}"
     )
 
 
