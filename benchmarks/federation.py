@@ -8,12 +8,11 @@ Needs the `federation` extra. Keep the machine quiet meanwhile.
 
 import argparse
 import importlib.metadata
-import socket
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -46,14 +45,6 @@ def adult_sites(folder: Path, sites: list[str]) -> dict[str, Any]:
     for site, part in zip(sites, iid(TRAIN_ROWS, len(sites)), strict=True):
         np.savez(folder / f"{site}.npz", features=features[part], labels=labels[part], groups=groups[part])
     return {"features": int(features.shape[1]), "groups": len(names)}
-
-
-def free_ports() -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def round_times(folder: Path, stage: int) -> list[float]:
@@ -104,11 +95,12 @@ def waiting(kits: Any, opened: Any, folder: Path, sizes: dict[str, Any]) -> dict
 def running_sites(folder: Path, sites: list[str], policy: str, fixed: dict[str, float], **more: str) -> Iterator[Any]:
     """The kits of a server and sites that are up; ``policy``: besides the data, FOLDER/SITE.npz; ``fixed``: seconds it took."""
     from fedbilevel.federation.operator import processes
+    from fedbilevel.federation.operator.demo import free_ports
     from fedbilevel.federation.operator.kits import Roster, establish
     from fedbilevel.federation.operator.sessions import wait_for_sites
     from fedbilevel.federation.protocol.policy import FILE
 
-    port, admin_port = free_ports()
+    port, admin_port = free_ports(2)
     began = time.perf_counter()
     kits = establish(folder / "federation", Roster(tuple(sites), port=port, admin_port=admin_port)).kits
     fixed["provision"] = time.perf_counter() - began

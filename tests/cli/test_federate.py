@@ -1,10 +1,12 @@
 """`fedbilevel federate` without a network: kits, certificates, checks at a site, and what is refused."""
 
 import base64
+import contextlib
 import json
 import logging
 import re
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -27,7 +29,7 @@ from nvflare.private.fed.server.client_manager import ClientManager
 
 from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.operator import kits, processes
-from fedbilevel.federation.operator.demo import policy_text
+from fedbilevel.federation.operator.demo import free_ports, policy_text
 from fedbilevel.federation.operator.kits import (
     BEFORE,
     CLASSES,
@@ -396,6 +398,18 @@ def test_a_request_of_nvflare_that_is_none(run, refused, federation, request_of_
         run("init", "--request", tmp_path / "changed.zip", "--out", federation),
         "is no request for a site's certificate",
     )
+
+
+def test_no_connection_of_others_is_given_the_port_of_a_server_that_is_down():
+    """As a machine gives them to whoever connects: a site that looks for its server could be given the server's own."""
+    with contextlib.ExitStack() as stack:
+        taken = {stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(20)}
+        found = free_ports(20)
+        assert len({*found}) == 20
+        assert max(found) < min(taken)
+        for port in found:
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        assert not {*found} & {*free_ports(20)}, "they are taken now"
 
 
 def test_how_long_certificates_last(home):
