@@ -8,12 +8,11 @@ Needs the `federation` extra. Keep the machine quiet meanwhile.
 
 import argparse
 import importlib.metadata
-import socket
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -46,14 +45,6 @@ def adult_sites(folder: Path, sites: list[str]) -> dict[str, Any]:
     for site, part in zip(sites, iid(TRAIN_ROWS, len(sites)), strict=True):
         np.savez(folder / f"{site}.npz", features=features[part], labels=labels[part], groups=groups[part])
     return {"features": int(features.shape[1]), "groups": len(names)}
-
-
-def free_ports() -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def round_times(folder: Path, stage: int) -> list[float]:
@@ -104,11 +95,12 @@ def waiting(kits: Any, opened: Any, folder: Path, sizes: dict[str, Any]) -> dict
 def running_sites(folder: Path, sites: list[str], policy: str, fixed: dict[str, float], **more: str) -> Iterator[Any]:
     """The kits of a server and sites that are up; ``policy``: besides the data, FOLDER/SITE.npz; ``fixed``: seconds it took."""
     from fedbilevel.federation.operator import processes
+    from fedbilevel.federation.operator.demo import free_ports
     from fedbilevel.federation.operator.kits import Roster, establish
     from fedbilevel.federation.operator.sessions import wait_for_sites
     from fedbilevel.federation.protocol.policy import FILE
 
-    port, admin_port = free_ports()
+    port, admin_port = free_ports(2)
     began = time.perf_counter()
     kits = establish(folder / "federation", Roster(tuple(sites), port=port, admin_port=admin_port)).kits
     fixed["provision"] = time.perf_counter() - began
@@ -231,27 +223,30 @@ def large() -> str:
 
 
 def stress() -> str:
-    """Of benchmarks/stress.py: how often each test passed beside busy loops; nothing as long as no run is stored."""
+    """Of benchmarks/stress.py: how often the tests with real processes passed beside busy loops."""
     if not (harness.RESULTS / "stress.json").exists():
-        return ""
+        return "No suite has been run to its end yet."
+    from stress import LOOPS, TIMES, in_a_row
+
     record = harness.load("stress")
-    runs = record["measured"]
-    names = sorted({name for run in runs for name in run["tests"]})
-    rows = []
-    for name in names:
-        outcomes = [run["tests"][name] for run in runs if name in run["tests"]]
-        rows.append([f"`{name}`", str(len(outcomes)), str(outcomes.count("passed"))])
-    whole = [run["seconds"] for run in runs if not run["further"]]
-    seconds = f" The whole suite took {min(whole):.0f} to {max(whole):.0f} s, {len(whole)} times." if whole else ""
-    hung = sum(run["outcome"] == "hung" for run in runs)
-    loops = " or ".join(str(each) for each in sorted({run["loops"] for run in runs}))
-    it = record["machine"]
+    runs, it = record["measured"], record["machine"]
+    rows, failed = [], []
+    for run in runs:
+        bad = {name: how for name, how in run["tests"].items() if how != "passed"}
+        counts = [
+            str(len(run["tests"]) - len(bad)),
+            str(len(bad)),
+            f"{run['seconds'] / 60:.0f} min",
+            f"{run['load']:.0f}",
+        ]
+        rows.append([run["ended"], f"`{run['commit']}`", run["outcome"], *counts])
+        failed += [f"- `{run['commit']}`, {how}: `{name}`" for name, how in bad.items()]
+    head = ["ended", "commit", "suite", "tests passed", "other", "took", "load"]
+    others = "\n\nTests that did not pass:\n\n" + "\n".join(failed) if failed else ""
     return (
-        f"## Beside busy loops\n\n`python benchmarks/stress.py`: the tests with real processes, beside {loops} loops that "
-        f"never rest, on {it['cores']} cores. They assert that runs are complete, every exchange done once, the numbers those "
-        f"of a run without faults. Runs that hung: {hung}.{seconds}\n\n"
-        f"{harness.markdown(['test', 'runs', 'passed'], rows)}\n\n"
-        f"*Measured {it['date']} on {it['cpu']}; version {runs[-1]['version']} of code and tests.*"
+        f"**{min(in_a_row(runs), TIMES)} of {TIMES}** suites in a row have passed, beside {LOOPS} loops that never rest, on "
+        f"{it['cores']} cores ({it['cpu']}). Load is the mean of the last 15 minutes of a suite, the loops included.\n\n"
+        f"{harness.markdown(head, rows)}{others}"
     )
 
 

@@ -1,18 +1,20 @@
 """The tests with real servers and sites, beside loops that keep every core busy: is a run lost, doubled or hung?
 
-    python benchmarks/stress.py                      # until ten runs beside four loops are in results/stress.json
-    python benchmarks/stress.py --times 1 -- -k kills
+    python benchmarks/stress.py                      # until ten whole suites in a row have passed beside four loops
+    python benchmarks/stress.py --once               # one more of them: some 15 minutes on two cores, an hour at most
+    python benchmarks/stress.py --once -- -k kills   # some tests only; nothing is kept
 
 What follows ``--`` goes to pytest.  The tests assert that runs are complete, with the numbers of a run without faults and every
-exchange once; a suite that takes longer than ``--limit`` seconds counts as hung, and is stopped.
+exchange once: a run that is lost or doubled fails its test.  A suite that takes longer than ``--limit`` seconds counts as hung,
+and is stopped.
 
-Every run is kept as soon as it is over, with the outcome of each of its tests.  ``--times`` counts those that are there already
-for the same code, loops and words for pytest, so runs can be collected as the machine has time for them.
+Every suite is kept in results/stress.json as soon as it is over, with the commit it was run on and the machine's load, so they
+can be collected as the machine has time for them.  One that does not pass ends the command, and the count begins again.
 """
 
 import argparse
 import contextlib
-import hashlib
+import itertools
 import os
 import re
 import signal
@@ -33,18 +35,17 @@ LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum
 SAID = re.compile(
     r"^tests/federation/(\S+::.+?)\s*(PASSED|FAILED|ERROR|SKIPPED|XFAIL)?(?:\s+\[ *\d+%\])?$", re.MULTILINE
 )
+TIMES, LOOPS = 10, 4
 LAST_WORDS = 120.0
 """Seconds in which a suite that is stopped can stop what it started."""
 
 
-def version() -> str:
-    """The code that is tested, and the tests: runs of anything else do not count."""
-    seen = hashlib.sha256()
-    for folder in ("src/fedbilevel", "tests/federation"):
-        for file in sorted((ROOT / folder).rglob("*")):
-            if file.suffix in (".py", ".toml") and file.is_file():
-                seen.update(f"{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
-    return seen.hexdigest()[:16]
+def commit() -> str:
+    """What is tested; with a plus sign where files of the package or the tests differ from it."""
+    git = ["git", "-C", str(ROOT)]
+    name = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True).stdout
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "src", "tests"], check=False).returncode
+    return name.strip() + ("+" if changed else "")
 
 
 @contextlib.contextmanager
@@ -87,41 +88,43 @@ def once(further: list[str], limit: float) -> dict[str, Any]:
     return told if outcome == "passed" else {**told, "said": said[-4000:]}
 
 
-def stored(**about: Any) -> list[dict[str, Any]]:
-    """The runs that were kept and are of this kind."""
-    file = harness.RESULTS / "stress.json"
-    runs = harness.load("stress")["measured"] if file.exists() else []
-    return [run for run in runs if all(run[name] == value for name, value in about.items())]
+def stored() -> list[dict[str, Any]]:
+    """The suites that were kept, in the order of time."""
+    return harness.load("stress")["measured"] if (harness.RESULTS / "stress.json").exists() else []
 
 
-def keep(run: dict[str, Any]) -> None:
-    """Beside the others of the same code; those of other code are let go."""
-    runs = [*stored(version=run["version"]), run]
-    harness.save("stress", len(runs), runs)
+def in_a_row(runs: list[dict[str, Any]]) -> int:
+    """How many suites have passed since the last one that did not."""
+    return len([*itertools.takewhile(lambda run: run["outcome"] == "passed", reversed(runs))])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=10)
-    parser.add_argument("--loops", type=int, default=4)
+    parser.add_argument("--once", action="store_true", help="one suite, however many have passed")
     parser.add_argument("--limit", type=float, default=3600.0)
     parser.add_argument("further", nargs="*", help="for pytest")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    about = {"version": version(), "loops": options.loops, "further": options.further}
-    while len(stored(**about)) < options.times:
-        with busy(options.loops):
+    while options.once or in_a_row(stored()) < TIMES:
+        tested = commit()
+        with busy(LOOPS):
             found = once(options.further, options.limit)
-        if version() != about["version"]:
-            raise SystemExit("The code was changed meanwhile: this run does not count.")
-        keep({**about, "ended": time.strftime("%Y-%m-%d %H:%M:%S"), **found})
-        counts = Counter(found["tests"].values())
-        print(f"{len(stored(**about))} of {options.times}: {found['outcome']} in {found['seconds']} s, {dict(counts)}")
+        load = round(os.getloadavg()[2], 1)
+        print(f"{found['outcome']} in {found['seconds']} s, {dict(Counter(found['tests'].values()))}, load {load}")
         for name, how in found["tests"].items():
             if how != "passed":
                 print(f"  {how}: {name}", flush=True)
-    harness.write_pages()
-    return int(any(one["outcome"] != "passed" for one in stored(**about)))
+        if commit() != tested:
+            raise SystemExit("The code was changed meanwhile: this does not count.")
+        if not options.further:
+            ended = time.strftime("%Y-%m-%d %H:%M")
+            runs = [*stored(), {"commit": tested, "ended": ended, "load": load, **found}]
+            harness.save("stress", len(runs), runs)
+            harness.write_pages()
+            print(f"{in_a_row(runs)} of {TIMES} in a row", flush=True)
+        if options.once or found["outcome"] != "passed":
+            return int(found["outcome"] != "passed")
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
 """`fedbilevel federate` without a network: kits, certificates, checks at a site, and what is refused."""
 
 import base64
+import contextlib
 import json
 import logging
 import re
 import shutil
+import socket
 import stat
+import subprocess
 import sys
+import zipfile
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,7 +29,7 @@ from nvflare.private.fed.server.client_manager import ClientManager
 
 from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.operator import kits, processes
-from fedbilevel.federation.operator.demo import policy_text
+from fedbilevel.federation.operator.demo import free_ports, policy_text
 from fedbilevel.federation.operator.kits import (
     BEFORE,
     CLASSES,
@@ -312,7 +316,7 @@ def unreachable(*_):
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("kits/north/startup/client.crt", "is no request for a certificate"), ("nowhere.csr", "is no request")],
+    [("kits/north/startup/client.crt", "is no request for a site's certificate"), ("nowhere.csr", "is no request")],
 )
 def test_only_a_request_is_signed(run, refused, federation, name, sentence):
     refused(run("init", "--request", federation / name, "--out", federation), sentence)
@@ -340,6 +344,72 @@ def test_weak_and_foreign_keys_are_not_signed(run, refused, federation, tmp_path
         f"-----BEGIN CERTIFICATE REQUEST-----\n{text}-----END CERTIFICATE REQUEST-----\n"
     )
     refused(run("init", "--request", tmp_path / "east.csr", "--out", federation), sentence)
+
+
+@pytest.fixture(scope="module")
+def request_of_nvflare(tmp_path_factory):
+    """What ``nvflare cert request`` makes at a site: a folder with the key, and the archive that is sent."""
+    folder = tmp_path_factory.mktemp("nvflare")
+    participant = {"name": "anything", "participants": [{"name": "east", "type": "client", "org": "east_hospital"}]}
+    (folder / "east.yaml").write_text(yaml.safe_dump(participant))
+    command = [sys.executable, "-m", "nvflare.cli", "cert", "request", "-p", "east.yaml", "--out", "east"]
+    subprocess.run(command, cwd=folder, env={"HOME": str(folder)}, check=True, capture_output=True, timeout=600)
+    return folder / "east"
+
+
+def test_a_site_may_ask_with_nvflares_own_request(done, federation, request_of_nvflare, tmp_path):
+    """The same kit, without a key, and renewed for the same key; the fingerprint is the one in NVFlare's ``request.json``."""
+    sent = request_of_nvflare / "east.request.zip"
+    answer = json.loads(done("init", "--request", sent, "--out", federation, "--json"))
+    about = json.loads((request_of_nvflare / "request.json").read_text())
+    assert answer["fingerprints"]["east"].replace(" ", "") == about["public_key_sha256"]
+    done("init", "--renew", "east", "--out", federation)
+    assert not list((federation / "kits/east").rglob("*.key"))
+    kit = shutil.copytree(federation / "kits/east", tmp_path / "kit")
+    done("site", "install", kit, "--key", request_of_nvflare / "east.key")
+    assert loosened(open_kit(kit, "site")) == []
+    theirs, usual = certificate(kit), certificate(federation / "kits/north")
+    theirs.verify_directly_issued_by(root(kit))
+    names = [{name.oid: name.value for name in one.subject} for one in (theirs, usual)]
+    assert names[0].keys() == names[1].keys()
+    assert names[0][x509.NameOID.COMMON_NAME] == "east"
+    assert theirs.not_valid_after_utc - usual.not_valid_after_utc < timedelta(days=1), "360 days, not NVFlare's 1,095"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entries: entries | {"request.json": entries["request.json"].replace(b'"client"', b'"server"')},
+        lambda entries: entries | {"request.json": entries["request.json"].replace(b'"east"', b'"../east"')},
+        lambda entries: entries | {"request.json": b"[]"},
+        lambda entries: entries | {"east.csr": bytes(1 << 17)},
+        lambda entries: {name: entry for name, entry in entries.items() if name != "east.csr"},
+        lambda entries: entries | {"east.csr": entries["east.csr"][:-60]},
+    ],
+    ids=["of a server", "another name", "no table", "nothing", "no request", "cut"],
+)
+def test_a_request_of_nvflare_that_is_none(run, refused, federation, request_of_nvflare, tmp_path, change):
+    with zipfile.ZipFile(request_of_nvflare / "east.request.zip") as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(tmp_path / "changed.zip", "w") as archive:
+        for name, entry in change(entries).items():
+            archive.writestr(name, entry)
+    refused(
+        run("init", "--request", tmp_path / "changed.zip", "--out", federation),
+        "is no request for a site's certificate",
+    )
+
+
+def test_no_connection_of_others_is_given_the_port_of_a_server_that_is_down():
+    """As a machine gives them to whoever connects: a site that looks for its server could be given the server's own."""
+    with contextlib.ExitStack() as stack:
+        taken = {stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(20)}
+        found = free_ports(20)
+        assert len({*found}) == 20
+        assert max(found) < min(taken)
+        for port in found:
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        assert not {*found} & {*free_ports(20)}, "they are taken now"
 
 
 def test_how_long_certificates_last(home):

@@ -10,10 +10,11 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 ENDED = ("FINISHED", "ABORTED", "FAILED", "ABANDONED")
 
 
-def attempt(user, kit, jobs=None, wait=(), read=None, abort=None, seconds=180.0):
-    """Log in; ``read`` (site, file), ``abort`` a job, submit ``jobs`` and ``wait`` for the ends of some: outcomes by name."""
+def attempt(user, kit, jobs=None, wait=(), read=None, abort=None, seconds=600.0, login=60.0):
+    """Log in within ``login`` seconds (a stranger tries for all of them); ``read`` (site, file), ``abort`` a job, submit
+    ``jobs`` and ``wait`` for the ends of some: outcomes by name."""
     try:
-        session = new_secure_session(user, kit, timeout=5.0, auto_login_max_tries=1)
+        session = new_secure_session(user, kit, timeout=login, auto_login_max_tries=1)
     except Exception as error:
         return {"login": said(error)}
     told = {"login": "accepted"}

@@ -5,12 +5,16 @@ import json
 import shutil
 import socket
 import ssl
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 
 from fedbilevel.federation.nvflare.job import EXECUTOR, write_job
 from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.tables.schema import Column, Schema
 from tests.federation import programs
-from tests.federation.federation import SITES
+from tests.federation.federation import LONG, SITES
 
 
 def allow_everything(local):
@@ -113,21 +117,40 @@ def job_on_table(home, run, columns, **further):
     return write_job(home / "tried", settings)
 
 
-def let_in(port, context):
-    """Whether the server keeps a connection; without TLS (None) it is sent something that is no handshake."""
+def let_in(port, context, seconds=LONG):
+    """Whether the server keeps a connection for that many seconds, in which a refusal has come however slow the machine is;
+    without TLS (None) it is sent something that is no handshake."""
     with contextlib.ExitStack() as stack:
-        channel = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+        channel = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=LONG))
         try:
             if context is None:
                 channel.sendall(b"hello\n" * 20)
             else:
                 channel = stack.enter_context(context.wrap_socket(channel, server_hostname="localhost"))
-            channel.settimeout(2)
+            channel.settimeout(seconds)
             return bool(channel.recv(1))
         except TimeoutError:
             return True  # it holds the line
         except (ssl.SSLError, ConnectionError):
             return False
+
+
+def lasting(federation, site, days):
+    """A kit of the site with its own key, and a certificate of the federation's authority that lasts so many days more."""
+    kit = shutil.copytree(
+        federation.kits.sites[site] / "startup", federation.folder / f"{days}-days" / "startup"
+    ).parent
+    (state,) = (federation.folder / "kits/authority").rglob("cert.json")
+    signer = serialization.load_pem_private_key(json.loads(state.read_text())["root_pri_key"].encode(), None)
+    made = x509.load_pem_x509_certificate((kit / "startup/client.crt").read_bytes())
+    builder = x509.CertificateBuilder(made.issuer, made.subject, made.public_key(), x509.random_serial_number())
+    now = datetime.now(UTC)
+    builder = builder.not_valid_before(now - timedelta(days=360)).not_valid_after(now + timedelta(days=days))
+    for extension in made.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    signed = builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    (kit / "startup/client.crt").write_bytes(signed)
+    return kit
 
 
 def context_of(kit):

@@ -15,7 +15,7 @@ pytest.importorskip("nvflare", reason="needs the federation extra: pip install '
 
 from fedbilevel.jobs.predict import fitted_model
 from fedbilevel.runs import read
-from tests.federation.federation import wait_for
+from tests.federation.federation import LONG, wait_for
 
 pytestmark = pytest.mark.federation
 
@@ -52,7 +52,7 @@ def test_one_command_trains_over_three_sites_and_cleans_up(tmp_path):
     process = demo(
         tmp_path, "--rows", "900", "--method", "fedbioacc", "--steps", "20", "--weight-steps", "10", "--json"
     )
-    told, complaint = process.communicate(timeout=180)
+    told, complaint = process.communicate(timeout=LONG)
     assert process.returncode == 0, complaint
     assert left(tmp_path) == []
     assert list((tmp_path / "temporary").iterdir()) == []
@@ -88,10 +88,10 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path):
     process = demo(tmp_path, "--rows", "900", "--quiet")
     try:
         # The command itself, a server, three sites.
-        wait_for(lambda: len(left(tmp_path)) >= 1 + 4 or process.poll() is not None, seconds=120)
+        wait_for(lambda: len(left(tmp_path)) >= 1 + 4 or process.poll() is not None)
         assert process.poll() is None, process.stderr.read()
         process.send_signal(signal.SIGINT)
-        _, complaint = process.communicate(timeout=60)
+        _, complaint = process.communicate(timeout=LONG)
     finally:
         process.kill()
     assert process.returncode == 130

@@ -19,7 +19,7 @@ from fedbilevel.federation.protocol.settings import JobSettings
 from fedbilevel.federation.protocol.vault import read_arrays
 from tests.federation import programs
 from tests.federation.direct import written_out
-from tests.federation.federation import SITES, wait_for
+from tests.federation.federation import LONG, SITES, wait_for
 
 pytestmark = pytest.mark.federation
 
@@ -64,12 +64,12 @@ def side_by_side(federation):
         )
         for kind, names in NAMES.items()
     }  # fmt: skip
-    made["spoilt"] = settings_for("spoilt", programs.SPOILT, SPOILT_ROUNDS, min_sites=2, reply_timeout=20.0)
+    made["spoilt"] = settings_for("spoilt", programs.SPOILT, SPOILT_ROUNDS, min_sites=2, reply_timeout=LONG)
     hold = federation.folder / "hold-fallen"
     hold.touch()
     made["fallen"] = settings_for(
         "fallen", programs.HELD, 700, arguments={"algorithm": "fedavg", "pace": 0.3, "hold": str(hold)}, min_sites=2,
-        reply_timeout=20.0,
+        reply_timeout=120.0,
     )  # fmt: skip
     return {name: federation.supervise(settings, lose=name == "spoilt") for name, settings in made.items()}
 
@@ -249,10 +249,10 @@ def test_a_copied_kit_of_a_site_that_is_there_already_is_noticed(federation):
     )
     process = processes.start(copied, federation.added)
     try:
-        wait_for(lambda: "site-3" in twins(federation.kits), seconds=90)
+        wait_for(lambda: "site-3" in twins(federation.kits))
     finally:
         processes.end(processes.family(process.pid))
-        process.wait(30)
+        process.wait(LONG)
         federation.kill("site-3")
         federation.start("site-3")
     federation.ready("site-3")

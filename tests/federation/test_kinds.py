@@ -20,6 +20,7 @@ from fedbilevel.tables.reading import open_table
 from fedbilevel.tables.schema import Column, Schema
 from tests.cli.test_audit import kinds
 from tests.federation.direct import SITES, Direct, coordinate, site
+from tests.federation.federation import LONG
 
 pytestmark = pytest.mark.federation
 
@@ -90,7 +91,7 @@ def test_fits_and_audits_of_classes_and_numbers(federation, tables, tmp_path):
         if name == "number":
             assert np.isfinite(row[["train_rmse", "train_r2_low", "train_mean_error"]].astype(float)).all()
     for target, (audited, here) in audits.items():
-        told, complaint = audited.communicate(timeout=240)
+        told, complaint = audited.communicate(timeout=LONG)
         assert audited.returncode == 0, complaint
         rows = pd.DataFrame(json.loads(told)["rows"])
         for name in ("gap", "gap_low", *(("rmse", "r2") if target == "cost" else ("accuracy", "brier"))):
@@ -118,7 +119,7 @@ def test_tuning_by_command(federation, tables, tmp_path):
     )  # fmt: skip
     options = tune.TuneOptions(("penalties",), folds=2, rounds=2, splits=1, compare=False)
     wanted = in_this_process(tmp_path, tune.job(schema, options, SITES, run="kinds-tune", secure=True))
-    answer, complaint = told.communicate(timeout=240)
+    answer, complaint = told.communicate(timeout=LONG)
     assert told.returncode == 0, complaint
     assert json.loads(answer)["folder"] == str(tmp_path / "tuned")
     np.testing.assert_allclose(fitted_model(tmp_path / "tuned").params, wanted, rtol=1e-4, atol=1e-5)

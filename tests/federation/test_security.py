@@ -36,6 +36,7 @@ from tests.federation.hostile import (
     job_with_class,
     job_with_code,
     job_with_log_classes,
+    lasting,
     let_in,
 )
 
@@ -101,8 +102,8 @@ def attempts(federation, in_progress, listener):
     (home / SECRET).write_text('password = "stolen-from-a-file"\n')
     honest = {"honest": str(honest_job(home, "by-others"))}
     order = {
-        "foreign": {"user": foreign.user, "kit": str(foreign.admin)},
-        "site as coordinator": {"user": kits.user, "kit": str(disguised(federation, kits.user))},
+        "foreign": {"user": foreign.user, "kit": str(foreign.admin), "login": 5.0},
+        "site as coordinator": {"user": kits.user, "kit": str(disguised(federation, kits.user)), "login": 5.0},
         "site under its own name": {
             "user": "site-1", "kit": str(disguised(federation, "site-1")), "jobs": honest,
             "read": ["site-2", READ], "abort": in_progress.status["job"],
@@ -138,7 +139,7 @@ def attempts(federation, in_progress, listener):
 @pytest.mark.parametrize("which", ["port", "admin_port"])
 def test_without_a_certificate_nobody_gets_in(federation, in_progress, which):
     port = getattr(federation, which)
-    assert let_in(port, context_of(federation.kits.sites["site-1"])), "not even a site is let in"
+    assert let_in(port, context_of(federation.kits.sites["site-1"]), seconds=2), "not even a site is let in"
     assert not let_in(port, context_of(None))
     assert not let_in(port, None)
 
@@ -162,6 +163,14 @@ def test_a_foreign_certificate_is_refused(federation, attempts, which):
     assert not let_in(getattr(federation, which), context_of(stranger))
     assert attempts["foreign"].keys() == {"login"}
     assert attempts["foreign"]["login"] != "accepted"
+
+
+def test_a_certificate_lets_its_site_in_until_it_ends(federation, in_progress):
+    """By the server itself, whatever the site's own command says of the date."""
+    valid, ended = (context_of(lasting(federation, "site-1", days)) for days in (1, -1))
+    for port in (federation.port, federation.admin_port):
+        assert let_in(port, valid, seconds=2)
+        assert not let_in(port, ended)
 
 
 def test_a_site_cannot_act_as_coordinator(federation, attempts):

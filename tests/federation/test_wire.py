@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +24,7 @@ from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.sec.audit import Auditor
 from nvflare.fuel.utils import fobs
+from nvflare.fuel.utils.buffer_list import ConsumableBufferList
 from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.fed.utils.fed_utils import fobs_initialize
@@ -31,11 +33,15 @@ from fedbilevel.federation.nvflare import console, controller, mended, steward
 from fedbilevel.federation.nvflare.executor import SiteExecutor
 from fedbilevel.federation.nvflare.job import read_twins
 from fedbilevel.federation.protocol.payload import ARRAY, BadReply, packed, unpacked
+from tests.federation.federation import wait_for
 
 ARRAYS = [
     np.array(3.5), np.zeros((0, 4)), np.array([np.nan, -np.inf, 1e-300]), np.arange(6, dtype=np.int32).reshape(2, 3)[:, ::-1],
     np.array([True, False]), np.array([1 + 2j]), np.arange(3, dtype=">f4"),
 ]  # fmt: skip
+
+STUCK = 60.0
+"""Seconds after which something is stuck and not slow."""
 
 
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{list(array.shape)}")
@@ -114,19 +120,51 @@ def test_what_a_message_held_is_let_go_of_once_it_was_read():
 
 
 @pytest.mark.parametrize(
-    ("waited", "sites", "seconds"),
+    ("waited", "sites", "soonest", "seconds"),
     [
-        (0.0, 3, 0.01),
-        (0.3, 3, 0.01),
-        (2.0, 3, 0.04),
-        (12.5, 3, 0.25),
-        (1e6, 3, 0.25),
-        (0.0, 30, 0.1),
-        (12.5, 30, 0.25),
+        (0.0, 3, 0.0, 0.01),
+        (0.3, 3, 0.0, 0.01),
+        (2.0, 3, 0.0, 0.04),
+        (12.5, 3, 0.0, 0.25),
+        (1e6, 3, 0.0, 0.25),
+        (0.0, 30, 0.0, 0.1),
+        (12.5, 30, 0.0, 0.25),
+        (0.0, 3, 0.4, 0.2),
+        (0.3, 3, 0.4, 0.05),
+        (0.4, 3, 0.4, 0.01),
+        (0.0, 3, 9.0, 0.25),
+        (0.3, 30, 0.4, 0.1),
     ],
 )
-def test_who_waits_long_asks_seldom_and_so_do_many(waited, sites, seconds):
-    assert controller.patience_of_sites(waited, sites) == pytest.approx(seconds)
+def test_who_waits_long_asks_seldom_and_so_do_many_and_those_who_are_early(waited, sites, soonest, seconds):
+    assert controller.patience_of_sites(waited, sites, soonest) == pytest.approx(seconds)
+
+
+def test_it_is_looked_how_long_the_last_exchanges_of_a_task_took(channel, monkeypatch):
+    """As soon as all sites are at work; what a site is told with its request holds for when it has replied."""
+    made, *_ = channel
+    made.took = {"work": deque([900.0, 0.3, 500.0], maxlen=3), "measure": deque([0.1])}
+    calls = []
+    monkeypatch.setattr(controller, "patience_of_sites", lambda *given: calls.append(given) or 0.001)
+
+    def told(soonest):
+        """Until it is that, a few times."""
+        wait_for(lambda: made.abort_signal.triggered or (calls[-3:] and {call[2] for call in calls[-3:]} == {soonest}))
+
+    def meanwhile():
+        for number in (1, 2, 3):
+            told(0.0)
+            made.exchange.taken(SimpleNamespace(client=SimpleNamespace(name=f"site-{number}")), None)
+        told(0.3)
+        for number in (1, 2, 3):
+            reply(made, number, {})
+
+    asked(made, meanwhile)
+    soonest = [call[2] for call in calls]
+    assert soonest == [*sorted(soonest[:-1]), 0.0], "and not any more when it is over"
+    assert {call[1] for call in calls} == {3}
+    assert list(made.took["work"])[:2] == [0.3, 500.0]
+    assert 0 < made.took["work"][2] < 2 * STUCK
 
 
 @pytest.fixture
@@ -142,15 +180,28 @@ def channel():
     return made, runner, sent
 
 
-def asked(made, meanwhile, seconds=5.0):
-    """What comes of a request to three sites while ``meanwhile`` happens."""
-    thread = threading.Timer(0.05, meanwhile)
-    thread.start()
+def asked(made, meanwhile):
+    """What comes of a request to three sites while ``meanwhile`` happens; `Stopped` where it is still waited for then."""
+    sites = ("site-1", "site-2", "site-3")
+    thread, send = threading.Thread(target=meanwhile), made.controller.broadcast
+
+    def sent(task, *_, targets, **__):
+        send(task)
+        if targets == ["site-3"]:  # all have theirs
+            thread.start()
+
+    def give_up():
+        made.abort_signal.triggered = True
+
+    made.controller = SimpleNamespace(broadcast=sent)
+    end = threading.Timer(STUCK, give_up)
+    end.start()
     try:
-        sites = ("site-1", "site-2", "site-3")
-        return made.ask("work", {site: {"arrays": [np.zeros(2)]} for site in sites}, {*sites}, seconds)
+        return made.ask("work", {site: {"arrays": [np.zeros(2)]} for site in sites}, {*sites}, 2 * STUCK)
     finally:
+        end.cancel()
         thread.join()
+        made.controller = SimpleNamespace(broadcast=send)
 
 
 def reply(made, number, content):
@@ -166,12 +217,10 @@ def test_a_site_whose_worker_ended_is_not_waited_for(channel):
         reply(made, 1, packed({"arrays": [np.ones(2)]}))
         reply(made, 3, {"arrays": [{ARRAY: ["<f8", [9], b""]}]})
 
-    began = time.monotonic()
     found = asked(made, meanwhile)
     assert set(found) == {"site-1", "site-3"}
     np.testing.assert_array_equal(found["site-1"].content["arrays"][0], np.ones(2))
     assert found["site-3"].fault == "its reply was not read: an array in it is damaged"
-    assert time.monotonic() - began < 2
     assert set(asked(made, lambda: [reply(made, n, {}) for n in (1, 3)])) == {"site-1", "site-3"}
 
 
@@ -209,7 +258,8 @@ def test_sites_ask_seldom_while_they_wait_and_often_afterwards(channel, monkeypa
     paces = []
 
     def meanwhile():
-        time.sleep(0.5)
+        while runner.config.task_request_interval < controller.IDLE_INTERVAL and not made.abort_signal.triggered:
+            time.sleep(0.01)
         paces.append(runner.config.task_request_interval)
         for number in (1, 2, 3):
             reply(made, number, {})
@@ -244,6 +294,17 @@ def test_large_replies_do_not_pile_up(channel):
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+def test_what_is_received_is_not_written_out_for_a_log():
+    """NVFlare makes the line of its log whether or not anybody reads it."""
+    adapter, lines = cell.Adapter(None, None, None), []
+    adapter.logger = SimpleNamespace(debug=lines.append)
+    received = ConsumableBufferList([bytes(1000), memoryview(bytes(1000))])
+    with pytest.raises(AttributeError):  # there is no cell to go on with
+        adapter.call(SimpleNamespace(headers={}, result=lambda: received))
+    (line,) = lines
+    assert line.endswith("incoming data=2000 bytes")
 
 
 def test_a_worker_that_dies_leaves_the_run_and_does_not_end_it(monkeypatch):

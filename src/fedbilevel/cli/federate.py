@@ -122,7 +122,7 @@ def init(
     ] = None,
     request: Annotated[
         list[Path] | None,
-        typer.Option(help="The .csr file of a site that made its key itself; it gets a kit without a key."),
+        typer.Option(help="The .csr or NVFlare .request.zip of a site that made its key itself: a kit without a key."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the federation.")] = FOLDER,
     as_json: options.AsJson = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ SHARES = {"north": 0.5, "south": 0.3, "west": 0.2}
 """The sites and the share of the training rows each of them has."""
 SENSITIVE = "sex"
 MINIMUM_ROWS, MINIMUM_BATCH = 20, 16
+PORTS = range(10_000, 32_768)
+"""Those from 32,768 on Linux gives to outgoing connections; other systems begin later."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +76,19 @@ def policy_text(table: Path, schema: Schema, secure: bool = True) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+    """Ports of this machine that nobody listens on now.
+
+    None of those that a machine gives to outgoing connections: while a server is down, its port could go to somebody's
+    connection, even to that of a site which looks for the server, and the server would not come up again.
+    """
+    free: list[int] = []
+    for port in random.sample(PORTS, len(PORTS)):
+        with contextlib.suppress(OSError), socket.socket() as tried:
+            tried.bind(("127.0.0.1", port))
+            free.append(port)
+        if len(free) == count:
+            return free
+    raise RuntimeError(f"This machine has no {count} free ports from {PORTS[0]} to {PORTS[-1]}.")
 
 
 def _csv(frame: pd.DataFrame, file: Path) -> Path:

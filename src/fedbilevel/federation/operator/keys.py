@@ -6,8 +6,9 @@
     the coordinator   federate init --request north.csr        a kit without a key, which is no secret
     the site          federate site install KIT --key north.key
 
-A request is a PKCS #10 file, so OpenSSL or a hardware module can make one too.  It proves that its sender has the key; that the
-sender is the site is for people to find out: both sides see the key's fingerprint and compare it by telephone.
+A request is a PKCS #10 file, so OpenSSL or a hardware module can make one too; or the ``NAME.request.zip`` of
+``nvflare cert request``, which has such a file in it.  It proves that its sender has the key; that the sender is the site is
+for people to find out: both sides see the key's fingerprint and compare it by telephone.
 
 A site is taken out by its name: the server refuses to register it from then on, whatever certificate it shows.  Names of sites
 that were taken out are not given again.
@@ -17,8 +18,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -30,6 +33,8 @@ from fedbilevel import storage
 KEY_BITS = 3072
 LEAST_BITS = 2048
 """NVFlare signs with RSA keys only."""
+LARGEST = 1 << 16
+"""Bytes of a request, or of a file in one; the usual have two thousand."""
 DISABLED = "disabled_clients.json"
 """In the server's kit: sites that NVFlare refuses to register."""
 
@@ -88,17 +93,34 @@ def make_request(name: str, folder: Path) -> tuple[Path, Path, Request]:
 def read_request(file: Path) -> Request:
     """Checked: it is one, it is signed by the key it asks for, and it names one site."""
     try:
-        pem = file.read_bytes()
+        pem = _request_of_nvflare(file) if zipfile.is_zipfile(file) else _start(file.open("rb"))
         request = x509.load_pem_x509_csr(pem)
         valid = request.is_signature_valid
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} is no request for a certificate: ask the site for its .csr file.") from error
+    except (OSError, ValueError, TypeError, LookupError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{file} is no request for a site's certificate: ask the site for its .csr file, or its .request.zip of NVFlare."
+        ) from error
     key, names = request.public_key(), request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if not valid or len(names) != 1:
         raise ValueError(f"{file} is no request of one site, signed by its own key: ask the site for a new one.")
     if not isinstance(key, rsa.RSAPublicKey) or key.key_size < LEAST_BITS:
         raise ValueError(f"{file} asks for a key other than RSA of {LEAST_BITS} bits or more: ask for a new one.")
     return Request(str(names[0].value), pem)
+
+
+def _request_of_nvflare(file: Path) -> bytes:
+    """The PKCS #10 file of ``nvflare cert request``.  What else is in the archive (project, organisation, when) is not used:
+    the roster says who takes part, and the certificate is the one that every site of it gets."""
+    with zipfile.ZipFile(file) as archive:
+        about = json.loads(_start(archive.open("request.json")))
+        if about["cert_type"] != "client":  # a server's or a person's
+            raise ValueError(about["cert_type"])
+        return _start(archive.open(f"{about['name']}.csr"))
+
+
+def _start(file: IO[bytes]) -> bytes:
+    with file:
+        return file.read(LARGEST)
 
 
 def sign(startup: Path, request: Request, authority: Path) -> None:
