@@ -87,11 +87,28 @@ def population(job: dict[str, Any]) -> dict[str, Any]:
     return population.run(job)
 
 
+def bandwidth(job: dict[str, Any]) -> dict[str, Any]:
+    """Bytes that one core moves in a second of processor time: a sum of two arrays into a third, far beyond the caches."""
+    import statistics
+    import time
+
+    import numpy as np
+
+    one, two, three = (np.ones(2**25, np.float32) for _ in range(3))
+    took = []
+    for _ in range(job["times"]):
+        start = time.process_time()
+        np.add(one, two, out=three)
+        took.append(time.process_time() - start)
+    return {"bytes": 3 * one.nbytes / statistics.median(took)}
+
+
 def main() -> None:
     job = json.loads(sys.argv[1])
     if job.get("cores") is not None:
         os.sched_setaffinity(0, job["cores"])
-    result = {"speed": speed, "seeds": seeds, "startup": startup, "population": population}[job["kind"]](job)
+    kinds = {"speed": speed, "seeds": seeds, "startup": startup, "population": population, "bandwidth": bandwidth}
+    result = kinds[job["kind"]](job)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"megabytes": peak, **result}))
 

@@ -190,6 +190,7 @@ def table_clients(measured: Measured) -> str:
 # ---- inner: from a hundred to a million coefficients -----------------------------------------------------------------
 
 # (coefficients, rows of a client, batch, steps timed in PyTorch, steps timed in ours, wanted ratio)
+MOVED = "bytes moved in a second"
 DIMENSIONS = ((100, 4_000, 128, 100, 2_000, 30.0), (10_000, 400, 32, 50, 200, 5.0), (1_000_000, 16, 4, 5, 20, 1.5))
 
 
@@ -206,7 +207,19 @@ def collect_inner(repeats: int, quick: bool, say: Say) -> dict[str, Any]:
                 "gaussian": {"clients": 3, "rows": rows, "features": features, "validation": max(batch, rows // 4)},
                 "steps": max(5, steps // 50 * 5) if quick else steps,
             }
+    jobs[MOVED] = {"kind": "bandwidth", "cores": one_core(), "times": 20}
     return interleaved(jobs, repeats, say)
+
+
+def least_bytes(features: int, batch: int) -> int:
+    """What one step of FedBiOAcc must move if a minibatch and an inner variable leave the caches, for one client.
+
+    Both points share their rows.  Every factor of the series reads its rows twice, first for the products with both y and both
+    directions, then for the new directions; these, and both sums, are read and written.  The gradients of both losses read
+    their rows twice, the cross derivative reads its own once; y, its momentum and the earlier y are read and written.
+    """
+    rows, vector = 4 * batch * features, 4 * features
+    return HEADLINE["terms"] * (2 * rows + 12 * vector) + 5 * rows + 15 * vector
 
 
 def table_inner(measured: Measured) -> str:
@@ -222,6 +235,18 @@ def table_inner(measured: Measured) -> str:
         verdicts.append(verdict(f"{features:,} coefficients: eager PyTorch / ours autodiff", ratio, wanted, True))
     header = ["coefficients", "rows", "batch", "eager, ms", "MB", "autodiff, ms", "MB", "fused, ms", "MB"]
     header += ["eager / autodiff", "eager / fused"]
+    if MOVED in measured:
+        features, _, batch, *_ = DIMENSIONS[-1]
+        moved = median(measured[MOVED], "bytes")
+        limit = 3 * least_bytes(features, batch) / moved
+        verdicts.append(
+            f"- {features:,} coefficients: a step must move {3 * least_bytes(features, batch) / 1e9:.3g} GB, at "
+            f"{moved / 1e9:.3g} GB/s {1e3 * limit:.3g} ms of processor time"
+        )
+        for variant in (AUTODIFF, FUSED):
+            results = measured[f"{features} / {variant}"]
+            spent = median(results, "cpu") / median(results, "steps")
+            verdicts.append(verdict(f"{features:,} coefficients: {variant} / this limit", spent / limit, 1.5, False))
     note = (
         "Milliseconds of one step of three clients: FedBiOAcc, Q = 10, one core, without compiling; peak memory in MB."
     )

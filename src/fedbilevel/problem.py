@@ -288,7 +288,8 @@ class ClientData:
 
         def chosen(leaf: Any) -> np.ndarray:
             rows = np.zeros((places, *leaf.shape[1:]), leaf.dtype)
-            rows[: len(numbers)] = np.asarray(leaf)[numbers]
+            # Into its place at once; "clip" because the numbers are in range and checking them would copy.
+            np.take(np.asarray(leaf), numbers, axis=0, out=rows[: len(numbers)], mode="clip")
             return rows
 
         trees = {part: jax.tree.map(chosen, getattr(self, part)) for part in self.parts}
@@ -305,7 +306,11 @@ class ClientData:
                     isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
                 ):
                     continue
-                bad = ~np.isfinite(np.asarray(leaf)).reshape(*leaf.shape[:2], -1).all(axis=-1)
+                values = np.asarray(leaf)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    if np.isfinite(np.sum(values)):
+                        continue  # one quick pass: a sum with a NaN or infinity in it is never finite
+                bad = ~np.isfinite(values).reshape(*leaf.shape[:2], -1).all(axis=-1)
                 bad &= np.arange(leaf.shape[1]) < getattr(self, f"{part}_sizes")[:, None]
                 if bad.any():
                     client, row = (int(place) for place in np.argwhere(bad)[0])

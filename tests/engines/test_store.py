@@ -1,6 +1,7 @@
 """Clients on disk, and populations of which only cohorts are at hand: the same bits as with everybody in memory."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -230,6 +231,53 @@ def test_what_needs_all_clients_of_a_store_at_once_is_refused(tmp_path, options,
     chosen = fb.fedbio(reference.problem(), fb.exact(), 0.1, 0.1) if options.pop("whole", False) else algorithm
     with pytest.raises(ValueError, match=sentence):
         fb.simulate(chosen, given, 2, participation=3, **{"diagnostics": "cohort", **options})
+
+
+def test_new_clients_are_kept_side_by_side(tmp_path, monkeypatch):
+    """One write for those that a stretch meets for the first time, one for each that comes again."""
+    written = []
+    pwrite = os.pwrite
+    monkeypatch.setattr(cohorts.os, "pwrite", lambda *told: (written.append(told[2]), pwrite(*told))[1])
+    states = cohorts.LocalStates(100, {"a": np.zeros(2), "b": np.int32(7)}, tmp_path / "local", None, False)
+    written.clear()
+
+    def kept(numbers, value):
+        numbers = np.array(numbers)
+        states.keep(numbers, {"a": value + np.stack([numbers, numbers], 1) / 100, "b": numbers.astype(np.int32)})
+        return len(written)
+
+    assert kept([3, 50, 99], 1.0) == 1
+    assert kept([0, 50, 70, 98], 2.0) == 3, "three new ones together, and one again"
+    states.settled()
+    assert kept([3, 70], 3.0) == 5
+    found = states.read(np.array([0, 1, 3, 50, 70, 99]))
+    assert found["a"][:, 0].tolist() == [2.0, 0.0, 3.03, 2.5, 3.7, 1.99]
+    assert found["b"].tolist() == [0, 7, 3, 50, 70, 99]
+
+
+def test_states_of_everybody_are_read_when_somebody_looks(monkeypatch):
+    """A million clients' inner variables are not put together for a run of which only the outer one is wanted."""
+    wanted = run(data)
+    monkeypatch.setattr(cohorts, "MANY_BYTES", 0)
+    read, reads = cohorts.LocalStates.read, []
+    monkeypatch.setattr(cohorts.LocalStates, "read", lambda *told: (reads.append(len(told[1])), read(*told))[1])
+    found = run(data)
+    assert max(reads) < CLIENTS
+    copied = pickle.loads(pickle.dumps(found))
+    assert found.inner is found.inner
+    assert reads.count(CLIENTS) == 2, "once each, inner and local"
+    same(found, wanted)
+    same(copied, wanted)
+
+
+def test_rows_whose_sum_overflows_are_rows(tmp_path):
+    large = np.full((2, 3, 1), 3e38, np.float32)
+    fb.ClientData(large).check_finite()
+    for bad in ([np.inf, -np.inf, 0], [0, np.nan, 0]):
+        broken = large.copy()
+        broken[1, :, 0] = bad
+        with pytest.raises(ValueError, match="Client 1 has a NaN or infinity in row"):
+            fb.ClientData(broken).check_finite()
 
 
 def test_a_run_cannot_go_back(store):

@@ -117,7 +117,7 @@ class Checkpoint:
             states = moment.held.visits.states
             moment.held.keep(moment.done, state.local)
             states.sync()
-            state, about["local"] = state._replace(local=states.sides), states.token
+            state, about["local"] = state._replace(local=states.places), states.token
         state = whole_state(state)
         if jax.process_index() == 0:
             leaves = {f"leaf{number}": leaf for number, leaf in enumerate(jax.tree.leaves(state))}
@@ -156,7 +156,7 @@ class Checkpoint:
         expected, states = start.state, None
         if start.held is not None:
             states = start.held.visits.states
-            expected = expected._replace(local=np.zeros(self.layout.clients, np.uint8))
+            expected = expected._replace(local=np.zeros(self.layout.clients, np.int32))
         wanted, structure = jax.tree.flatten(expected)
         if [(leaf.shape, leaf.dtype) for leaf in wanted] != [(leaf.shape, leaf.dtype) for leaf in leaves]:
             raise CheckpointError(f"{path} does not hold the arrays of this run: remove it to start afresh.")
@@ -169,8 +169,8 @@ class Checkpoint:
         self.at = done
         state = jax.tree.unflatten(structure, leaves)
         if states is not None:
-            here = len(states.sides) * (jax.process_index() if jax.process_count() > 1 else 0)
-            if not states.go_on(state.local[here : here + len(states.sides)], about["local"], done):
+            here = len(states.places) * (jax.process_index() if jax.process_count() > 1 else 0)
+            if not states.go_on(state.local[here : here + len(states.places)], about["local"], done):
                 raise CheckpointError(
                     f"{self.local} is missing or does not belong to {path}: put back the file that was saved with it, or "
                     f"remove both to start afresh."

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -49,9 +50,11 @@ def stretch(cohort: int, client_bytes: int) -> int:
 class LocalStates:
     """The local states of all clients, in memory or in a file; those that were never kept are what ``enrolled`` is.
 
-    In a file every client has two places.  The first time after `settled` that a client's state is kept it goes to the place
-    that the checkpoint does not mean, so a run that is killed finds all as it was when it was saved.  ``sides``: which of its
-    two places holds a client's state, 0 for neither.
+    Clients get a place each in the order in which they are first kept.  So the clients of a stretch lie side by side when they
+    are new, which in a large population nearly all are, and what is held grows with the clients that took part.  In a file
+    every place is there twice.  The first time after `settled` that a client's state is kept it goes to the copy that the
+    checkpoint does not mean, so a run that is killed finds all as it was when it was saved.  ``places``: of every client,
+    counted from 1, negative where the second copy holds its state, 0 if it was never kept.
     """
 
     def __init__(self, clients: int, enrolled: Tree, file: Path | None, folder: Path | None, resumed: bool) -> None:
@@ -59,15 +62,15 @@ class LocalStates:
 
         ``resumed``: the file holds an earlier part of the run, and `go_on` comes next.
         """
-        leaves, self.structure = jax.tree.flatten(jax.tree.map(np.asarray, enrolled))
-        self.kinds = [(leaf.dtype, leaf.shape, leaf.nbytes) for leaf in leaves]
-        self.enrolled = np.frombuffer(b"".join(leaf.tobytes() for leaf in leaves), np.uint8)
-        self.sides = np.zeros(clients, np.uint8)
+        self.enrolled, self.structure = jax.tree.flatten(jax.tree.map(np.asarray, enrolled))
+        self.size = sum(leaf.nbytes for leaf in self.enrolled)
+        self.places = np.zeros(clients, np.int32)
         self.unsettled = np.zeros(clients, bool)
+        self.taken = 0
         self.done, self.token = 0, first_writes(secrets.token_hex(TOKEN // 2))
         self.handle: OpenFile | None = None
         if file is None and folder is None:
-            self.memory = np.zeros((clients, len(self.enrolled)), np.uint8)
+            self.memory = np.empty((clients, self.size), np.uint8)  # takes no memory before it is written to
             return
         try:
             if file is None:
@@ -78,18 +81,19 @@ class LocalStates:
                 number = os.open(file, os.O_RDWR | os.O_CREAT | (0 if resumed else os.O_TRUNC), 0o666)
             self.handle = OpenFile(number)
             if not resumed:
-                os.truncate(number, TOKEN + 2 * clients * len(self.enrolled))
+                os.truncate(number, TOKEN + 2 * clients * self.size)
                 os.pwrite(number, self.token.encode(), 0)
         except OSError as error:
             where = file or f"a temporary file in {folder}"
             raise OSError(f"Cannot keep the clients' local states in {where}: {error.strerror or error}.") from error
 
-    def go_on(self, sides: np.ndarray, token: str, done: int) -> bool:
+    def go_on(self, places: np.ndarray, token: str, done: int) -> bool:
         """As they were `settled` then; False if this is not the file of that time."""
         assert self.handle is not None
         if os.pread(self.handle.number, TOKEN, 0) != token.encode():
             return False
-        self.sides[:], self.token, self.done = sides, token, done
+        self.places[:], self.token, self.done = places, token, done
+        self.taken = int(np.abs(places).max(initial=0))
         return True
 
     def sync(self) -> None:
@@ -100,22 +104,31 @@ class LocalStates:
     def settled(self) -> None:
         self.unsettled[:] = False
 
+    @property
+    def kept(self) -> np.ndarray:
+        """The numbers of the clients whose states were ever kept."""
+        return np.flatnonzero(self.places)
+
     def read(self, numbers: np.ndarray, places: int | None = None) -> Tree:
         """The states of the clients of these ``numbers``, at the first of so many ``places``."""
-        count, size = len(numbers) if places is None else places, len(self.enrolled)
-        records = np.empty((count, size), np.uint8)
-        records[:] = self.enrolled
-        kept = np.flatnonzero(self.sides[numbers])
+        count = len(numbers) if places is None else places
+        kept = np.flatnonzero(self.places[numbers])
+        records = np.empty((len(kept), self.size), np.uint8)
         if self.handle is None:
-            records[kept] = self.memory[numbers[kept]]
+            records[:] = self.memory[self.places[numbers[kept]] - 1]
         else:
-            for row, offset in zip(kept, self._offsets(numbers[kept]), strict=True):
-                os.preadv(self.handle.number, [records[row]], offset)
+            for here, offset in self._runs(numbers[kept]):
+                together = np.empty((len(here), self.size), np.uint8)
+                os.preadv(self.handle.number, [together.data], offset)
+                records[here] = together
         leaves, end = [], 0
-        for dtype, shape, length in self.kinds:
-            own = np.ascontiguousarray(records[:, end : end + length])
-            leaves.append(own.view(dtype).reshape(count, *shape))
-            end += length
+        for start in self.enrolled:
+            own = np.ascontiguousarray(records[:, end : end + start.nbytes])
+            leaf = np.empty((count, *start.shape), start.dtype)
+            leaf[:] = start
+            leaf[kept] = own.view(start.dtype).reshape(len(kept), *start.shape)
+            leaves.append(leaf)
+            end += start.nbytes
         return jax.tree.unflatten(self.structure, leaves)
 
     def keep(self, numbers: np.ndarray, states: Tree) -> None:
@@ -123,19 +136,27 @@ class LocalStates:
         count = len(numbers)
         parts = [np.ascontiguousarray(leaf[:count]).reshape(count, -1) for leaf in jax.tree.leaves(own_part(states))]
         records = np.concatenate([part.view(np.uint8).reshape(count, -1) for part in parts], axis=1)
+        new = numbers[self.places[numbers] == 0]
+        if self.handle is not None:
+            settled = numbers[~self.unsettled[numbers]]
+            self.places[settled] *= -1
+            self.unsettled[settled] = True
+        self.places[new] = np.arange(self.taken + 1, self.taken + 1 + len(new))
+        self.taken += len(new)
         if self.handle is None:
-            self.sides[numbers] = 1
-            self.memory[numbers] = records
+            self.memory[self.places[numbers] - 1] = records
             return
-        fresh = numbers[~self.unsettled[numbers]]
-        self.sides[fresh] = np.where(self.sides[fresh] == 1, 2, 1)
-        self.unsettled[fresh] = True
-        for record, offset in zip(records, self._offsets(numbers), strict=True):
-            os.pwrite(self.handle.number, record, offset)
+        for here, offset in self._runs(numbers):
+            os.pwrite(self.handle.number, np.ascontiguousarray(records[here]).data, offset)
 
-    def _offsets(self, numbers: np.ndarray) -> list[int]:
-        places = 2 * numbers.astype(np.int64) + self.sides[numbers] - 1
-        return (TOKEN + places * len(self.enrolled)).tolist()  # type: ignore[no-any-return]
+    def _runs(self, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+        """Which of these clients lie side by side in the file, in order, and where."""
+        places = self.places[numbers].astype(np.int64)
+        copies = np.where(places > 0, places - 1, len(self.places) - places - 1)
+        order = np.argsort(copies)
+        for here in np.split(order, np.flatnonzero(np.diff(copies[order]) != 1) + 1):
+            if len(here):
+                yield here, TOKEN + int(copies[here[0]]) * self.size
 
 
 class Stretch(NamedTuple):
@@ -240,7 +261,7 @@ class ReadLater:
         self._states, self._show = states, show
 
     def __len__(self) -> int:
-        return len(self._states.sides)
+        return len(self._states.places)
 
     def __getitem__(self, clients: Any) -> Tree:
         numbers = np.arange(len(self))[clients]

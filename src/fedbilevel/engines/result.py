@@ -20,6 +20,12 @@ LISTED = 10
 """Rows of a table that a notebook shows."""
 
 
+class Later(NamedTuple):
+    """What a `Result` makes when it is first looked at."""
+
+    make: Callable[[], Any]
+
+
 @dataclass(frozen=True)
 class Result:
     """``outer``: the answer; ``inner``: every client's inner variable (leaves ``[clients, ...]``, None for FedAvg);
@@ -46,6 +52,16 @@ class Result:
     server: Any = None
     local: Tree = None
     diverged: str | None = None
+
+    def __getattribute__(self, name: str) -> Any:
+        value = object.__getattribute__(self, name)
+        if isinstance(value, Later):
+            value = value.make()
+            object.__setattr__(self, name, value)
+        return value
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in vars(self)}
 
     def __repr__(self) -> str:
         told = [f"{self.rounds} rounds, seed {self.seed}"]

@@ -38,7 +38,7 @@ from fedbilevel.engines.hosts import (
     share_out,
     specs_like,
 )
-from fedbilevel.engines.result import Result
+from fedbilevel.engines.result import Later, Result
 from fedbilevel.engines.rounds import (
     State,
     Traffic,
@@ -427,7 +427,7 @@ class Simulation:
             return None
         if moment.held is not None:
             states, clients = moment.held.visits.states, moment.held.clients
-            others = np.setdiff1d(np.flatnonzero(states.sides), clients)
+            others = np.setdiff1d(states.kept, clients)
             kept, numbers = states.read(others), np.concatenate([clients, others])
             here = jax.tree.map(lambda leaf: leaf[: len(clients)], kept if local is None else local)
             local = jax.tree.map(lambda *leaves: np.concatenate(leaves), here, kept)
@@ -436,18 +436,23 @@ class Simulation:
 
     def result(self, settings: Any, seed: int, moment: Moment) -> Result:
         hyper = {name: float(value) for name, value in named_numbers(settings).items()}
-        stored = isinstance(self.source, ClientStore) and moment.held is not None
         server, local = seen_from_here(moment.state, self.loop.layout)
-        if moment.held is not None:
+        if moment.held is None:
+            outer, inner = self._answer(settings, server, local)
+        else:
             moment.held.keep(moment.done, moment.state.local)
             states = moment.held.visits.states
-            local = states.read(np.arange(1 if stored else self.data.clients))
-        outer, inner = self._answer(settings, server, local)
-        if stored:
-            local = cohorts.ReadLater(states, lambda own: own)
-            if inner is not None:
-                inner = cohorts.ReadLater(states, lambda own: self._answer(settings, server, own)[1])
+            outer, inner = self._answer(settings, server, states.read(np.arange(1)))
+            shown = [lambda own: own, lambda own: self._answer(settings, server, own)[1]]
+            # All clients in memory are arrays, but of the size of the population: whoever looks at them pays for them.
+            later: Any = cohorts.ReadLater if isinstance(self.source, ClientStore) else everybody_later
+            local, inner = later(states, shown[0]), None if inner is None else later(states, shown[1])
         return Result(outer, inner, pd.DataFrame(moment.history), moment.done, seed, hyper, server, local)
+
+
+def everybody_later(states: cohorts.LocalStates, show: Any) -> Later:
+    """What ``show`` makes of the states of all clients, once it is asked for."""
+    return Later(lambda: show(states.read(np.arange(len(states.places)))))
 
 
 def check_stored(name: str, reads_whole: bool, records: bool, level: str | None) -> None:

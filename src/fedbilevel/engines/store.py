@@ -68,18 +68,18 @@ class ClientStore:
                 f"{path} is not a folder that ClientStore.write made ({getattr(error, 'strerror', None) or error})."
             ) from error
         leaves = [Leaf(part, np.dtype(dtype), tuple(shape)) for part, dtype, shape in about["leaves"]]
-        # One number a client and part, or one a part where all clients have the same sizes.
-        sizes = np.broadcast_to(sizes, (about["clients"], len(about["parts"])))
         row = [sum(leaf.row_bytes for leaf in leaves if leaf.part == part) for part in about["parts"]]
-        lengths = sizes @ np.array(row, np.int64)
+        # One number a client, or one for all where they have the same sizes: then opening looks at no list of clients.
+        self.lengths = sizes @ np.array(row, np.int64)
+        self.ends = np.cumsum(self.lengths)
         self.folder, self.about, self.leaves, self.file = path, about, leaves, OpenFile(file)
-        self.lengths, self.offsets = lengths, np.cumsum(lengths) - lengths
         if hasattr(os, "posix_fadvise"):  # what lies around a client is not needed
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
         self.outline = _outline(about, leaves, sizes)
         """Shapes, types and sizes of all clients, as a `ClientData` whose numbers are one and the same 0 and take no memory."""
-        if os.fstat(file).st_size != lengths.sum():
-            raise ValueError(f"{path} is damaged: rows.bin has not the {lengths.sum():,} bytes it was written with.")
+        length = int(self.ends[-1]) * (about["clients"] if len(sizes) == 1 else 1)
+        if os.fstat(file).st_size != length:
+            raise ValueError(f"{path} is damaged: rows.bin has not the {length:,} bytes it was written with.")
 
     def __repr__(self) -> str:
         return repr(self.outline).replace("ClientData", "ClientStore", 1)
@@ -140,23 +140,33 @@ class ClientStore:
             storage.write_json(draft / "store.json", about | {"sha256": digest.hexdigest()})
         return cls(target)
 
+    def _extents(self, numbers: np.ndarray) -> tuple[list[int], list[int]]:
+        """Where the rows of these clients begin in the file, and how many bytes they take."""
+        if len(self.lengths) == 1:
+            return (numbers * self.lengths[0]).tolist(), np.broadcast_to(self.lengths, len(numbers)).tolist()
+        lengths = self.lengths[numbers]
+        return (self.ends[numbers] - lengths).tolist(), lengths.tolist()
+
     def read(self, numbers: np.ndarray, places: int) -> tuple[Tree, Tree]:
         """``(train, val)`` of the clients of these ``numbers``, at the first of so many ``places``; the others are zeros."""
         numbers = np.asarray(numbers, np.int64)
         arrays = [np.zeros((places, self.outline.samples(leaf.part), *leaf.shape), leaf.dtype) for leaf in self.leaves]
         sizes = {part: np.asarray(getattr(self.outline, f"{part}_sizes")[numbers]) for part in self.outline.parts}
         alike, kinds = np.unique(np.stack(list(sizes.values()), axis=1), axis=0, return_inverse=True)
+        extents = self._extents(numbers)
         if hasattr(os, "posix_fadvise"):  # the disk can serve many requests at a time
-            for offset, length in zip(self.offsets[numbers].tolist(), self.lengths[numbers].tolist(), strict=True):
+            for offset, length in zip(*extents, strict=True):
                 os.posix_fadvise(self.file.number, offset, length, os.POSIX_FADV_WILLNEED)
         for kind, rows in enumerate(alike):
             here = np.flatnonzero(kinds.ravel() == kind)
             count = dict(zip(sizes, rows.tolist(), strict=True))
             lengths = [leaf.row_bytes * count[leaf.part] for leaf in self.leaves]
             records = np.empty((len(here), sum(lengths)), np.uint8)
-            for record, number in zip(records, numbers[here], strict=True):
-                if os.preadv(self.file.number, [record], int(self.offsets[number])) != len(record):
-                    raise ValueError(f"{self.folder} was changed: rows.bin ends within client {number}. Write it anew.")
+            for record, place in zip(records, here.tolist(), strict=True):
+                if os.preadv(self.file.number, [record], extents[0][place]) != len(record):
+                    raise ValueError(
+                        f"{self.folder} was changed: rows.bin ends within client {numbers[place]}. Write it anew."
+                    )
             ends = np.cumsum(lengths)
             for leaf, array, end, length in zip(self.leaves, arrays, ends, lengths, strict=True):
                 own = np.ascontiguousarray(records[:, end - length : end]).view(leaf.dtype)
@@ -246,7 +256,7 @@ def _outline(about: dict[str, Any], leaves: list[Leaf], sizes: np.ndarray) -> Cl
         for part, tree in trees.items():
             kind = next((leaf.dtype for leaf in jax.tree.leaves(tree) if leaf.dtype.kind == "f"), np.float32)
             tree[about["mask"]] = np.broadcast_to(np.zeros((), kind), (about["clients"], samples[part]))
-    columns = [np.asarray(sizes[:, number], np.int32) for number in range(len(trees))]
+    columns = [np.broadcast_to(np.asarray(column, np.int32), about["clients"]) for column in np.transpose(sizes)]
     val_sizes = columns[1] if len(columns) > 1 else None
     return ClientData(trees["train"], trees.get("val"), columns[0], val_sizes, mask=about["mask"])
 

@@ -71,15 +71,47 @@ struct Model {
   Link link;
 };
 
-// Memory of one call, reused for every point and batch element. Every vector begins a cache line.
+// Memory that a thread keeps from call to call, unless it is very much: fresh pages cost more than the arithmetic on them.
+class Kept {
+ public:
+  static constexpr size_t kMost = 64 << 20;
+
+  void* Of(size_t bytes) {
+    if (bytes > bytes_) {
+      memory_.reset();
+      memory_.reset(::operator new(bytes, kAlignment));
+      bytes_ = bytes;
+    }
+    return memory_.get();
+  }
+
+  void Trim() {
+    if (bytes_ <= kMost) return;
+    memory_.reset();
+    bytes_ = 0;
+  }
+
+ private:
+  static constexpr std::align_val_t kAlignment{64};
+  struct Free {
+    void operator()(void* memory) const { ::operator delete(memory, kAlignment); }
+  };
+  size_t bytes_ = 0;
+  std::unique_ptr<void, Free> memory_;
+};
+
+// Memory of one call, reused for every point and batch element. Every vector begins a cache line. Nothing but `zeros` is
+// filled: whoever uses a vector writes it first.
 template <typename T>
 class Workspace {
  public:
   explicit Workspace(const Shape<T>& shape)
-      : stride_((std::max(shape.padded(), shape.length) + kLine - 1) / kLine * kLine),
-        memory_(static_cast<T*>(::operator new(kVectors * stride_ * sizeof(T), kAlignment))) {
-    std::fill_n(memory_.get(), kVectors * stride_, T(0));
+      : stride_((std::max(shape.padded(), shape.length) + kLine - 1) / kLine * kLine) {
+    memory_ = static_cast<T*>(Own().Of(kVectors * stride_ * sizeof(T)));
+    std::fill_n(vector(4 * kPoints), stride_, T(0));
   }
+  Workspace(const Workspace&) = delete;
+  ~Workspace() { Own().Trim(); }
 
   T* inner(int p) { return vector(p); }
   T* direction(int p) { return vector(kPoints + p); }
@@ -90,13 +122,13 @@ class Workspace {
  private:
   static constexpr int kVectors = 4 * kPoints + 1;
   static constexpr int64_t kLine = 64 / sizeof(T);
-  static constexpr std::align_val_t kAlignment{64};
-  struct Free {
-    void operator()(T* memory) const { ::operator delete(memory, kAlignment); }
-  };
-  T* vector(int k) { return memory_.get() + k * stride_; }
+  static Kept& Own() {
+    static thread_local Kept kept;
+    return kept;
+  }
+  T* vector(int k) { return memory_ + k * stride_; }
   int64_t stride_;
-  std::unique_ptr<T[], Free> memory_;
+  T* memory_;
 };
 
 // Calls `use` for every tile of the rows [begin, end) of the run, with the dot products of the queries. False if a cell
