@@ -190,13 +190,13 @@ def verdict(file: str) -> str:
     """Whether the bar is met, in one paragraph."""
     both = pairs(file)
     ratios = np.array([auto["bytes"] / tuned["bytes"] for tuned, auto in both])
-    missed = sum(max(0, int(tuned["reached"] - auto["reached"])) for tuned, auto in both)
+    missed = sum(auto["reached"] < tuned["reached"] for tuned, auto in both)
     known = ratios[np.isfinite(ratios)]
     middle, above = float(np.median(known)), int((known > WORST).sum())
     met = middle <= MEDIAN and above == 0 and missed == 0
     return (
         f"**The bar is {'met' if met else 'missed'}.** The median is {middle:.2f}, the worst line {known.max():.2f}; "
-        f"{above} of {len(known)} lines are above {WORST}. Tuned steps reach the target on {missed} draws more."
+        f"{above} of {len(known)} lines are above {WORST}. On {missed} fewer draws reach the target than with tuned steps."
     )
 
 
