@@ -1,14 +1,13 @@
-"""Steps that set themselves on problems that played no part in their design: the table in docs/steps.md.
+"""Steps that set themselves beside tuned ones: the two tables in docs/steps.md.
 
-    python benchmarks/steps.py OUT.csv [problem ...]
+    python benchmarks/steps.py tasks FOLDER OUT.csv       the bench's tasks, which the rules were made on
+    python benchmarks/steps.py held-out FOLDER OUT.csv    problems that played no part
 
-and `compared`, which makes the table there of a bench with tuned steps and "auto".
-
-As in `fedbilevel bench`: tuned steps are the best of twelve pairs, tried on a draw of their own; the target is 90 % of the
-largest gain that any run of the problem ends with on a draw. Bytes are geometric means over the draws that reach it.
+Both are runs of `fedbilevel bench`, kept in FOLDER; a stopped one goes on.  Tuned steps are the best of twelve pairs, tried on
+a draw of their own; the target is 90 % of the largest gain that any run of the problem ends with on a draw.  Bytes are
+geometric means over the draws that reach it.
 """
 
-import csv
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 
 import fedbilevel as fb
 from fedbilevel import datasets, tasks
@@ -27,9 +25,12 @@ from fedbilevel.studies import bench
 from fedbilevel.tables import columns as tables
 from fedbilevel.tasks import Task
 
-DRAWS = 2
+DRAWS = 3
 STRENGTH, RIDGE = 5.0, 1e-2
-METHODS = {"local": ("fedbio", "fedbio-auto"), "global": ("fedbio-global", "fedbio-global-auto")}
+TASKS = ("quadratic", "ridge", "imbalance", "cleaning", "representation")
+FEDBIO, OTHERS = ("fedbio", "fedbio-global"), ("simfbo", "fedmsa")
+MEDIAN, WORST = 1.0, 1.5
+"""What the bytes with "auto" should be at most, as multiples of those with tuned steps."""
 
 
 @dataclass(frozen=True)
@@ -130,55 +131,73 @@ PROBLEMS = {
     "ridge * 1000": bench.Drawn(lambda images, seed, level: ridge(seed, level, 1e3), images=False),
 }
 
+TITLES = {
+    "credit": "German Credit",
+    "wide": "Ridge penalties, 150 columns",
+    "mild": "Data cleaning, 30 % wrong",
+    "ridge / 1000": "Ridge penalties, x / 1000",
+    "ridge * 1000": "Ridge penalties, x · 1000",
+}
+
 
 def main() -> None:
-    out, names = Path(sys.argv[1]), sys.argv[2:] or list(PROBLEMS)
+    kind, folder, out = sys.argv[1:]
     bench.TASKS.update(PROBLEMS)
-    design = bench.Design(tuple(names), sum(METHODS.values(), ()), seeds=DRAWS)
-    with out.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("problem", "level", "method", "reached", "exchanges", "bytes", "score", "untuned"))
-        for part in design.parts():
-            found = design.compute(part)
-            rows, history = (pd.concat([one[kind] for one in found.values()]) for kind in ("rows", "history"))
-            summary = bench.summarise(rows, history, design.configuration())
-            for line in _lines(summary, part.what):
-                writer.writerow(line)
-                file.flush()
-                print(*line, flush=True)
+    problems, methods = {"tasks": (TASKS, FEDBIO + OTHERS), "held-out": (tuple(PROBLEMS), FEDBIO)}[kind]
+    both = tuple(name for method in methods for name in (method, f"{method}-auto"))
+    found = bench.run(Path(folder), bench.Design(problems, both, seeds=DRAWS), print)
+    place = ["dataset", "split", "method"]
+    targets = found.targets[np.isclose(found.targets["share"], bench.RANKED)]
+    table = targets[[*place, "seeds", "reached", "round", "bytes"]].merge(found.scores[[*place, "score"]], on=place)
+    table.to_csv(out, index=False, float_format="%.6g")
 
 
-def _lines(summary: Any, pairings: list[Any]) -> list[tuple[Any, ...]]:
-    targets, lines = summary.targets, []
-    for pairing in pairings:
-        title = pairing.entry.title
-        there = targets[(targets["method"] == title) & np.isclose(targets["share"], bench.RANKED)].iloc[0]
-        end = summary.scores[summary.scores["method"] == title].iloc[0]
-        numbers = [round(float(there[key]), 1) for key in ("round", "bytes")]
-        numbers += [round(float(end[key]), 4) for key in ("score", "untuned")]
-        lines.append((pairing.task, pairing.lower_level, title, int(there["reached"]), *numbers))
-    return lines
+def pairs(file: str) -> list[tuple[Any, Any]]:
+    """Every method with tuned steps, and itself with "auto"."""
+    from docsbuild.results import read
+
+    rows = read(file).set_index(["dataset", "split", "method"], drop=False)
+    return [
+        (tuned, rows.loc[(task, level, f"{method}, auto")])
+        for (task, level, method), tuned in rows.iterrows()
+        if not method.endswith(", auto")
+    ]
 
 
 def compared(file: str) -> str:
-    """The table of a bench's targets in docs/steps.md: every method with tuned steps beside itself with "auto"."""
-    from docsbuild.results import Number, markdown, read
+    """The table: every method with tuned steps beside itself with "auto"."""
+    from docsbuild.results import Number, markdown
     from fedbilevel.report.bench import NAMES
 
-    rows, lines = read(file).set_index(["dataset", "split", "method"]), []
-    for (task, level, method), tuned in rows.iterrows():
-        if method.endswith(", auto"):
-            continue
-        auto = rows.loc[(task, level, f"{method}, auto")]
+    lines = []
+    for tuned, auto in pairs(file):
         counts = [
-            f"{row['round']:.1f}"
+            "–"
+            if row["reached"] == 0
+            else f"{row['round']:.1f}"
             + (f" ({row['reached']:.0f} of {row['seeds']:.0f})" if row["reached"] < row["seeds"] else "")
             for row in (tuned, auto)
         ]
         scores = [format(Number(row["score"]), ".3f") for row in (tuned, auto)]
-        lines.append([NAMES[task], method, *counts, f"{auto['bytes'] / tuned['bytes']:.1f} ×", *scores])
+        ratio = auto["bytes"] / tuned["bytes"]
+        name = NAMES.get(tuned["dataset"], TITLES.get(tuned["dataset"], tuned["dataset"]))
+        lines.append([name, tuned["method"], *counts, f"{ratio:.1f} ×" if ratio == ratio else "–", *scores])
     heads = ["task", "method", "tuned", "auto", "bytes", "score, tuned", "score, auto"]
     return markdown(heads, lines, [False, False, True, True, True, True, True])
+
+
+def verdict(file: str) -> str:
+    """Whether the bar is met, in one paragraph."""
+    both = pairs(file)
+    ratios = np.array([auto["bytes"] / tuned["bytes"] for tuned, auto in both])
+    missed = sum(auto["reached"] < tuned["reached"] for tuned, auto in both)
+    known = ratios[np.isfinite(ratios)]
+    middle, above = float(np.median(known)), int((known > WORST).sum())
+    met = middle <= MEDIAN and above == 0 and missed == 0
+    return (
+        f"**The bar is {'met' if met else 'missed'}.** The median is {middle:.2f}, the worst line {known.max():.2f}; "
+        f"{above} of {len(known)} lines are above {WORST}. On {missed} fewer draws reach the target than with tuned steps."
+    )
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def settling(share=1.0, drawn=0):
 
 
 def rules(start=reference.start[0]):
-    return settling(), Distance(start, search=True)
+    return settling(), Distance(start, search=True, settled=True)
 
 
 @pytest.mark.parametrize("method", ["fedbio", "fedbioacc"])
@@ -75,7 +75,7 @@ def test_equal_on_minibatches_in_a_box():
     options = {**AUTO, "hypergradient": "auto", "batch_size": 3}
     start = BOX[1](reference.start[0])
     rule = settling(0.3, 21)
-    found = check(rule, Distance(start, BOX[1], search=True), options, rows, rule.phi, BOX)
+    found = check(rule, Distance(start, BOX[1], search=True, settled=True), options, rows, rule.phi, BOX)
     assert np.isclose(np.abs(found.outer), 0.25).any(), "the box must bind"
 
 
@@ -140,7 +140,7 @@ def test_a_first_distance_that_was_too_long():
         lambda key: (jnp.asarray(small * reference.start[0]), jnp.asarray(reference.start[1])),
     )
     estimate = phi.exact(reference)
-    rule = Distance(small * reference.start[0], search=True)
+    rule = Distance(small * reference.start[0], search=True, settled=True)
     scaled = type("Scaled", (), {name: at_home(name, small) for name in ("inner_gradient", "inner_hessian")})
     wanted, _ = fedbio(
         scaled(),
@@ -180,6 +180,39 @@ def test_gradients_that_grow_on_the_way():
     )
     found = fb.simulate(fb.fedbio(behind), reference.data(), 60, record_every=None)
     close(found.outer, np.full(3, 5.0), 1e-2)
+
+
+def walked(slope, settled, rounds=40):
+    """x from 0 by distance over gradients, against ``slope(x, round)``: where it is after every round, and its last step."""
+    problem, places = changed(), []
+    move = jax.jit(lambda x, kept, along: steps.travelled(problem, x, kept, along, settled))
+    x = jnp.zeros(1)
+    kept = steps.at_start(x)
+    for number in range(rounds):
+        x, kept = move(x, kept, jnp.asarray(slope(float(x[0]), number)).reshape(1))
+        places.append(float(x[0]))
+    return np.array(places), float(kept.step)
+
+
+def test_long_gradients_at_the_start_are_forgotten():
+    """A slope that is a hundred times as steep at the start: behind it steps grow, as the naive rule's do."""
+    steep = lambda x, number: -0.05 - 5 * np.exp(-3 * x)  # noqa: E731
+    rule, wanted = Distance(np.zeros(1), settled=True), [np.zeros(1)]
+    for number in range(40):
+        wanted.append(rule.moved(wanted[-1], np.array([steep(float(wanted[-1][0]), number)])))
+    found, _ = walked(steep, True)
+    close(found, np.concatenate(wanted[1:]))
+    assert rule.forgot > 3
+    assert found[-1] > 10 > walked(steep, False)[0][-1]
+
+
+def test_steps_shrink_in_noise():
+    """Of one number, where half of all gradients agree with the one before."""
+    for seed in range(4):
+        noise = np.random.default_rng(seed).normal(size=1600)
+        _, few = walked(lambda x, number, noise=noise: noise[number], True, 100)
+        _, many = walked(lambda x, number, noise=noise: noise[number], True, 1600)
+        assert many < few
 
 
 GLOBAL = {

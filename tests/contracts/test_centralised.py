@@ -158,7 +158,10 @@ def slope_of_bowl(client, w, rows):
 def by_themselves(name):
     """The naive loops with steps that set themselves, with one client."""
     direction = np.asarray(unknown(jnp.asarray(model.start[1]), jax.random.key(0)).direction)
-    rules = {"inner_step": Settling(model, direction, 1), "outer_step": Distance(model.start[0], search=True)}
+    rules = {
+        "inner_step": Settling(model, direction, 1),
+        "outer_step": Distance(model.start[0], search=True, settled=True),
+    }
     alone = {"rounds": ROUNDS, "local_steps": STEPS, "weights": [1.0], "search": lambda: Settling(model, direction, 1)}
     if name == "fedbio_auto":
         x, (y,) = naive_fedbio(model, phi.exact(model), model.start, whole, **alone, **rules)

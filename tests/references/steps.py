@@ -54,18 +54,19 @@ class Settling(Curved):
 
 class Distance:
     """x by distance over gradients; it stands still within a round.  Where clients ``search``, that many searches come before
-    the next round."""
+    the next round.  Where y is ``settled``, gradients longer than those of late are forgotten while the last four agree."""
 
     length = 0.0
 
-    def __init__(self, start, project=lambda x: x, search=False):
-        self.project, self.search, self.returns = project, search, 0
+    def __init__(self, start, project=lambda x: x, search=False, settled=False):
+        self.project, self.search, self.settled, self.returns, self.forgot = project, search, settled, 0, 0
         self.begin(start, 0.1 * (np.sqrt(start.size) + np.linalg.norm(start)))
 
     def begin(self, start, reach):
         self.start = self.sound = start
         self.reach = self.move = reach
         self.energy, self.steepest, self.step, self.last, self.away = 0.0, None, None, None, None
+        self.rounds, self.agreed, self.lately = 0, 0, 0.0
         self.searches, self.again = int(self.search), True
 
     @property
@@ -79,6 +80,7 @@ class Distance:
         self.reach, self.away = max(np.linalg.norm(new - self.start), least), away
         self.energy = (self.reach / rate) ** 2 if rate else 0.0
         self.steepest = max(self.energy, self.steepest or 0)
+        self.rounds += 1
         return new
 
     def moved(self, x, gradient):
@@ -88,6 +90,12 @@ class Distance:
             self.returns += 1
             return self.start
         self.energy += size**2
+        self.rounds += 1
+        follows = self.away is None and self.last is not None and cosine(gradient, self.last) > 0.3
+        self.agreed, self.lately = self.agreed + 1 if follows else 0, max(size**2, self.lately / 2)
+        if self.settled and self.agreed >= 3 and self.rounds * self.lately < self.energy:
+            self.energy = self.rounds * self.lately
+            self.forgot += 1
         self.steepest = max(self.steepest or 0, size**2)
         step, self.searches = self.reach / np.sqrt(self.energy), 0
         if self.away is not None:
@@ -124,7 +132,7 @@ class Together:
     def headed(self, before, after):
         """After a round that moved y like this."""
         way, last = after - before, self.way
-        further = last is not None and way @ last > 0.3 * np.linalg.norm(way) * np.linalg.norm(last)
+        further = last is not None and way @ last > 0
         self.shares, self.way = np.clip(self.shares / 2 if further else self.shares * 2, 1, self.most), way
 
     def mean(self, active, values):

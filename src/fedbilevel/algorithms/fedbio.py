@@ -98,8 +98,8 @@ def fedbio(
         >>> bool(abs(result.outer - quadratic.minimiser()).max() < 0.01)
         True
     """
-    above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
     below = steps.settling(problem, hypergradient, inner_step, inner_optimizer, batch_size)
+    above = steps.Outer(problem, outer_step, local_steps, outer_optimizer, settled=below.ahead > 0)
     sampler = Sampler(batch_size, outer_batch_size, below.train_batches, hypergradient.val_batches)
     search = Search(problem, above, hypergradient, (batch_size, outer_batch_size))
 

@@ -222,8 +222,8 @@ def fedbioacc(
         >>> fb.fedbioacc(problem, previous="local").name
         'fedbioacc'
     """
-    above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
     below = steps.settling(problem, hypergradient, inner_step, inner_optimizer, batch_size)
+    above = steps.Outer(problem, outer_step, local_steps, outer_optimizer, settled=below.ahead > 0)
     sampler = Sampler(batch_size, outer_batch_size, below.train_batches, hypergradient.val_batches)
     search = Search(problem, above, hypergradient, (batch_size, outer_batch_size), anew)
     alone = send == "outer"

@@ -12,7 +12,7 @@ With a local lower level y makes four such steps before each hypergradient and o
 With a global one a client looks once a round, by 20 products: a direction that is older than x shows too little.  It sends L, a
 number, and all move y (and u, the adjoint) by 1 over the clients' mean.  Where nothing corrects the drift of clients (FedBiO,
 SimFBO, ShroFBO) that step is shared out over k of the I local steps of a round: k = I at first and after a search, half of it
-after a round in which y went the way of the round before (a cosine of at least 0.3: it is still far away), twice after another.
+after a round in which y did not turn back (it is still far away), twice after another.
 
 *Outer step "auto".*  First the clients search for the scale of x, in an exchange of its own (`fedbilevel.algorithms.search`).
 Then x stands still within a round.  Clients reply the sum of their hypergradients instead of x, which is as long, and the
@@ -25,6 +25,14 @@ r is (sqrt(n) + ||x_0||) / 10 before the search; after it E is such that r / sqr
 Schedule", ICML 2023).  s is the factor of the search, from g and the g before: to where the gradient would vanish if it went on
 changing like this, 3 at most.  It shortens steps that turn g round: distance over gradients alone does that slowly, and not
 where y and u lag behind x.  d <- max(||the move before||, d / 3): a single steep minibatch or a wall does not throw x far away.
+
+The first gradients are often the longest, and would hold steps back long after.  Where g agrees with the g before (a cosine of
+more than 0.3) for the third time in a row, they are forgotten, as if none had been longer than those of late:
+
+    l <- max(||g||^2, l / 2)        E <- min(E, t l)        with t the number of all rounds
+
+So many seldom agree in noise, and steps still shrink there.  Only methods whose clients settle a y of their own before each
+hypergradient do so: where y and u lag behind x, gradients agree with those before though steps are long enough.
 
 Where the first g after a search points the way the clients went, with a cosine of at least 0.3, they stopped short: two more
 searches come before the next round, once.  Where a move makes the gradient ten times as long as any before, or no number at
@@ -84,6 +92,9 @@ QUIET = 0.3
 PROBE = 0.2
 """The first step of the search, in first distances."""
 AGREEMENT = 0.3
+"""A cosine from which two gradients agree."""
+IN_A_ROW = 3
+"""So often a gradient must agree with the one before until earlier ones that were longer are forgotten."""
 STRIDE = 3.0
 """A step of the search is at most so many times the one before, and so is a move of the server."""
 AGAIN = 2
@@ -204,8 +215,7 @@ class Shared(NamedTuple):
         if heading is None:
             return None
         way = subtract(after, before)
-        further = dot(way, heading.last) > AGREEMENT * _norm(way) * _norm(heading.last)
-        shares = jnp.where(further, heading.shares / 2, heading.shares * 2)
+        shares = jnp.where(dot(way, heading.last) > 0, heading.shares / 2, heading.shares * 2)
         return Heading(way, jnp.clip(shares, 1, self.shared_out))
 
     def shared(self, largest: Any, heading: Heading | None) -> Any:
@@ -285,7 +295,8 @@ class Travelled(NamedTuple):
     """What the server keeps for its step: ``reach`` is r, ``energy`` E, ``step`` the last eta, ``steepest`` the largest ||g||^2
     that was sound, ``sound`` the point where that of the last round was, ``length`` of the last move, ``last`` the last g or,
     where clients have just searched (``searched``), how far they went; ``searches``: how often clients search before the next
-    round; ``again``: whether more may come than those."""
+    round; ``again``: whether more may come than those; ``agreed``: how often in a row gradients agreed, ``lately`` the
+    largest ||g||^2 of late."""
 
     start: Tree
     sound: Tree
@@ -299,6 +310,8 @@ class Travelled(NamedTuple):
     searches: jax.Array
     again: jax.Array
     rounds: jax.Array
+    agreed: jax.Array
+    lately: jax.Array
 
 
 def at_start(outer: Tree, reach: jax.Array | None = None) -> Travelled:
@@ -307,7 +320,9 @@ def at_start(outer: Tree, reach: jax.Array | None = None) -> Travelled:
     if reach is None:
         reach = FIRST_DISTANCE * (jnp.sqrt(jnp.asarray(count, like)) + _norm(outer))
     zero, none, true = jnp.zeros((), like), jnp.zeros((), jnp.int32), jnp.asarray(True)
-    return Travelled(outer, outer, reach, zero, zero, zero, reach, zeros(outer), ~true, none + 1, true, none)
+    return Travelled(
+        outer, outer, reach, zero, zero, zero, reach, zeros(outer), ~true, none + 1, true, none, none, zero
+    )
 
 
 def strode(step: jax.Array, now: Tree, before: Tree) -> jax.Array:
@@ -318,21 +333,29 @@ def strode(step: jax.Array, now: Tree, before: Tree) -> jax.Array:
     return step * jnp.minimum(1 / jnp.maximum(left, TINY), STRIDE)
 
 
-def travelled(problem: BilevelProblem, outer: Tree, kept: Travelled, gradient: Tree) -> tuple[Tree, Travelled]:
+def travelled(
+    problem: BilevelProblem, outer: Tree, kept: Travelled, gradient: Tree, settled: bool = False
+) -> tuple[Tree, Travelled]:
     """x after a round, by distance over gradients."""
     square, before, searched = squared_norm(gradient), _norm(kept.last), kept.searched
     norm, energy = jnp.sqrt(square), kept.energy + square
+    agrees = dot(gradient, kept.last) > AGREEMENT * norm * before
+    agreed = jnp.where(agrees & ~searched, kept.agreed + 1, 0)
+    lately = jnp.maximum(square, kept.lately / 2)
+    if settled:
+        fewer = jnp.minimum(energy, (kept.rounds + 1).astype(energy.dtype) * lately)
+        energy = jnp.where(agreed >= IN_A_ROW, fewer, energy)
     step = kept.reach / jnp.sqrt(jnp.maximum(energy, TINY))
     shorter = jnp.minimum(step, strode(kept.step, gradient, kept.last))
     step = jnp.where(~searched & (before > 0), shorter, step)
     step = jnp.minimum(step, STRIDE * kept.length / jnp.maximum(norm, TINY))
     new = problem.into_set(step_along(outer, -step, gradient))
-    short = searched & (dot(gradient, kept.last) > AGREEMENT * norm * before)
+    short = searched & agrees
     more = jnp.where(short & kept.again, AGAIN, 0).astype(kept.rounds.dtype)
     went = Travelled(
         kept.start, outer, jnp.maximum(kept.reach, _norm(subtract(new, kept.start))), energy,
         jnp.maximum(kept.steepest, square), step, jnp.maximum(_norm(subtract(new, outer)), kept.length / STRIDE), gradient,
-        jnp.asarray(False), more, kept.again & (more == 0), kept.rounds + 1,
+        jnp.asarray(False), more, kept.again & (more == 0), kept.rounds + 1, agreed, lately,
     )  # fmt: skip
     # A move is judged one round later, at the point it led to.
     known = (kept.rounds > 0) & (kept.steepest > 0)  # not where all clients searched in vain
@@ -352,6 +375,8 @@ class Outer(NamedTuple):
     step: Any
     local_steps: int
     optimizer: Any = None
+    settled: bool = False
+    """Whether y follows x: where it lags behind, gradients agree with those before though steps are long enough."""
 
     @property
     def sums(self) -> bool:
@@ -398,7 +423,7 @@ class Outer(NamedTuple):
         if self.optimizer is not None:
             outer, kept = _by(self.optimizer, gradient, kept, outer)
             return self.problem.into_set(outer), kept
-        return travelled(self.problem, outer, kept, gradient)
+        return travelled(self.problem, outer, kept, gradient, self.settled)
 
     def check(self, data: Any) -> None:
         check_optimizers(self.problem, outer=self.optimizer)
