@@ -75,10 +75,10 @@ struct Model {
 template <typename T>
 class Workspace {
  public:
-  explicit Workspace(const Shape<T>& shape)
+  explicit Workspace(const Shape<T>& shape, int64_t further = 0)
       : stride_((std::max(shape.padded(), shape.length) + kLine - 1) / kLine * kLine),
-        memory_(static_cast<T*>(::operator new(kVectors * stride_ * sizeof(T), kAlignment))) {
-    std::fill_n(memory_.get(), kVectors * stride_, T(0));
+        memory_(static_cast<T*>(::operator new((kVectors + further) * stride_ * sizeof(T), kAlignment))) {
+    std::fill_n(memory_.get(), (kVectors + further) * stride_, T(0));
   }
 
   T* inner(int p) { return vector(p); }
@@ -86,6 +86,7 @@ class Workspace {
   T* total(int p) { return vector(2 * kPoints + p); }
   T* product(int p) { return vector(3 * kPoints + p); }
   const T* zeros() { return vector(4 * kPoints); }
+  T* further(int64_t p) { return vector(kVectors + p); }
 
  private:
   static constexpr int kVectors = 4 * kPoints + 1;
@@ -94,7 +95,7 @@ class Workspace {
   struct Free {
     void operator()(T* memory) const { ::operator delete(memory, kAlignment); }
   };
-  T* vector(int k) { return memory_.get() + k * stride_; }
+  T* vector(int64_t k) { return memory_.get() + k * stride_; }
   int64_t stride_;
   std::unique_ptr<T[], Free> memory_;
 };
