@@ -76,6 +76,27 @@ def test_clients_of_any_sizes_share_one_array():
         near([leaf[client] for leaf in found], wanted, np.float64)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("points", [1, 2, 3, 5, 7, 18])
+def test_points_on_the_same_rows_go_together_and_change_nothing(points, dtype):
+    """Seeds side by side on clients side by side: what each point gives alone.
+
+    To rounding: which products the compiler fuses with a sum may differ with the number of points.
+    """
+    features, labels, groups, _ = make(75, 19, dtype)
+    starts, sizes = np.array([0, 40], np.int32), np.array([33, 35], np.int32)
+    inners = np.random.default_rng(1).normal(size=(points, 2, 19)).astype(dtype)
+
+    def one(start, size, point):
+        return kernels.group_losses(features, labels, groups, start, size, point, count=GROUPS)
+
+    together = jax.vmap(jax.vmap(one), (None, None, 0))(starts, sizes, inners)
+    for point in range(points):
+        for client in range(2):
+            alone = one(*map(jnp.asarray, (starts[client], sizes[client], inners[point, client])))
+            near([leaf[point, client] for leaf in together], [np.asarray(leaf) for leaf in alone], dtype)
+
+
 def test_extreme_scores_stay_finite_and_a_nan_is_seen():
     features = np.array([[1e4], [-1e4], [88.0], [-745.0]])
     labels, groups = np.array([0.0, 1.0, 1.0, 0.0]), np.zeros(4, np.int32)

@@ -80,7 +80,7 @@ def start(algorithm: Algorithm, layout: Layout, key: jax.Array) -> State:
 def counters_at_zero(state: State) -> State:
     """After the host has read them."""
     each: Any = np.zeros(state.messages.shape, np.int32)
-    zero: Any = np.zeros((), np.int32)
+    zero: Any = np.zeros(state.contacts.shape, np.int32)
     return state._replace(contacts=zero, replies=zero, messages=each, answers=each)
 
 

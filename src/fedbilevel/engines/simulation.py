@@ -59,6 +59,9 @@ ROWS = 256
 """Rows of history one call can return."""
 SMALL_STATE = 2**20
 """Bytes of a state up to which the host looks for a NaN itself: compiling a program for that would take longer."""
+Seeds = int | np.ndarray
+"""One seed; or several, whose runs go side by side in one program.  Their states then have one entry a seed, and nothing is
+recorded.  It pays where a round reads whole sets: a row is then read once for all of them."""
 COUNTED = ("bytes_up", "bytes_down", "contacts", "replies")
 """Columns of the history that add up from call to call."""
 
@@ -100,7 +103,12 @@ class CompiledLoop:
 
 @partial(jax.jit, static_argnames=("loop",))
 def begin(loop: CompiledLoop, settings: Any, seed: Any) -> State:
-    return start(loop.build(settings), loop.layout, jax.random.key(seed))
+    """Of one seed, or of several side by side."""
+
+    def of(seed: Any) -> State:
+        return start(loop.build(settings), loop.layout, jax.random.key(seed))
+
+    return jax.vmap(of)(seed) if jnp.ndim(seed) else of(seed)
 
 
 @partial(jax.jit, static_argnames=("loop",))
@@ -110,6 +118,7 @@ def advance(
     """``blocks`` times: ``every`` rounds, then a row.  ``first`` is the number of rounds done before.
 
     One block of no rounds measures the state as it is: the row before round 1 comes from the same compiled program.
+    With several seeds, every leaf of the state has one entry a seed.
     """
 
     def inside(settings: Any, fleet: Fleet, seed: Any, state: State, first: Any, blocks: Any, every: Any) -> Any:
@@ -145,7 +154,8 @@ def advance(
 
     arguments = (settings, fleet, seed, state, first, blocks, every)
     if loop.layout.mesh is None:
-        return inside(*arguments)  # type: ignore[no-any-return]
+        each = jax.vmap(inside, (None, None, 0, 0, None, None, None)) if jnp.ndim(seed) else inside
+        return each(*arguments)  # type: ignore[no-any-return]
     # Every device runs its share of the clients.
     outputs = (specs_like(state), specs_like(None))
     shared = jax.shard_map(
@@ -303,12 +313,13 @@ class Simulation:
         other.fleet = place_fleet(other._host_fleet(), layout)
         return other
 
-    def start(self, settings: Any, seed: int, file: Path | None = None, resumed: bool = False) -> Moment:
+    def start(self, settings: Any, seed: Seeds, file: Path | None = None, resumed: bool = False) -> Moment:
         """Before the first round.  ``file``: where local states may be kept; ``resumed``: they are there already."""
         layout = self.loop.layout
         if not layout.stretch:
-            return Moment(0, place_state(begin(self.loop, settings, np.uint32(seed)), layout), [], 0.0)
+            return Moment(0, place_state(begin(self.loop, settings, np.asarray(seed, np.uint32)), layout), [], 0.0)
         loop = replace(self.loop, layout=replace(layout, places=1))
+        seed = int(seed)
         state = begin(loop, settings, np.uint32(seed))
         enrolled = jax.tree.map(lambda leaf: leaf[0], state.local)
         state = place_state(state._replace(local=None), layout)
@@ -318,7 +329,7 @@ class Simulation:
         return Moment(0, state, [], 0.0, Held(visits, np.zeros(0, int)))
 
     def rounds(
-        self, settings: Any, seed: int, stops: Iterable[int], every: int | None = None, since: Moment | None = None
+        self, settings: Any, seed: Seeds, stops: Iterable[int], every: int | None = None, since: Moment | None = None
     ) -> Iterator[Moment]:
         """Go on ``since`` a moment (None: the start) and look at the simulation after each number of rounds in ``stops``.
 
@@ -338,7 +349,9 @@ class Simulation:
                 blocks = min(left // step, ROWS, room // step) if step in (every, left) else 1
                 yield (moment := self._after(settings, seed, moment, max(blocks, 1), min(step, room), step <= room))
 
-    def _after(self, settings: Any, seed: int, moment: Moment, blocks: int, every: int, record: bool = True) -> Moment:
+    def _after(
+        self, settings: Any, seed: Seeds, moment: Moment, blocks: int, every: int, record: bool = True
+    ) -> Moment:
         """The moment ``blocks * every`` rounds later.  Without ``record``: on the way to the next row."""
         if self.level is None and every == 0:
             return moment
@@ -376,10 +389,10 @@ class Simulation:
         return moment, stretch.fleet
 
     def _advance(
-        self, settings: Any, fleet: Fleet, seed: int, moment: Moment, blocks: int, every: int
+        self, settings: Any, fleet: Fleet, seed: Seeds, moment: Moment, blocks: int, every: int
     ) -> tuple[State, Any]:
         numbers = map(np.int32, (moment.done, blocks, every))
-        return advance(self.loop, settings, fleet, np.uint32(seed), moment.counted_anew(), *numbers)  # type: ignore[no-any-return]
+        return advance(self.loop, settings, fleet, np.asarray(seed, np.uint32), moment.counted_anew(), *numbers)  # type: ignore[no-any-return]
 
     def _complete(self, row: dict[str, Any], before: dict[str, Any], done: int, seconds: float) -> dict[str, Any]:
         """A row of history with what only the host knows.
@@ -399,10 +412,10 @@ class Simulation:
         place = {"round": done, "step": done * self.algorithm.local_steps}
         return {**place, **row, **travelled, **calls, "seconds": seconds}
 
-    def compile(self, settings: Any) -> None:
-        """Compile without running a round, so that threads find the program ready."""
-        moment, fleet = self._at_hand(self.start(settings, 0))
-        jax.block_until_ready(self._advance(settings, fleet, 0, moment, 0, 1))
+    def compile(self, settings: Any, seed: Seeds = 0) -> None:
+        """Compile without running a round, so that threads find the program ready, for one seed or so many."""
+        moment, fleet = self._at_hand(self.start(settings, seed))
+        jax.block_until_ready(self._advance(settings, fleet, seed, moment, 0, 1))
 
     def answer(self, settings: Any, state: State) -> tuple[Tree, Tree]:
         """(outer, every client's inner)."""

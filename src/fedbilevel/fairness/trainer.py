@@ -16,7 +16,7 @@ import pandas as pd
 
 from fedbilevel.calculus import Tree
 from fedbilevel.engines.simulate import execute
-from fedbilevel.engines.simulation import Options, Simulation, with_numbers
+from fedbilevel.engines.simulation import Options, Seeds, Simulation, with_numbers
 from fedbilevel.engines.stages import Numbers, Stage
 from fedbilevel.fairness.baseline import LEAVES
 from fedbilevel.fairness.formulation import REAL
@@ -229,11 +229,13 @@ class Trainer:
         self.program, self.example, self.record_every, self.narrow = program, example, record_every, narrow
         self._laid_out: dict[int, Simulation] = {}
 
-    def compile(self) -> None:
+    def compile(self, seeds: Sequence[int] | None = None) -> None:
+        """For `run`; with ``seeds`` for `run_together` with so many."""
         agreed = self.example.agreed(self.program)
         answers: list[Tree] = []
+        together: Seeds = 0 if seeds is None else np.asarray(seeds)
         while (stage := self.program.stage(len(answers), agreed, answers)) is not None:
-            self._simulation(stage, self.example, agreed, answers).compile(stage.algorithm.settings)
+            self._simulation(stage, self.example, agreed, answers).compile(stage.algorithm.settings, together)
             answers.append(stage.algorithm.outer(stage.algorithm.init(jax.random.key(0))))
 
     def run(
@@ -251,10 +253,7 @@ class Trainer:
         """
         began = time.perf_counter()
         program, agreed = self.program, clients.agreed(self.program)
-        recipe = program.settled(agreed)
-        assert recipe.step is not None
-        factor = 1.0 if rate is None else rate / recipe.step
-        total, _ = recipe.total
+        total, _ = program.settled(agreed).total
         answers: list[Tree] = []
         frames: list[pd.DataFrame] = []
         seen: list[Stop] = []
@@ -262,10 +261,7 @@ class Trainer:
         server = None
         while (stage := program.stage(len(answers), agreed, answers)) is not None:
             simulation = self._simulation(stage, clients, agreed, answers)
-            settings = stage.algorithm.settings
-            if rate is not None and not program.path:
-                usual = {"inner_step": settings.inner_step} if stage.name == "weights" else {"step": recipe.step}
-                settings = with_numbers(settings, {name: value * factor for name, value in usual.items()})
+            settings = self._settings(stage, agreed, rate)
             if stops is None:
                 heard = None if tell is None else lambda at, before=done: tell(before + at.done, total)
                 result = execute(simulation, settings, stage.rounds, seed, heard)
@@ -273,7 +269,7 @@ class Trainer:
                 answer, server = result.outer, result.server
             else:
                 before = seen[-1] if seen else None
-                for stop, state in _walk(stage, simulation, settings, seed, stops, before):
+                for ((stop, state),) in _walk(stage, simulation, settings, seed, stops, before):
                     seen.append(stop)
                     answer, server = stop.outer, state
             answers.append(jax.tree.map(np.asarray, answer))
@@ -282,6 +278,37 @@ class Trainer:
         frontier = program.frontier(answers, agreed) if program.path else None
         history, seconds = _chained(frames), time.perf_counter() - began
         return Fitted(params, weights, answers, history, seen, seconds, agreed, frontier)
+
+    def run_together(self, clients: Clients, seeds: Sequence[int], rate: float, stops: int) -> list[Fitted]:
+        """`run` from each of ``seeds``, by a method of one stage: side by side in one program.
+
+        A method that reads whole local sets then reads each row once for all of them.  Sums over minibatches may be taken in
+        another order than alone.
+        """
+        began = time.perf_counter()
+        program, agreed = self.program, clients.agreed(self.program)
+        stage = program.stage(0, agreed, [])
+        assert stage is not None, "every program has a first stage"
+        assert not program.two_stages, "the second stage of each run would have rows of its own"
+        simulation = self._simulation(stage, clients, agreed, [])
+        walked = [*_walk(stage, simulation, self._settings(stage, agreed, rate), np.asarray(seeds), stops, None)]
+        seconds = (time.perf_counter() - began) / len(seeds)
+        fitted = []
+        for seen in zip(*walked, strict=True):
+            answers, server = [seen[-1][0].outer], seen[-1][1]
+            weights, params = program.weights(agreed, answers, server), program.params(answers, agreed)
+            fitted.append(Fitted(params, weights, answers, pd.DataFrame(), [stop for stop, _ in seen], seconds, agreed))
+        return fitted
+
+    def _settings(self, stage: Stage, agreed: Numbers, rate: float | None) -> Any:
+        """Those of the stage, with ``rate`` in the place of the learning rate; a bilevel method's inner step grows alike."""
+        settings = stage.algorithm.settings
+        if rate is None or self.program.path:
+            return settings
+        usual = self.program.settled(agreed).step
+        assert usual is not None
+        name, value = ("inner_step", settings.inner_step) if stage.name == "weights" else ("step", usual)
+        return with_numbers(settings, {name: value * (rate / usual)})
 
     def _simulation(self, stage: Stage, clients: Clients, agreed: Numbers, answers: Sequence[Tree]) -> Simulation:
         number, data = len(answers), clients.of_stage(self.program, stage, agreed, answers)
@@ -304,27 +331,34 @@ def _cut(rows: Any, width: int) -> Any:
 
 
 def _walk(
-    stage: Stage, run: Simulation, settings: Any, seed: int, stops: int, before: Stop | None
-) -> Iterator[tuple[Stop, Any]]:
-    """Each stop with the server's state; costs go on from the stage before."""
+    stage: Stage, run: Simulation, settings: Any, seed: Seeds, stops: int, before: Stop | None
+) -> Iterator[list[tuple[Stop, Any]]]:
+    """Each stop with the server's state, of every seed; costs go on from the stage before."""
     places = sorted({round(stage.rounds * number / stops) for number in range(stops + 1)}) if stops else [stage.rounds]
     algorithm, traffic = stage.algorithm, run.traffic
     first = (0, 0, 0) if before is None else before.calls
     up, down = (0, 0) if before is None else (before.bytes_up, before.bytes_down)
     for number, state, *_ in run.rounds(settings, seed, places):
-        view = jax.vmap(algorithm.view, in_axes=(None, 0))(state.server, state.local)
-        spent = (int(np.asarray(count, np.int64).sum()) for count in view.calls[:3])
-        stop = Stop(
-            stage.name,
-            number,
-            number * algorithm.local_steps,
-            jax.tree.map(np.asarray, algorithm.outer(state.server)),
-            None if view.inner is None else np.asarray(view.inner),
-            tuple(a + b for a, b in zip(first, spent, strict=True)),
-            up + number * traffic.up * run.data.clients,
-            down + number * traffic.down * run.data.clients,
-        )
-        yield stop, state.server
+        each = [state]
+        if np.ndim(seed):
+            held = jax.tree.map(np.asarray, state)
+            each = [jax.tree.map(lambda leaf, place=place: leaf[place], held) for place in range(np.size(seed))]
+        found = []
+        for one in each:
+            view = jax.vmap(algorithm.view, in_axes=(None, 0))(one.server, one.local)
+            spent = (int(np.asarray(count, np.int64).sum()) for count in view.calls[:3])
+            stop = Stop(
+                stage.name,
+                number,
+                number * algorithm.local_steps,
+                jax.tree.map(np.asarray, algorithm.outer(one.server)),
+                None if view.inner is None else np.asarray(view.inner),
+                tuple(a + b for a, b in zip(first, spent, strict=True)),
+                up + number * traffic.up * run.data.clients,
+                down + number * traffic.down * run.data.clients,
+            )
+            found.append((stop, one.server))
+        yield found
 
 
 def _chained(frames: list[pd.DataFrame]) -> pd.DataFrame:

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "batches.h"
@@ -193,23 +194,36 @@ ffi::Error RunWhole(ffi::RemainingArgs operands, ffi::RemainingRets results) {
       all.Bind<const T>("temperature", sharpness, gradients ? std::vector<int64_t>{} : whole_row);
   if (!all.error().empty()) return ffi::Error::InvalidArgument(all.error());
 
-  const Shape<T> shape(length);
-  Workspace<T> space(shape);
+  // Elements on the same rows, such as several seeds' runs on one client, go one after the other.
+  std::vector<WholeSet<T>> sets(all.count());
+  std::vector<int64_t> order(all.count());
   for (int64_t e = 0; e < all.count(); ++e) {
     const int64_t from = *start[e], rows = *size[e];
     if (from < 0 || rows < 0 || from + rows > samples) return ffi::Error(ffi::ErrorCode::kOutOfRange, kBadRange);
-    const WholeSet<T> set = {features[e] + from * length, labels[e] + from, groups[e] + from, rows, length, count};
-    bool valid;
+    sets[e] = {features[e] + from * length, labels[e] + from, groups[e] + from, rows, length, count};
+    order[e] = e;
+  }
+  const auto rows_of = [&](int64_t e) { return std::tie(sets[e].features, sets[e].labels, sets[e].groups, sets[e].rows); };
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return rows_of(a) < rows_of(b); });
+
+  const Shape<T> shape(length);
+  Workspace<T> space(shape, gradients ? 0 : kPointsAtOnce);
+  bool valid = true;
+  std::vector<WholePoint<T>> points;
+  for (size_t k = 0; k < order.size(); ++k) {
+    const int64_t e = order[k];
     if (gradients) {
       const WholeSums<T> out = {losses[e], counts[e], rates[e], positives[e], loss_gradient[e], rate_gradients[e]};
-      valid = SumOver<T, true>(set, shape, inner[e], *temperature[e], space, out);
-    } else {
-      const WholeSums<T> out = {losses[e], counts[e]};
-      valid = SumOver<T, false>(set, shape, inner[e], T(1), space, out);
+      valid &= SumOver<T>(sets[e], shape, inner[e], *temperature[e], space, out);
+      continue;
     }
-    if (!valid) return ffi::Error(ffi::ErrorCode::kOutOfRange, kBadGroup);
+    points.push_back({inner[e], losses[e], counts[e]});
+    const bool more = k + 1 < order.size() && rows_of(order[k + 1]) == rows_of(e);
+    if (more && points.size() < kPointsAtOnce) continue;
+    valid &= LossesOver<T>(sets[e], shape, points, space);
+    points.clear();
   }
-  return ffi::Error::Success();
+  return valid ? ffi::Error::Success() : ffi::Error(ffi::ErrorCode::kOutOfRange, kBadGroup);
 }
 
 ffi::Error WholeForType(ffi::RemainingArgs operands, ffi::RemainingRets results) {

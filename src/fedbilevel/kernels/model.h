@@ -105,9 +105,9 @@ class Kept {
 template <typename T>
 class Workspace {
  public:
-  explicit Workspace(const Shape<T>& shape)
+  explicit Workspace(const Shape<T>& shape, int64_t further = 0)
       : stride_((std::max(shape.padded(), shape.length) + kLine - 1) / kLine * kLine) {
-    memory_ = static_cast<T*>(Own().Of(kVectors * stride_ * sizeof(T)));
+    memory_ = static_cast<T*>(Own().Of((kVectors + further) * stride_ * sizeof(T)));
     std::fill_n(vector(4 * kPoints), stride_, T(0));
   }
   Workspace(const Workspace&) = delete;
@@ -118,6 +118,7 @@ class Workspace {
   T* total(int p) { return vector(2 * kPoints + p); }
   T* product(int p) { return vector(3 * kPoints + p); }
   const T* zeros() { return vector(4 * kPoints); }
+  T* further(int64_t p) { return vector(kVectors + p); }
 
  private:
   static constexpr int kVectors = 4 * kPoints + 1;
@@ -126,7 +127,7 @@ class Workspace {
     static thread_local Kept kept;
     return kept;
   }
-  T* vector(int k) { return memory_ + k * stride_; }
+  T* vector(int64_t k) { return memory_ + k * stride_; }
   int64_t stride_;
   T* memory_;
 };

@@ -18,6 +18,7 @@
 namespace fedbilevel {
 
 constexpr int64_t kBanks = 4;     // running sums a group has: neighbouring rows, often of one group, need not wait for each other
+constexpr size_t kPointsAtOnce = 16;  // points of one pass at most: beyond, they would not leave the first cache to the rows
 constexpr int64_t kFlush = 1024;  // rows summed up before they join the total: long sums in small steps lose digits
 
 // log(1 + e) for e in [0, 1]: twice the series of artanh at e / (2 + e), which is at most 1/3.
@@ -30,6 +31,12 @@ inline Vector<T> LogOfOnePlus(Vector<T> e) {
   return T(2) * s * series;
 }
 
+// log(1 + exp(z)) - t z, from exp(-|z|).
+template <typename T>
+inline Vector<T> LogLoss(Vector<T> z, Vector<T> target, Vector<T> decay) {
+  return (z < T(0) ? Vector<T>{} : z) + LogOfOnePlus<T>(decay) - target * z;
+}
+
 template <typename T>
 struct WholeSet {
   const T *features, *labels;  // of this client's first row
@@ -37,92 +44,150 @@ struct WholeSet {
   int64_t rows, length, group_count;
 };
 
+// The next rows of a set; where each is summed up, by group and bank; and how many rows are there already.
+template <typename T>
+struct WholeTile {
+  Tile<T> tile = {};
+  int64_t places[kTile];
+  std::vector<double> counts;
+  bool valid = true;  // false once a group is out of range
+
+  void Fill(const WholeSet<T>& set, const Rows<T>& run, int64_t first, const T* zeros) {
+    tile.first = first;
+    tile.size = std::min<int64_t>(kTile, set.rows - first);
+    std::copy_n(set.labels + first, tile.size, tile.targets);
+    std::fill(tile.targets + tile.size, tile.targets + kTile, T(0));
+    for (int64_t i = tile.size; i < kTile; ++i) tile.rows[i] = zeros;
+    for (int64_t i = 0; i < tile.size; ++i) {
+      tile.rows[i] = run[first + i];
+      const bool inside = static_cast<uint32_t>(set.groups[first + i]) < static_cast<uint64_t>(set.group_count);
+      valid &= inside;
+      places[i] = (inside ? set.groups[first + i] : 0) * kBanks + i % kBanks;
+      counts[places[i]] += 1;
+    }
+  }
+};
+
+// The sum of the banks of every group.
+template <typename T>
+inline void Settle(const double* sums, int64_t group_count, T* out) {
+  for (int64_t a = 0; a < group_count; ++a) {
+    double total = 0;
+    for (int64_t k = 0; k < kBanks; ++k) total += sums[a * kBanks + k];
+    out[a] = static_cast<T>(total);
+  }
+}
+
+template <typename T>
+struct WholePoint {
+  const T* inner;
+  T *losses, *counts;  // [group_count]
+};
+
+// Losses of up to kPointsAtOnce points, such as the runs of several seeds, in one pass over the rows: a row that is in the first
+// cache is used for all of them, and a point's sums are taken in the same order as alone.  False if a group is out of range.
+template <typename T>
+bool LossesOver(const WholeSet<T>& set, const Shape<T>& shape, const std::vector<WholePoint<T>>& points,
+                Workspace<T>& space) {
+  const int64_t count = points.size(), banks = kBanks * set.group_count;
+  for (int64_t p = 0; p < count; ++p) shape.Pack(points[p].inner, space.further(p));
+  std::vector<double> sums(count * banks, 0.0);
+  const Rows<T> run = {set.features, nullptr, set.rows, set.length};
+  WholeTile<T> next;
+  next.counts.assign(banks, 0.0);
+  Tile<T>& tile = next.tile;
+  T losses[kTile];
+  for (int64_t first = 0; first < set.rows; first += kTile) {
+    next.Fill(set, run, first, space.zeros());
+    for (int64_t p = 0, together; p < count; p += together) {
+      together = count - p >= 4 ? 4 : count - p >= 2 ? 2 : 1;
+      const T* queries[4];
+      for (int64_t q = 0; q < together; ++q) queries[q] = space.further(p + q);
+      const auto dots = together == 4 ? Dots<T, 4, false> : together == 2 ? Dots<T, 2, false> : Dots<T, 1, false>;
+      dots(shape, run, queries, tile);
+      for (int64_t q = 0; q < together; ++q) {
+        for (int64_t i = 0; i < kTile; i += Simd<T>::kWidth) {
+          const Vector<T> z = Load(tile.dots[q] + i);
+          Store(losses + i, LogLoss<T>(z, Load(tile.targets + i), ExpOfNegative<T>(z < T(0) ? z : -z)));
+        }
+        double* own = sums.data() + (p + q) * banks;
+        for (int64_t i = 0; i < tile.size; ++i) own[next.places[i]] += losses[i];
+      }
+    }
+  }
+  for (int64_t p = 0; p < count; ++p) {
+    Settle(sums.data() + p * banks, set.group_count, points[p].losses);
+    Settle(next.counts.data(), set.group_count, points[p].counts);
+  }
+  return next.valid;
+}
+
 template <typename T>
 struct WholeSums {
-  T *losses, *counts;                                     // [group_count]
-  T *rates, *positives, *loss_gradient, *rate_gradients;  // null where only losses are asked for
+  T *losses, *counts, *rates, *positives, *loss_gradient, *rate_gradients;
 };
 
 // False if a group is out of range.
-template <typename T, bool kGradients>
+template <typename T>
 bool SumOver(const WholeSet<T>& set, const Shape<T>& shape, const T* inner, T temperature, Workspace<T>& space,
              const WholeSums<T>& out) {
-  const int64_t padded = shape.padded(), width = Simd<T>::kWidth;
+  const int64_t padded = shape.padded(), width = Simd<T>::kWidth, banks = kBanks * set.group_count;
   shape.Pack(inner, space.inner(0));
   const T* queries[1] = {space.inner(0)};
   T* partial[1] = {space.product(0)};
   T* total = space.total(0);
   std::fill_n(partial[0], padded, T(0));
   std::fill_n(total, padded, T(0));
-  std::vector<T> by_group(kGradients ? set.group_count * padded : 0, T(0));
-  std::vector<double> sums(kBanks * 4 * set.group_count, 0.0);  // of losses, counts, rates, positives
+  std::vector<T> by_group(set.group_count * padded, T(0));
+  std::vector<double> loss_sums(banks, 0.0), rate_sums(banks, 0.0), positive_sums(banks, 0.0);
   const Rows<T> run = {set.features, nullptr, set.rows, set.length};
-  Tile<T> tile = {};
+  WholeTile<T> next;
+  next.counts.assign(banks, 0.0);
+  Tile<T>& tile = next.tile;
   T losses[kTile], slopes[kTile], soft[kTile], steep[kTile];
-  bool valid = true;
   for (int64_t first = 0; first < set.rows; first += kTile) {
-    tile.first = first;
-    tile.size = std::min<int64_t>(kTile, set.rows - first);
-    std::copy_n(set.labels + first, tile.size, tile.targets);
-    std::fill(tile.targets + tile.size, tile.targets + kTile, T(0));
-    for (int64_t i = 0; i < tile.size; ++i) tile.rows[i] = run[first + i];
-    for (int64_t i = tile.size; i < kTile; ++i) tile.rows[i] = space.zeros();
+    next.Fill(set, run, first, space.zeros());
     Dots<T, 1, false>(shape, run, queries, tile);
     for (int64_t i = 0; i < kTile; i += width) {
-      const Vector<T> z = Load(tile.dots[0] + i), target = Load(tile.targets + i);
+      const Vector<T> z = Load(tile.dots[0] + i), target = Load(tile.targets + i), sharp = temperature * z;
       const Vector<T> decay = ExpOfNegative<T>(z < T(0) ? z : -z);
-      Store(losses + i, (z < T(0) ? Vector<T>{} : z) + LogOfOnePlus<T>(decay) - target * z);
-      if constexpr (kGradients) {
-        Store(slopes + i, (z < T(0) ? decay : Broadcast(T(1))) / (T(1) + decay) - target);
-        const Vector<T> sharp = temperature * z;
-        Store(soft + i, Slope<T>(kLogistic, sharp, Vector<T>{}));
-        Store(steep + i, target * temperature * Curvature<T>(sharp));
-      }
+      Store(losses + i, LogLoss<T>(z, target, decay));
+      Store(slopes + i, (z < T(0) ? decay : Broadcast(T(1))) / (T(1) + decay) - target);
+      Store(soft + i, Slope<T>(kLogistic, sharp, Vector<T>{}));
+      Store(steep + i, target * temperature * Curvature<T>(sharp));
     }
     for (int64_t i = 0; i < tile.size; ++i) {
-      const bool inside = static_cast<uint32_t>(set.groups[first + i]) < static_cast<uint64_t>(set.group_count);
-      valid &= inside;
-      const int64_t group = inside ? set.groups[first + i] : 0;
-      double* own = sums.data() + 4 * (group * kBanks + i % kBanks);
-      own[0] += losses[i];
-      own[1] += 1;
-      if constexpr (kGradients) {
-        if (tile.targets[i] == T(0)) continue;
-        own[2] += tile.targets[i] * soft[i];
-        own[3] += tile.targets[i];
-        const Vector<T> factor = Broadcast(steep[i]);
-        T* sum = by_group.data() + group * padded;
-        const T* row = tile.rows[i];
-        for (int64_t c = 0; c < shape.full * width; c += width) Store(sum + c, Load(sum + c) + factor * Load(row + c));
-        if (shape.rest > 0) {
-          T* end = sum + shape.full * width;
-          Store(end, Load(end) + factor * shape.Rest(row));
-        }
+      const int64_t place = next.places[i];
+      loss_sums[place] += losses[i];
+      if (tile.targets[i] == T(0)) continue;
+      rate_sums[place] += tile.targets[i] * soft[i];
+      positive_sums[place] += tile.targets[i];
+      const Vector<T> factor = Broadcast(steep[i]);
+      T* sum = by_group.data() + place / kBanks * padded;
+      const T* row = tile.rows[i];
+      for (int64_t c = 0; c < shape.full * width; c += width) Store(sum + c, Load(sum + c) + factor * Load(row + c));
+      if (shape.rest > 0) {
+        T* end = sum + shape.full * width;
+        Store(end, Load(end) + factor * shape.Rest(row));
       }
     }
-    if constexpr (kGradients) {
-      std::copy_n(slopes, tile.size, tile.factors[0]);
-      std::fill(tile.factors[0] + tile.size, tile.factors[0] + kTile, T(0));
-      Combine<T, 1>(shape, tile, partial);
-      if ((first + kTile) % kFlush == 0 || first + kTile >= set.rows) {
-        for (int64_t k = 0; k < padded; ++k) total[k] += partial[0][k];
-        std::fill_n(partial[0], padded, T(0));
-      }
+    std::copy_n(slopes, tile.size, tile.factors[0]);
+    std::fill(tile.factors[0] + tile.size, tile.factors[0] + kTile, T(0));
+    Combine<T, 1>(shape, tile, partial);
+    if ((first + kTile) % kFlush == 0 || first + kTile >= set.rows) {
+      for (int64_t k = 0; k < padded; ++k) total[k] += partial[0][k];
+      std::fill_n(partial[0], padded, T(0));
     }
   }
+  Settle(loss_sums.data(), set.group_count, out.losses);
+  Settle(next.counts.data(), set.group_count, out.counts);
+  Settle(rate_sums.data(), set.group_count, out.rates);
+  Settle(positive_sums.data(), set.group_count, out.positives);
   for (int64_t a = 0; a < set.group_count; ++a) {
-    double own[4] = {};
-    for (int64_t k = 0; k < 4 * kBanks; ++k) own[k % 4] += sums[4 * kBanks * a + k];
-    out.losses[a] = static_cast<T>(own[0]);
-    out.counts[a] = static_cast<T>(own[1]);
-    if constexpr (kGradients) {
-      out.rates[a] = static_cast<T>(own[2]);
-      out.positives[a] = static_cast<T>(own[3]);
-      shape.Unpack(by_group.data() + a * padded, out.rate_gradients + a * set.length);
-    }
+    shape.Unpack(by_group.data() + a * padded, out.rate_gradients + a * set.length);
   }
-  if constexpr (kGradients) shape.Unpack(total, out.loss_gradient);
-  return valid;
+  shape.Unpack(total, out.loss_gradient);
+  return next.valid;
 }
 
 }  // namespace fedbilevel

@@ -54,6 +54,9 @@ CONTRAST = fairness.Design(
     ("adult-sex",), ("iid",), grid_cases=(), methods=("FedAvg", "FedReg", "FedBiOAcc, paper", "FedBiOAcc, cells")
 )
 """Beside the table, one comparison that its splits can tell from noise: two groups with thousands of positives each."""
+TOGETHER = {"fedminmax": 5}
+"""Methods whose rounds read whole local sets, and how many of their runs on one split go side by side: a row is then read once
+for all of them.  Ten seeds are two parts, one a core."""
 STOPS = 10
 """How often a run is looked at on its way, besides its start."""
 EXACT = ("test_accuracy", "train_accuracy", "validation_accuracy", "train_gap", "test_gap", "validation_gap", "weights")
@@ -71,7 +74,7 @@ _COST = {
 
 
 class Trial(NamedTuple):
-    """Runs that one computation serves: one seed, or all of them where the method draws nothing at random."""
+    """Runs of one computation: one seed; several side by side (`TOGETHER`); or all where the method draws nothing at random."""
 
     dataset: str
     distribution: str
@@ -89,12 +92,13 @@ class Trial(NamedTuple):
 
     def part(self) -> Part:
         known = _COST[self.dataset]
-        cost = known.get(self.method.removesuffix("-cells"), known["fedbio"]) / 1000
+        runs = len(self.seeds) if self.method in TOGETHER else 1
+        cost = runs * known.get(self.method.removesuffix("-cells"), known["fedbio"]) / 1000
         return Part(
             tuple(map(self.key, self.seeds)),
             self,
             f"{self.dataset} {self.distribution} {self.label}",
-            program=(self.dataset, self.method),
+            program=(self.dataset, self.method, runs),
             cost=cost,
             # Split by split, so that few are needed at a time; and what takes longest first, so that nothing long comes last.
             rank=(self.split_seed, -cost, self.dataset, self.distribution),
@@ -185,9 +189,13 @@ class Design(Study):
             if self.splits == "one" and place[2] == "fcfl":
                 # Whole local sets from a fixed start: on one split every seed gives the same run.
                 yield Trial(*place, 0, tuple(range(self.seeds)))
-                continue
-            for seed in range(self.seeds):
-                yield Trial(*place, 0 if self.splits == "one" else seed, (seed,))
+            elif self.splits == "one":
+                most = TOGETHER.get(place[2], 1)
+                for first in range(0, self.seeds, most):
+                    yield Trial(*place, 0, tuple(range(first, min(first + most, self.seeds))))
+            else:
+                for seed in range(self.seeds):
+                    yield Trial(*place, seed, (seed,))
 
     def parts(self) -> list[Part]:
         return [*(trial.part() for trial in self.trials()), *self.contrasts()]
@@ -205,30 +213,35 @@ class Design(Study):
             self._trainer(part.what, self._case(part.what))
 
     def compute(self, part: Part) -> dict[str, dict[str, Any]]:
-        """Of several seeds that one computation serves, only the seed differs."""
+        """Of several seeds that one run serves, only the seed differs."""
         if not isinstance(part.what, Trial):
             case = self._cases.get(*part.what[:3])
             rows = pd.DataFrame([fairness.evaluate(case, *entry) for entry in CONTRAST.entries(part.what)])
             return {part.keys[0]: {"others": {"contrast-rows": rows}}}
         trial: Trial = part.what
-        tables = self.run(trial)
-        model = tables.pop("model")
-        return {
-            trial.key(seed): {
-                **{name: table.assign(seed=seed) if len(table) else table for name, table in tables.items()},
-                "models": {trial.key(seed).replace(" ", "-"): model},
-            }
-            for seed in trial.seeds
-        }
+        results = {}
+        for seeds, tables in self.run(trial):
+            model = tables.pop("model")
+            for seed in seeds:
+                named = {name: table.assign(seed=seed) if len(table) else table for name, table in tables.items()}
+                results[trial.key(seed)] = {**named, "models": {trial.key(seed).replace(" ", "-"): model}}
+        return results
 
-    def run(self, trial: Trial) -> dict[str, Any]:
-        """The tables of a trial's first seed, and its model."""
+    def run(self, trial: Trial) -> Iterator[tuple[tuple[int, ...], dict[str, Any]]]:
+        """The tables of each run of a trial, marked with its first seed, its model, and the seeds that it stands for."""
         case = self._case(trial)
         trainer = self._trainer(trial, case)
-        fitted = trainer.run(case.whole if trial.method in OURS else case.paper, trial.seeds[0], trial.rate, STOPS)
-        marks = {"dataset": trial.dataset, "split": trial.distribution, "method": trial.label, "seed": trial.seeds[0]}
+        clients = case.whole if trial.method in OURS else case.paper
+        each = [trial.seeds]
+        if trial.method in TOGETHER:
+            each = [(seed,) for seed in trial.seeds]
+            fits = trainer.run_together(clients, trial.seeds, trial.rate, STOPS)
+        else:
+            fits = [trainer.run(clients, trial.seeds[0], trial.rate, STOPS)]
         setting = {"split_seed": trial.split_seed, "setting": f"learning rate {trial.rate:g}", "rate": trial.rate}
-        return measured(case, trainer.program.recipe, fitted, marks, setting, self._gap)
+        for seeds, fitted in zip(each, fits, strict=True):
+            marks = {"dataset": trial.dataset, "split": trial.distribution, "method": trial.label, "seed": seeds[0]}
+            yield seeds, measured(case, trainer.program.recipe, fitted, marks, setting, self._gap)
 
     def _gap(self, counts: Counts, convention: str | None = None) -> float:
         read = counts if self.positive_label == "favourable" else counts.other_label()
@@ -240,11 +253,12 @@ class Design(Study):
     def _trainer(self, trial: Trial, case: Case) -> Trainer:
         recipe = self.recipe_for(trial, case)
         # Rare splits need a smaller batch than the others, and with it a program of their own.
-        place = (trial.dataset, trial.method, recipe.outer_batch_size)
+        together = trial.seeds if trial.method in TOGETHER else None
+        place = (trial.dataset, trial.method, recipe.outer_batch_size, together and len(together))
         if place not in self._trainers:
             program = FairProgram(recipe, case.model, len(case.names), names=case.names)
             trainer = Trainer(program, case.whole if trial.method in OURS else case.paper)
-            trainer.compile()
+            trainer.compile(together)
             self._trainers[place] = trainer
         return self._trainers[place]
 
@@ -327,8 +341,10 @@ def verify(path: str | Path, seed: int | None = None) -> Verified:
     design = from_configuration(kept.configuration)
     row = kept.rows.iloc[int(np.random.default_rng(seed).integers(len(kept.rows)))]
     method = next(name for name, label in LABELS.items() if label == row["method"])
-    trial = Trial(row["dataset"], row["split"], method, float(row["rate"]), int(row["split_seed"]), (int(row["seed"]),))
-    again = design.run(trial)["rows"].iloc[0]
+    place = (row["dataset"], row["split"], method, float(row["rate"]), int(row["split_seed"]))
+    # Runs that went side by side do so again: their sums are taken in the same order.
+    (trial,) = (trial for trial in design.trials() if trial[:5] == place and row["seed"] in trial.seeds)
+    again = next(tables for seeds, tables in design.run(trial) if row["seed"] in seeds)["rows"].iloc[0]
     pairs = {name: (row[name], again.get(name, np.nan)) for name in EXACT}
     differences = {name: (a, b) for name, (a, b) in pairs.items() if not (a == b or (a != a and b != b))}
     return Verified({str(name): value for name, value in row.items()}, differences)
