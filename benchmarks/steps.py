@@ -195,8 +195,8 @@ def verdict(file: str) -> str:
     middle, above = float(np.median(known)), int((known > WORST).sum())
     met = middle <= MEDIAN and above == 0 and missed == 0
     return (
-        f"**The bar is {'met' if met else 'missed'}.** The median is {middle:.2f}, the worst line {known.max():.2f}; "
-        f"{above} of {len(known)} lines are above {WORST}. On {missed} fewer draws reach the target than with tuned steps."
+        f"**The bar is {'met' if met else 'missed'}.** The median is {middle:.2f}, the worst line {known.max():.2f}. "
+        f"Of {len(both)} lines, {above} are above {WORST}; on {missed}, fewer draws reach the target than with tuned steps."
     )
 
 
