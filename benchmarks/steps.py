@@ -153,9 +153,11 @@ def main() -> None:
 
 
 def pairs(file: str) -> list[tuple[Any, Any]]:
-    """Every method with tuned steps, and itself with "auto"."""
-    from docsbuild.results import read
+    """Every method with tuned steps, and itself with "auto"; none before the run."""
+    from docsbuild.results import ROOT, read
 
+    if not (ROOT / file).exists():
+        return []
     rows = read(file).set_index(["dataset", "split", "method"], drop=False)
     return [
         (tuned, rows.loc[(task, level, f"{method}, auto")])
@@ -183,20 +185,22 @@ def compared(file: str) -> str:
         name = NAMES.get(tuned["dataset"], TITLES.get(tuned["dataset"], tuned["dataset"]))
         lines.append([name, tuned["method"], *counts, f"{ratio:.1f} ×" if ratio == ratio else "–", *scores])
     heads = ["task", "method", "tuned", "auto", "bytes", "score, tuned", "score, auto"]
-    return markdown(heads, lines, [False, False, True, True, True, True, True])
+    return markdown(heads, lines, [False, False, True, True, True, True, True]) if lines else ""
 
 
 def verdict(file: str) -> str:
     """Whether the bar is met, in one paragraph."""
     both = pairs(file)
+    if not both:
+        return "We have not run them yet."
     ratios = np.array([auto["bytes"] / tuned["bytes"] for tuned, auto in both])
     missed = sum(auto["reached"] < tuned["reached"] for tuned, auto in both)
     known = ratios[np.isfinite(ratios)]
     middle, above = float(np.median(known)), int((known > WORST).sum())
     met = middle <= MEDIAN and above == 0 and missed == 0
     return (
-        f"**The bar is {'met' if met else 'missed'}.** The median is {middle:.2f}, the worst line {known.max():.2f}; "
-        f"{above} of {len(known)} lines are above {WORST}. On {missed} fewer draws reach the target than with tuned steps."
+        f"**The bar is {'met' if met else 'missed'}.** The median is {middle:.2f}, the worst line {known.max():.2f}. "
+        f"Of {len(both)} lines, {above} are above {WORST}; on {missed}, fewer draws reach the target than with tuned steps."
     )
 
 

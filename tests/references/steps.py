@@ -54,7 +54,7 @@ class Settling(Curved):
 
 class Distance:
     """x by distance over gradients; it stands still within a round.  Where clients ``search``, that many searches come before
-    the next round.  Where y is ``settled``, gradients longer than those of late are forgotten while the last four agree."""
+    the next round.  Where y is ``settled``, gradients longer than those of late are forgotten until one turns."""
 
     length = 0.0
 
@@ -66,7 +66,7 @@ class Distance:
         self.start = self.sound = start
         self.reach = self.move = reach
         self.energy, self.steepest, self.step, self.last, self.away = 0.0, None, None, None, None
-        self.rounds, self.agreed, self.lately = 0, 0, 0.0
+        self.rounds, self.steady, self.lately = 0, True, 0.0
         self.searches, self.again = int(self.search), True
 
     @property
@@ -91,9 +91,9 @@ class Distance:
             return self.start
         self.energy += size**2
         self.rounds += 1
-        follows = self.away is None and self.last is not None and cosine(gradient, self.last) > 0.3
-        self.agreed, self.lately = self.agreed + 1 if follows else 0, max(size**2, self.lately / 2)
-        if self.settled and self.agreed >= 3 and self.rounds * self.lately < self.energy:
+        turn = cosine(gradient, self.last) if self.away is None and self.last is not None else None
+        self.steady, self.lately = self.steady and (turn is None or turn > 0), max(size**2, self.lately / 2)
+        if self.settled and self.steady and turn is not None and turn > 0.3 and self.rounds * self.lately < self.energy:
             self.energy = self.rounds * self.lately
             self.forgot += 1
         self.steepest = max(self.steepest or 0, size**2)

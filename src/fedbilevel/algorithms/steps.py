@@ -26,13 +26,15 @@ Schedule", ICML 2023).  s is the factor of the search, from g and the g before: 
 changing like this, 3 at most.  It shortens steps that turn g round: distance over gradients alone does that slowly, and not
 where y and u lag behind x.  d <- max(||the move before||, d / 3): a single steep minibatch or a wall does not throw x far away.
 
-The first gradients are often the longest, and would hold steps back long after.  Where g agrees with the g before (a cosine of
-more than 0.3) for the third time in a row, they are forgotten, as if none had been longer than those of late:
+The first gradients are often the longest, and would hold steps back long after.  Until a g first turns against the g before
+(<g, g before> <= 0), they are forgotten where the two agree (a cosine of more than 0.3), as if none had been longer than those
+of late:
 
     l <- max(||g||^2, l / 2)        E <- min(E, t l)        with t the number of all rounds
 
-So many seldom agree in noise, and steps still shrink there.  Only methods whose clients settle a y of their own before each
-hypergradient do so: where y and u lag behind x, gradients agree with those before though steps are long enough.
+In noise the first turn comes soon, and from then on steps shrink as they should.  Only methods whose clients settle a y of
+their own before each hypergradient forget: where y and u lag behind x, gradients agree with those before though steps are long
+enough.
 
 Where the first g after a search points the way the clients went, with a cosine of at least 0.3, they stopped short: two more
 searches come before the next round, once.  Where a move makes the gradient ten times as long as any before, or no number at
@@ -93,8 +95,6 @@ PROBE = 0.2
 """The first step of the search, in first distances."""
 AGREEMENT = 0.3
 """A cosine from which two gradients agree."""
-IN_A_ROW = 3
-"""So often a gradient must agree with the one before until earlier ones that were longer are forgotten."""
 STRIDE = 3.0
 """A step of the search is at most so many times the one before, and so is a move of the server."""
 AGAIN = 2
@@ -295,8 +295,8 @@ class Travelled(NamedTuple):
     """What the server keeps for its step: ``reach`` is r, ``energy`` E, ``step`` the last eta, ``steepest`` the largest ||g||^2
     that was sound, ``sound`` the point where that of the last round was, ``length`` of the last move, ``last`` the last g or,
     where clients have just searched (``searched``), how far they went; ``searches``: how often clients search before the next
-    round; ``again``: whether more may come than those; ``agreed``: how often in a row gradients agreed, ``lately`` the
-    largest ||g||^2 of late."""
+    round; ``again``: whether more may come than those; ``steady``: whether no gradient has turned yet, ``lately``
+    the largest ||g||^2 of late."""
 
     start: Tree
     sound: Tree
@@ -310,7 +310,7 @@ class Travelled(NamedTuple):
     searches: jax.Array
     again: jax.Array
     rounds: jax.Array
-    agreed: jax.Array
+    steady: jax.Array
     lately: jax.Array
 
 
@@ -321,7 +321,7 @@ def at_start(outer: Tree, reach: jax.Array | None = None) -> Travelled:
         reach = FIRST_DISTANCE * (jnp.sqrt(jnp.asarray(count, like)) + _norm(outer))
     zero, none, true = jnp.zeros((), like), jnp.zeros((), jnp.int32), jnp.asarray(True)
     return Travelled(
-        outer, outer, reach, zero, zero, zero, reach, zeros(outer), ~true, none + 1, true, none, none, zero
+        outer, outer, reach, zero, zero, zero, reach, zeros(outer), ~true, none + 1, true, none, true, zero
     )
 
 
@@ -340,11 +340,11 @@ def travelled(
     square, before, searched = squared_norm(gradient), _norm(kept.last), kept.searched
     norm, energy = jnp.sqrt(square), kept.energy + square
     agrees = dot(gradient, kept.last) > AGREEMENT * norm * before
-    agreed = jnp.where(agrees & ~searched, kept.agreed + 1, 0)
+    steady = kept.steady & (searched | (before == 0) | (dot(gradient, kept.last) > 0))
     lately = jnp.maximum(square, kept.lately / 2)
     if settled:
         fewer = jnp.minimum(energy, (kept.rounds + 1).astype(energy.dtype) * lately)
-        energy = jnp.where(agreed >= IN_A_ROW, fewer, energy)
+        energy = jnp.where(steady & agrees & ~searched, fewer, energy)
     step = kept.reach / jnp.sqrt(jnp.maximum(energy, TINY))
     shorter = jnp.minimum(step, strode(kept.step, gradient, kept.last))
     step = jnp.where(~searched & (before > 0), shorter, step)
@@ -355,7 +355,7 @@ def travelled(
     went = Travelled(
         kept.start, outer, jnp.maximum(kept.reach, _norm(subtract(new, kept.start))), energy,
         jnp.maximum(kept.steepest, square), step, jnp.maximum(_norm(subtract(new, outer)), kept.length / STRIDE), gradient,
-        jnp.asarray(False), more, kept.again & (more == 0), kept.rounds + 1, agreed, lately,
+        jnp.asarray(False), more, kept.again & (more == 0), kept.rounds + 1, steady, lately,
     )  # fmt: skip
     # A move is judged one round later, at the point it led to.
     known = (kept.rounds > 0) & (kept.steepest > 0)  # not where all clients searched in vain
