@@ -45,6 +45,16 @@ def pytest_sessionstart(session):
                 program.unlink(missing_ok=True)
 
 
+LONG = ("test_site.py", "test_tutorials.py", "test_docs.py", "test_devices.py")
+"""Files whose tests start processes that take long."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Long tests first: a worker that runs out of tests at the end then waits for a short one of the other's."""
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
 def pytest_collection_finish(session):
     """What is imported by now stays, and most objects of a trace go by themselves: look for cycles less often."""
     gc.collect()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 import fedbilevel as fb
-from fedbilevel.engines import fleet
+from fedbilevel.engines import fleet, simulation
 from fedbilevel.engines.rounds import draw_distinct
 from fedbilevel.engines.simulation import ROWS, Options, Simulation
 from tests.references.compare import identical
@@ -164,3 +164,19 @@ def test_a_second_algorithm_like_the_first_is_not_traced_again():
     assert len(traced) == once
     run(0.1, rows[:, :3])
     assert len(traced) > once
+
+
+def test_work_is_traced_for_its_bytes_only_where_they_are_asked_for(monkeypatch):
+    """By a row of history, by whoever reads them, or where clients of unequal sizes ask what is read whole."""
+    asked, weigh = [], simulation.traffic
+    monkeypatch.setattr(simulation, "traffic", lambda *work: asked.append(work) or weigh(*work))
+    quiet = Simulation(algorithm, data, Options())
+    next(quiet.rounds(algorithm.settings, 3, [2]))
+    assert not asked
+    assert quiet.traffic == recording.traffic
+    weighed = len(asked)
+    assert weighed > 0
+    assert quiet.traffic.up == 8 * 3, "one vector of x"
+    assert len(asked) == weighed
+    Simulation(algorithm, quadratic(((6, 4), (6, 4), (4, 3))).data(), Options())
+    assert len(asked) > weighed
