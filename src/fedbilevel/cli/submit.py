@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 LINE_SECONDS = 5.0
 """Without a terminal, a line about the rounds this often."""
+PATIENCE = 600.0
+"""Seconds without a round; on a machine with ten times too much to do the first one of a demo took more than two minutes."""
 
 
 def submit(
@@ -63,7 +65,7 @@ def submit(
     secure_aggregation: options.SecureAggregation = "on",
     min_sites: Annotated[int | None, typer.Option(help="Sites that a round needs; all if not given.", min=1)] = None,
     reply_timeout: Annotated[float, typer.Option(help="Seconds a round waits for a site.")] = 300.0,
-    patience: Annotated[float, typer.Option(help="Seconds without progress before giving up.")] = 600.0,
+    patience: Annotated[float, typer.Option(help="Seconds without progress before giving up.")] = PATIENCE,
     run: Annotated[str | None, typer.Option(help="Name of the run; made from the options if not given.")] = None,
     test: Annotated[Path | None, typer.Option(help="The coordinator's own rows to measure the model on.")] = None,
     mapping: Annotated[
@@ -271,7 +273,7 @@ def _run(home: Path, fit: FitOptions, rows: int | None, out: Path, talks: bool, 
 
     made = prepare(home, rows, fit.seed, secure)
     sites = list(made.kits.sites)
-    settings = job(fit, made.schema, sites, reply_timeout=60.0, secure=secure)
+    settings = job(fit, made.schema, sites, secure=secure)
     say(f"certificates and kits for a server, a coordinator and the sites {', '.join(sites)}")
     environment = {
         "JAX_PLATFORMS": "cpu",
@@ -280,14 +282,17 @@ def _run(home: Path, fit: FitOptions, rows: int | None, out: Path, talks: bool, 
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     }
     with processes.started(made.kits, environment) as running:
-        with hushed():
-            there = wait_for_sites(made.kits, sites, UP_SECONDS)
-        if len(there) < len(sites):
+        there: list[str] = []
+        ended: list[str] = []
+        while len(there) < len(sites) and not ended and time.monotonic() < began + PATIENCE:
+            with hushed():
+                there = wait_for_sites(made.kits, sites, UP_SECONDS)
             ended = [name for name, process in running.items() if process.poll() is not None]
+        if len(there) < len(sites):
             reason = f"{ended[0]} ended at once" if ended else f"only {', '.join(there) or 'no site'} came up"
             raise RuntimeError(f"The demo's federation did not start: {reason}; --keep keeps its logs.")
         say(f"server and {len(sites)} sites are up, over mutual TLS")
-        result = carry_out(made.kits, settings, fit, made.schema, out, made.test, 120.0, not talks)
+        result = carry_out(made.kits, settings, fit, made.schema, out, made.test, PATIENCE, not talks)
         say("trained, measured, page written")
     say("everything is stopped")
     return result
