@@ -109,7 +109,10 @@ def run(name: str, home: Path, file: Path, scratch: Path, rounds: int) -> dict[s
     own = {key: value for key, value in environment().items() if PEERS[name][1] == [] or key != "PYTHONPATH"}
     # Ray would put Flower's clients behind everything else that the machine does.
     own["RAY_worker_niceness"] = str(os.nice(0))
-    own |= {"RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0"}  # nothing leaves the machine
+    # Nothing leaves the machine, and Ray listens on loopback only.
+    own |= dict.fromkeys(
+        ("RAY_USAGE_STATS_ENABLED", "FLWR_TELEMETRY_ENABLED", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"), "0"
+    )
     out.unlink(missing_ok=True)
     began = time.time()
     with tempfile.TemporaryFile("w+") as said:
@@ -218,7 +221,8 @@ def table(found: dict[str, Any]) -> str:
     worst = max(one["difference"] for results in found.values() for one in results if "difference" in one)
     agreed = "all within" if worst <= ROUNDING else "**not all within**"
     notes = (
-        f"Adult-like table of {TABLE_ROWS:,} rows and 107 columns, dealt to the clients; 5 full-gradient steps a round; one core. "
+        f"Adult-like table of {TABLE_ROWS:,} rows and 107 columns, dealt to the clients; 5 full-gradient steps a round. "
+        "One core for all processes of a peer. "
         f"A run that would take more than about {cap} s is stopped after fewer rounds, and its 400 rounds are extrapolated. "
         "The ratio is of processor time, of all processes together. "
         "Memory is that of all processes, without pages of files and libraries. "

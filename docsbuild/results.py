@@ -226,7 +226,7 @@ def headlines() -> str:
         f"true-positive rates, for {cost:.2f} points of accuracy or less.\n"
         f"- The paper's 240 runs take {seconds:.0f} s on two cores, compiling included.\n"
         f"- A round over three real sites with mutual TLS takes {median(rounds):.2f} s.\n"
-        f"- Processor time of federated averaging over 100 clients, ours being 1: {', '.join(slower)}."
+        f"- Federated averaging over 100 clients, processor time of others where ours is 1: {', '.join(slower)}."
     )
 
 
