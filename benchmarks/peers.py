@@ -2,7 +2,8 @@
 
 The scripts are in `peers/`. Every peer is installed into an environment of its own, made the first time, under the folder that
 the variable FEDBILEVEL_PEERS names (`~/.cache/fedbilevel/peers` without it); one that cannot be installed or does not run is
-listed with the reason. A short run tells how long a round takes, and a long one then has 400 rounds, or as many as fit.
+listed with the reason. A short run tells how long a round takes, and a long one then has 400 rounds, or as many as fit. All
+processes of a peer share one core: on several, the threads of tiny steps wait for each other more than they compute.
 """
 
 import os
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import task
-from harness import HERE, digits, environment, markdown
+from harness import HERE, cores, digits, environment, markdown
 
 TORCH = "torch==2.13.0"
 PEERS: dict[str, tuple[str, list[list[str]]]] = {
@@ -95,7 +96,7 @@ def python_of(name: str, home: Path) -> str:
 def measured(name: str, home: Path, file: Path, scratch: Path, seconds: float) -> dict[str, Any]:
     """A short run, and a long one of ``seconds`` or 400 rounds; processor time is that of the rounds between the two."""
     short = run(name, home, file, scratch, SHORT)
-    rounds = min(ROUNDS, max(2 * SHORT, int(seconds / short["round"])))
+    rounds = min(ROUNDS, max(SHORT + 2, int(seconds / short["round"])))
     long = run(name, home, file, scratch, rounds)
     spent = max(0.0, long.pop("cpu") - short["cpu"])
     return {**long, "rounds": rounds, "round cpu": spent / (rounds - SHORT), "cap": seconds}
@@ -103,10 +104,15 @@ def measured(name: str, home: Path, file: Path, scratch: Path, seconds: float) -
 
 def run(name: str, home: Path, file: Path, scratch: Path, rounds: int) -> dict[str, Any]:
     script, out = HERE / "peers" / f"{PEERS[name][0]}.py", scratch / "out.npz"
-    command = [python_of(name, home), str(script), str(file), str(rounds), str(out)]
+    pinned = ["taskset", "-c", str(cores()[-1])]
+    command = [*pinned, python_of(name, home), str(script), str(file), str(rounds), str(out)]
     own = {key: value for key, value in environment().items() if PEERS[name][1] == [] or key != "PYTHONPATH"}
     # Ray would put Flower's clients behind everything else that the machine does.
     own["RAY_worker_niceness"] = str(os.nice(0))
+    # Nothing leaves the machine, and Ray listens on loopback only.
+    own |= dict.fromkeys(
+        ("RAY_USAGE_STATS_ENABLED", "FLWR_TELEMETRY_ENABLED", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"), "0"
+    )
     out.unlink(missing_ok=True)
     began = time.time()
     with tempfile.TemporaryFile("w+") as said:
@@ -191,9 +197,9 @@ def table(found: dict[str, Any]) -> str:
     header = ["clients", "peer", "to the end of round 1, s", "a round, ms", "processor time of it, ms", "/ fedbilevel"]
     header += ["400 rounds, s", "peak MB", "lines", "rounds timed", "difference"]
     shown = []
-    for clients in dict.fromkeys(name.split(" / ")[1] for name in found):
+    for clients in sorted({name.split(" / ")[1] for name in found}, key=int):
         for peer in PEERS:
-            results = found.get(f"{peer} / {clients}", [{"reason": "not run: a process for every client"}])
+            results = found.get(f"{peer} / {clients}", [{"reason": "not run: it starts a process for every client"}])
             good = [one for one in results if "round" in one]
             if not good:
                 shown.append([clients, peer, results[-1]["reason"], *[""] * 8])
@@ -216,6 +222,7 @@ def table(found: dict[str, Any]) -> str:
     agreed = "all within" if worst <= ROUNDING else "**not all within**"
     notes = (
         f"Adult-like table of {TABLE_ROWS:,} rows and 107 columns, dealt to the clients; 5 full-gradient steps a round. "
+        "One core for all processes of a peer. "
         f"A run that would take more than about {cap} s is stopped after fewer rounds, and its 400 rounds are extrapolated. "
         "The ratio is of processor time, of all processes together. "
         "Memory is that of all processes, without pages of files and libraries. "

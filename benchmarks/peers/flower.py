@@ -45,5 +45,8 @@ def evaluated(number, arrays):
 
 run_simulation(
     server_app, client_app, num_supernodes=count,
-    backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0}, "init_args": {"num_cpus": os.cpu_count()}},
+    backend_config={
+        "client_resources": {"num_cpus": 1, "num_gpus": 0},
+        "init_args": {"num_cpus": len(os.sched_getaffinity(0)), "include_dashboard": False},
+    },
 )  # fmt: skip
