@@ -10,6 +10,7 @@ import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,9 @@ import numpy as np
 from fedbilevel.calculus import Loss, Tree
 from fedbilevel.hints import hint
 from fedbilevel.linear import LinearInner
+
+_FINITE: WeakValueDictionary[int, jax.Array] = WeakValueDictionary()
+"""JAX's arrays without a NaN or infinity, by id: they never change, so many runs on the same rows look once."""
 
 
 @dataclass(frozen=True)
@@ -296,11 +300,13 @@ class ClientData:
         """Refuse a NaN or infinity in a real row, by client (its number in ``names``, or here) and leaf."""
         for part in self.parts:
             for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(self, part)):
-                if not jnp.issubdtype(leaf.dtype, jnp.inexact) or (
-                    isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-                ):
+                if not jnp.issubdtype(leaf.dtype, jnp.inexact) or _FINITE.get(id(leaf)) is leaf:
+                    continue
+                if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
                     continue
                 bad = ~np.isfinite(np.asarray(leaf)).reshape(*leaf.shape[:2], -1).all(axis=-1)
+                if isinstance(leaf, jax.Array) and not bad.any():
+                    _FINITE[id(leaf)] = leaf
                 bad &= np.arange(leaf.shape[1]) < getattr(self, f"{part}_sizes")[:, None]
                 if bad.any():
                     client, row = (int(place) for place in np.argwhere(bad)[0])
