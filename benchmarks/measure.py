@@ -87,11 +87,20 @@ def population(job: dict[str, Any]) -> dict[str, Any]:
     return population.run(job)
 
 
+def profile(job: dict[str, Any]) -> dict[str, Any]:
+    """Where processor seconds go."""
+    import profiles
+
+    return profiles.run(job)
+
+
 def main() -> None:
     job = json.loads(sys.argv[1])
     if job.get("cores") is not None:
         os.sched_setaffinity(0, job["cores"])
-    result = {"speed": speed, "seeds": seeds, "startup": startup, "population": population}[job["kind"]](job)
+    result = {"speed": speed, "seeds": seeds, "startup": startup, "population": population, "profile": profile}[
+        job["kind"]
+    ](job)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"megabytes": peak, **result}))
 

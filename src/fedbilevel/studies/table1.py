@@ -68,7 +68,7 @@ POSITIVE = ("favourable", "other")
 """Which label counts as positive in the gaps: the one that is good for a person, or the other."""
 # Milliseconds of one run on one core of an ordinary machine: only for guessing the time that is left.
 _COST = {
-    "adult": {"fedavg": 60, "fedreg": 70, "fedminmax": 1200, "fcfl": 2000, "fedbio": 500, "fedbioacc": 700},
+    "adult": {"fedavg": 60, "fedreg": 70, "fedminmax": 220, "fcfl": 2000, "fedbio": 500, "fedbioacc": 700},
     "credit": {"fedavg": 20, "fedreg": 30, "fedminmax": 70, "fcfl": 60, "fedbio": 120, "fedbioacc": 170},
 }
 
