@@ -83,7 +83,7 @@ class Kept(NamedTuple):
 
     @property
     def frame(self) -> pd.DataFrame:
-        kinds = {"f": "float64", "i": "int64", "u": "int64", "b": "bool"}
+        kinds: dict[str, Any] = {"f": "float64", "i": "int64", "u": "int64", "b": "bool"}
         columns = zip(self.columns.items(), self.values, strict=True)
         return pd.DataFrame(
             {column: pd.array(values, dtype=kinds.get(kind, "str")) for (column, kind), values in columns}

@@ -144,8 +144,8 @@ class RunFolder:
             )
         pieces: dict[str, list[files.Kept]] = {name: [] for name in files.TABLES}
         for key in order:
-            for name, table in parts[key].tables.items():
-                pieces.setdefault(name, []).append(table)
+            for name, kept in parts[key].tables.items():
+                pieces.setdefault(name, []).append(kept)
         merged = {name: files.stacked(name, tables) for name, tables in pieces.items() if tables}
         checksums = {}
         for name, table in {**merged, **extra}.items():
