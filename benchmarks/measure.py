@@ -103,11 +103,18 @@ def bandwidth(job: dict[str, Any]) -> dict[str, Any]:
     return {"bytes": 3 * one.nbytes / statistics.median(took)}
 
 
+def profile(job: dict[str, Any]) -> dict[str, Any]:
+    """Where processor seconds go."""
+    import profiles
+
+    return profiles.run(job)
+
+
 def main() -> None:
     job = json.loads(sys.argv[1])
     if job.get("cores") is not None:
         os.sched_setaffinity(0, job["cores"])
-    kinds = {"speed": speed, "seeds": seeds, "startup": startup, "population": population, "bandwidth": bandwidth}
+    kinds = {each.__name__: each for each in (speed, seeds, startup, population, bandwidth, profile)}
     result = kinds[job["kind"]](job)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"megabytes": peak, **result}))

@@ -302,9 +302,9 @@ class ClientData:
         """Refuse a NaN or infinity in a real row, by client (its number in ``names``, or here) and leaf."""
         for part in self.parts:
             for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(self, part)):
-                if not jnp.issubdtype(leaf.dtype, jnp.inexact) or (
-                    isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-                ):
+                if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+                    continue
+                if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
                     continue
                 values = np.asarray(leaf)
                 with np.errstate(over="ignore", invalid="ignore"):

@@ -341,6 +341,21 @@ def test_many_fits_of_one_program_equal_single_fits_bit_by_bit(method):
     assert last.calls == tuple(map(int, wanted.history.groupby("stage")[calls].max().sum()))
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_seeds_side_by_side_equal_single_runs(count):
+    """To rounding: with several seeds, sums over a minibatch may be taken in another order."""
+    program = FairProgram(Recipe("fedminmax", steps=30, batch_size=8, step=0.2), MODEL, 2)
+    known = Clients.of(program, clients((40, 31, 25)))
+    trainer, seeds = Trainer(program, known), range(4, 4 + count)
+    trainer.compile(seeds)
+    for seed, found in zip(seeds, trainer.run_together(known, seeds, 0.1, 5), strict=True):
+        wanted = trainer.run(known, seed, 0.1, 5)
+        np.testing.assert_allclose(found.params, wanted.params, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(found.weights, wanted.weights, rtol=0, atol=1e-5)
+        assert [stop[:3] + stop[5:] for stop in found.stops] == [stop[:3] + stop[5:] for stop in wanted.stops]
+    assert count == 1 or not np.allclose(found.params, trainer.run(known, 4, 0.1, 5).params, atol=1e-4)
+
+
 def test_divergence_is_told():
     program = FairProgram(Recipe("fedavg", Formulation(ridge=50.0), batch_size=8, step=1.0), MODEL, 2)
     known = Clients.of(program, clients((40, 31)))

@@ -60,6 +60,9 @@ def test_the_full_design_is_the_papers():
     # Where nothing is drawn at random, ten seeds on one split are one run; on ten splits they are not.
     assert [len(trial.seeds) for trial in Design().trials() if trial.method == "fcfl"] == [10] * 4
     assert all(trial.seeds == (trial.split_seed,) for trial in Design(splits="many").trials())
+    # FedMinMax reads whole sets: its seeds on one split go side by side.
+    sides = [trial.seeds for trial in Design(("credit",), ("iid",), ("fedminmax",), seeds=13).trials()]
+    assert sides == [tuple(range(10)), (10, 11, 12)]
     assert from_configuration(json.loads(json.dumps(Design(grid=True).configuration()))) == Design(grid=True)
 
 
@@ -179,6 +182,14 @@ def test_one_run_computed_again_is_the_same(finished, tmp_path):
     finally:
         rows.write_bytes(kept)
         (finished.path / "run.toml").write_text(about)
+
+
+def test_runs_side_by_side_are_kept_by_seed_and_verified(tmp_path):
+    run = table1.run(Design(("credit",), ("iid",), ("fedminmax",), seeds=3, steps=20), tmp_path / "run", workers=1)
+    assert run.rows["seed"].tolist() == [0, 1, 2]
+    assert len(run.models) == 3
+    assert run.history.groupby("seed")["objective"].last().nunique() == 3
+    assert table1.verify(run.path, 0).differences == {}
 
 
 def test_learning_rates_are_chosen_on_the_rows_set_aside(tmp_path):

@@ -746,10 +746,12 @@ def smoothness(features: np.ndarray, of_a_row: float = 0.25) -> float:
     A sum over rows, so sites could compute it together without showing any row.
     """
     matrix = features.astype(np.float64)
+    # Where there are more rows than columns, their second moments once are less work than all rows thirty times.
+    moments = matrix.T @ matrix if matrix.shape[1] < len(matrix) else None
     vector = np.ones(matrix.shape[1])
     size = 1.0
     for _ in range(30):
-        vector = matrix.T @ (matrix @ vector) / len(matrix)
+        vector = (matrix.T @ (matrix @ vector) if moments is None else moments @ vector) / len(matrix)
         size = float(np.linalg.norm(vector))
         if size == 0:
             return 0.0

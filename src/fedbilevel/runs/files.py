@@ -8,8 +8,10 @@ import io
 import json
 import re
 import tomllib
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,24 +60,64 @@ def tidy(name: str, frame: pd.DataFrame | None) -> pd.DataFrame:
         if column not in frame.columns:
             raise ValueError(f"{name} lacks the column {column!r}, which says which run a row belongs to.")
     missing = {"text": "", "whole": 0, "number": np.nan}
-    series = {}
+    arrays: dict[str, Any] = {}
     for column, kind in columns.items():
         values = frame[column] if column in frame.columns else pd.Series(missing[kind], index=frame.index)
         try:
-            if kind == "text":
+            if kind == "text" and (values.dtype != "str" or values.hasnans):
                 values = values.astype(object).where(values.notna(), "")
-            series[column] = values.astype(_TYPES[kind])
+            # A run's tables are many and short: what is typed already is not typed again.
+            arrays[column] = (values if values.dtype == _TYPES[kind] else values.astype(_TYPES[kind])).array
         except (ValueError, TypeError) as error:
             said = {"text": "text", "whole": "whole numbers", "number": "numbers"}[kind]
             raise ValueError(f"{name}: the column {column!r} must hold {said} ({error}).") from error
-    extra = {str(column): frame[column] for column in frame.columns if column not in columns}
-    return pd.DataFrame({**series, **extra}).reset_index(drop=True)
+    extra = {str(column): frame[column].array for column in frame.columns if column not in columns}
+    return pd.DataFrame({**arrays, **extra})
 
 
-def stacked(name: str, frames: list[pd.DataFrame]) -> pd.DataFrame:
+class Kept(NamedTuple):
+    """A table as a part's file keeps it: the kind of every column, and its values."""
+
+    columns: dict[str, str]
+    values: list[list[Any]]
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        kinds: dict[str, Any] = {"f": "float64", "i": "int64", "u": "int64", "b": "bool"}
+        columns = zip(self.columns.items(), self.values, strict=True)
+        return pd.DataFrame(
+            {column: pd.array(values, dtype=kinds.get(kind, "str")) for (column, kind), values in columns}
+        )
+
+    def followed_by(self, others: list[Kept]) -> Kept:
+        """With the rows of ``others``, which have the same columns, below its own."""
+        every = zip(self.values, *(other.values for other in others), strict=True)
+        return Kept(self.columns, [[value for values in column for value in values] for column in every])
+
+
+class Frames(Mapping[str, pd.DataFrame]):
+    """The tables of one part, each made when it is asked for."""
+
+    def __init__(self, kept: dict[str, Kept]) -> None:
+        self._kept = kept
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        return self._kept[name].frame
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+def stacked(name: str, tables: list[Kept]) -> pd.DataFrame:
     """Several tables one below the other; a column that only some of them have is empty in the others."""
-    filled = [frame for frame in frames if len(frame)]
-    return tidy(name, pd.concat(filled, ignore_index=True) if filled else None)
+    filled = [table for table in tables if table.values and table.values[0]]
+    # Tables alike become one frame together: a frame for each would take longer than everything else.
+    alike = [list(group) for _, group in groupby(filled, key=lambda table: list(table.columns.items()))]
+    frames = [first.followed_by(others).frame for first, *others in alike]
+    return tidy(name, pd.concat(frames, ignore_index=True) if frames else None)
 
 
 def digest(contents: bytes) -> str:
@@ -118,13 +160,7 @@ def _read_part(file: Path) -> Part:
     if digest(body).encode() != checksum:
         raise ValueError("its contents do not match their checksum")
     record = json.loads(body)
-    kinds = {"f": "float64", "i": "int64", "u": "int64", "b": "bool"}
-    tables = {}
-    for name, table in record["tables"].items():
-        columns = zip(table["columns"].items(), table["values"], strict=True)
-        tables[name] = pd.DataFrame(
-            {column: pd.Series(values, dtype=kinds.get(kind, "str")) for (column, kind), values in columns}
-        )
+    tables = {name: Kept(table["columns"], table["values"]) for name, table in record["tables"].items()}
     return Part(record["key"], tables, record["models"])
 
 
@@ -242,7 +278,7 @@ class Part(NamedTuple):
     """What was saved under one key, and the names of its models."""
 
     key: str
-    tables: dict[str, pd.DataFrame]
+    tables: dict[str, Kept]
     models: list[str]
 
 

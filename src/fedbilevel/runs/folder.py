@@ -118,9 +118,9 @@ class RunFolder:
         with self._threads, _explained(self.path, "save results in"), (self.path / "log.txt").open("a") as file:
             file.write(f"{_now()} {' '.join(text.split())}\n")
 
-    def parts(self) -> dict[str, dict[str, pd.DataFrame]]:
+    def parts(self) -> dict[str, files.Frames]:
         """The tables of every saved part, by key; of a complete run that does not grow there are none left."""
-        return {part.key: part.tables for part in files.read_parts(self.path)}
+        return {part.key: files.Frames(part.tables) for part in files.read_parts(self.path)}
 
     def finish(self, order: Sequence[str] | None = None, extra: Mapping[str, pd.DataFrame] | None = None) -> Run:
         """Merge the parts into the tables, mark the run complete and return it.
@@ -142,11 +142,11 @@ class RunFolder:
             raise ValueError(
                 f"The part {absent[0]!r} of {self.path} has not been saved, so the run cannot be finished."
             )
-        pieces: dict[str, list[pd.DataFrame]] = {name: [] for name in files.TABLES}
+        pieces: dict[str, list[files.Kept]] = {name: [] for name in files.TABLES}
         for key in order:
-            for name, frame in parts[key].tables.items():
-                pieces.setdefault(name, []).append(frame)
-        merged = {name: files.stacked(name, frames) for name, frames in pieces.items() if frames}
+            for name, kept in parts[key].tables.items():
+                pieces.setdefault(name, []).append(kept)
+        merged = {name: files.stacked(name, tables) for name, tables in pieces.items() if tables}
         checksums = {}
         for name, table in {**merged, **extra}.items():
             text = files.csv_text(table)
