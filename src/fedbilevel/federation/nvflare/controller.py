@@ -9,7 +9,6 @@ import gc
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,27 +29,19 @@ from fedbilevel.federation.protocol.record import Record
 from fedbilevel.federation.protocol.settings import RunFailed, Stopped, TooFewSites
 
 LOOK_UP = 0.2
-"""Seconds between two looks at the abort signal, at most, while waiting for replies (a reply wakes the run at once)."""
+"""Seconds between two looks at the abort signal while waiting for replies (a reply wakes the run at once)."""
 IDLE_SHARE, IDLE_INTERVAL = 0.02, 0.25
 """A site that waits asks again after this share of the time it has waited, and after so many seconds at the latest."""
 REQUESTS = 300
 """In a second, of all sites together, as three make them: each costs the coordinator a millisecond or two, and more of them
 would keep it from its work."""
-MOMENT = 0.02
-"""Seconds after which a request that was taken is on its way.  With it goes how long its site waits after its reply."""
-LATELY = 8
-"""How many exchanges back it is looked how long they take."""
 LITTER = 200e6
 """Bytes that sites may send until what they sent earlier is looked for and let go of."""
 
 
-def patience_of_sites(waited: float, sites: int, soonest: float) -> float:
-    """Seconds until a site that has no work asks again, ``waited`` seconds after the ``sites`` were sent theirs.
-
-    The quickest exchange of late took ``soonest`` seconds: long before that there is no use in asking.
-    """
-    seldom = max(IDLE_SHARE * waited, (soonest - waited) / 2)
-    return max(REQUEST_INTERVAL, sites / REQUESTS, min(seldom, IDLE_INTERVAL))
+def patience_of_sites(waited: float, sites: int) -> float:
+    """Seconds until a site that has no work asks again, ``waited`` seconds after the ``sites`` were sent theirs."""
+    return max(REQUEST_INTERVAL, sites / REQUESTS, min(IDLE_SHARE * waited, IDLE_INTERVAL))
 
 
 class PlanController(Controller):  # type: ignore[misc]
@@ -125,8 +116,6 @@ class TaskChannel:
         self.exchange: _Exchange | None = None
         self.gone: set[str] = set()
         """Sites whose workers have ended: they come back with another job only."""
-        self.took: dict[str, deque[float]] = {}
-        """Seconds that the last exchanges of each task took."""
         self.litter = Litter()
 
     def sites(self) -> list[str]:
@@ -145,21 +134,17 @@ class TaskChannel:
             exchange.tasks[site] = Task(name=task, data=Shareable(content), **callbacks)
         for site, sent in exchange.tasks.items():
             self.controller.broadcast(sent, self.fl_ctx, targets=[site], min_responses=1)
-        took = self.took.setdefault(task, deque(maxlen=LATELY))
         try:
-            replies = exchange.wait(seconds, self.abort_signal, self._pace, min(took, default=0.0))
+            replies = exchange.wait(seconds, self.abort_signal, self._pace)
         finally:
-            self._pace(0.0, 0.0)
             for sent in exchange.tasks.values():
                 exchange.cancel(sent)
-        took.append(time.perf_counter() - exchange.began)
         self.litter.more(exchange.arrived)
         return replies
 
-    def _pace(self, waited: float, soonest: float) -> float:
+    def _pace(self, waited: float) -> None:
         sites = 0 if self.exchange is None else len(self.exchange.tasks)
-        pace = self.runner.config.task_request_interval = patience_of_sites(waited, sites, soonest)
-        return pace
+        self.runner.config.task_request_interval = patience_of_sites(waited, sites)
 
     def lost(self, site: str) -> None:
         """The site's worker has ended: nobody waits for it any longer."""
@@ -207,8 +192,6 @@ class _Exchange:
     def __init__(self, awaited: set[str]) -> None:
         self.awaited = set(awaited)
         self.tasks: dict[str, Task] = {}
-        self.at_work: dict[str, float] = {}
-        """When sites took their requests."""
         self.replies: dict[str, Reply] = {}
         self.arrived = 0
         """Bytes."""
@@ -219,7 +202,6 @@ class _Exchange:
         """A site that comes for its request is alive, and worth waiting for."""
         with self.changed:
             self.awaited.add(client_task.client.name)
-            self.at_work[client_task.client.name] = time.perf_counter()
 
     def drop(self, site: str) -> None:
         with self.changed:
@@ -250,20 +232,16 @@ class _Exchange:
         except (BadReply, RecursionError) as error:
             self.answered(client_task.client.name, {}, f"its reply was not read: {error}")
 
-    def wait(
-        self, seconds: float, abort_signal: Signal, pace: Callable[[float, float], float], soonest: float
-    ) -> dict[str, Reply]:
-        """``pace`` is told how long it has been waited, and, once all sites are at work, when they will be done at the
-        ``soonest``; it says when it wants to be told again."""
+    def wait(self, seconds: float, abort_signal: Signal, pace: Callable[[float], None]) -> dict[str, Reply]:
         end = self.began + seconds
         with self.changed:
             while not self.awaited <= self.replies.keys():
                 if abort_signal.triggered:
                     raise Stopped("The job was stopped; the run goes on when it is submitted again.")
                 now = time.perf_counter()
-                busy = self.awaited <= self.at_work.keys() and now - max(self.at_work.values(), default=now) > MOMENT
-                interval = pace(now - self.began, soonest if busy else 0.0)
+                pace(now - self.began)
                 if now >= end:
                     break
-                self.changed.wait(min(LOOK_UP, interval, end - now))
+                self.changed.wait(min(LOOK_UP, end - now))
+            pace(0.0)
             return dict(self.replies)
