@@ -1,7 +1,7 @@
 """The tests with real servers and sites, beside loops that keep every core busy: is a run lost, doubled or hung?
 
     python benchmarks/stress.py                      # until ten whole suites in a row have passed beside four loops
-    python benchmarks/stress.py --once               # one more of them: some 15 minutes on two cores, an hour at most
+    python benchmarks/stress.py --once               # one more of them: some ten minutes on two cores, an hour at most
     python benchmarks/stress.py --once -- -k kills   # some tests only; nothing is kept
 
 What follows ``--`` goes to pytest.  The tests assert that runs are complete, with the numbers of a run without faults and every
@@ -29,12 +29,15 @@ from typing import Any
 import harness
 
 ROOT = harness.HERE.parent
-SUITE = [sys.executable, "-m", "pytest", "-v", "-n", "0", "-m", "federation", "tests/federation"]
+SUITE = [
+    sys.executable, "-m", "pytest", "-v", "-n", "2", "--dist", "loadfile", "-m", "federation",
+    "tests/federation", "tests/test_tutorials.py",
+]  # fmt: skip
+"""As in `make test-federation`: two workers, each with a federation of its own."""
 LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100_000))"
 """Ends with whoever started it."""
-SAID = re.compile(
-    r"^tests/federation/(\S+::.+?)\s*(PASSED|FAILED|ERROR|SKIPPED|XFAIL)?(?:\s+\[ *\d+%\])?$", re.MULTILINE
-)
+SAID = re.compile(r"^(?:\[gw\d+\] \[ *\d+%\] ([A-Z]+) )?tests/(\S+::.+?) *$", re.MULTILINE)
+"""A line when a test begins, and one when it has ended."""
 TIMES, LOOPS = 10, 4
 LAST_WORDS = 120.0
 """Seconds in which a suite that is stopped can stop what it started."""
@@ -81,7 +84,7 @@ def once(further: list[str], limit: float) -> dict[str, Any]:
         output.seek(0)
         said = output.read()
     tests: dict[str, str] = {}
-    for name, how in SAID.findall(said):
+    for how, name in SAID.findall(said):
         if how or name not in tests:
             tests[name] = how.lower() or "unfinished"
     told = {"outcome": outcome, "seconds": round(time.monotonic() - began, 1), "tests": tests}
