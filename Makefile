@@ -18,7 +18,7 @@ test-optimised: .venv/ready
 	FEDBILEVEL_OPTIMISED=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 test-federation: .venv/ready
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m federation $(FEDERATION)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m federation $(FEDERATION)
 
 test-wheels: .venv/ready
 	$(BIN)/python -m pytest -q -m packaging tests/test_packaging.py

@@ -30,7 +30,7 @@ import harness
 
 ROOT = harness.HERE.parent
 SUITE = [
-    sys.executable, "-m", "pytest", "-v", "-n", "2", "--dist", "loadfile", "-m", "federation",
+    sys.executable, "-m", "pytest", "-v", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "federation",
     "tests/federation", "tests/test_tutorials.py",
 ]  # fmt: skip
 """As in `make test-federation`: two workers, each with a federation of its own."""
