@@ -6,7 +6,7 @@
 
 What follows ``--`` goes to pytest.  The tests assert that runs are complete, with the numbers of a run without faults and every
 exchange once: a run that is lost or doubled fails its test.  A suite that takes longer than ``--limit`` seconds counts as hung,
-and is stopped.
+and is stopped with all it started; one that leaves processes behind has failed.
 
 Every suite is kept in results/stress.json as soon as it is over, with the commit it was run on and the machine's load, so they
 can be collected as the machine has time for them.  One that does not pass ends the command, and the count begins again.
@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import harness
+import psutil
 
 ROOT = harness.HERE.parent
 SUITE = [
@@ -39,8 +40,6 @@ LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum
 SAID = re.compile(r"^(?:\[gw\d+\] \[ *\d+%\] ([A-Z]+) )?tests/(\S+::.+?) *$", re.MULTILINE)
 """A line when a test begins, and one when it has ended."""
 TIMES, LOOPS = 10, 4
-LAST_WORDS = 120.0
-"""Seconds in which a suite that is stopped can stop what it started."""
 
 
 def commit() -> str:
@@ -62,27 +61,38 @@ def busy(loops: int) -> Iterator[None]:
             loop.wait()
 
 
+def started_in(folder: str) -> list[psutil.Process]:
+    """Servers, sites and commands that name a folder in what they were started with."""
+    return [
+        one for one in psutil.process_iter(["cmdline"]) if any(folder in word for word in one.info["cmdline"] or ())
+    ]
+
+
 def once(further: list[str], limit: float) -> dict[str, Any]:
     """One run of the suite: how it and each of its tests ended, in how many seconds."""
     began = time.monotonic()
-    with tempfile.TemporaryFile("w+") as output:
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryDirectory() as folder:
         suite = subprocess.Popen(
-            [*SUITE, *further], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
+            [*SUITE, f"--basetemp={folder}/suite", *further], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
         try:
             outcome = "passed" if suite.wait(limit) == 0 else "failed"
         except subprocess.TimeoutExpired:
             outcome = "hung"
         finally:
             if suite.poll() is None:
-                os.killpg(suite.pid, signal.SIGINT)  # pytest then stops what it started
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    suite.wait(LAST_WORDS)
-            if suite.poll() is None:
                 os.killpg(suite.pid, signal.SIGKILL)
                 suite.wait()
+            left = started_in(folder)
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
         output.seek(0)
         said = output.read()
+    if left and outcome == "passed":
+        outcome = "failed"
+        said += f"\nStill running: {left}"
     tests: dict[str, str] = {}
     for how, name in SAID.findall(said):
         if how or name not in tests:
