@@ -288,7 +288,7 @@ TASKS: dict[str, Callable[[Data], Iterator[NDArray[np.float64]]]] = {"FedAvg": f
 def reference(name: str, data: Data, rounds: int, home: Path) -> NDArray[np.float64]:
     """What the server must have after ``rounds``.  Four hundred rounds take a minute, so that they are kept."""
     given = [inspect.getsource(function).encode() for function in (TASKS[name], sigmoid, times, sums)]
-    given += [array.tobytes() for array in data.values()]
+    given += [f"{part} {array.shape}".encode() + array.tobytes() for part, array in data.items()]
     kept = home / f"reference-{hashlib.sha256(b''.join(given)).hexdigest()[:16]}.npy"
     known = np.load(kept) if kept.exists() else np.empty((0, 0))
     if len(known) < rounds:
@@ -368,3 +368,17 @@ def processor(found: dict[str, Any], name: str, clients: Any) -> dict[str, float
     """By peer: processor seconds of a round, where it ran."""
     runs = {peer: [one for one in found.get(f"{name} / {clients} / {peer}", []) if "round" in one] for peer in PEERS}
     return {peer: float(np.median([one["round cpu"] for one in good])) for peer, good in runs.items() if good}
+
+
+def headline(found: dict[str, Any], clients: int = 100) -> str:
+    """One line for the README; nothing where a run was cut shorter than this section cuts it, or a task is missing."""
+    tasks = []
+    for name in TASKS:
+        runs = [one for key, results in found.items() if key.startswith(f"{name} / {clients} / ") for one in results]
+        spent = processor(found, name, clients)
+        own = spent.pop("fedbilevel", None)
+        if own is None or not spent or any(one.get("cap", CAP) < CAP for one in runs):
+            return ""
+        others = sorted(spent.items(), key=lambda pair: pair[1])
+        tasks.append(f"{name} by " + ", ".join(f"{peer} {float(f'{value / own:.2g}'):g}" for peer, value in others))
+    return f"- A round with {clients} clients, processor time of others where ours is 1: {'; '.join(tasks)}."
