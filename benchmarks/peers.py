@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import task
@@ -31,24 +31,38 @@ from harness import HERE, cores, digits, environment, machine, markdown
 from numpy.typing import NDArray
 
 TORCH = "torch==2.13.0"
-PEERS: dict[str, tuple[str, list[list[str]]]] = {
-    "fedbilevel": ("ours", []),
-    "plain PyTorch": ("torch", [[TORCH, "numpy"]]),
-    "FedJAX": ("fedjax", [["fedjax"], ["jax==0.4.25", "jaxlib==0.4.25", "numpy<2", "scipy<1.13", "dm-haiku==0.0.12"]]),
-    "pfl-research": ("pfl", [[TORCH, "numpy"], ["pfl[pytorch]", TORCH]]),
-    "Flower": ("flower", [[TORCH, "numpy"], ["flwr[simulation]", TORCH]]),
-    "NVFlare": ("nvflare", [[TORCH, "numpy"], ["nvflare==2.9.0", TORCH]]),
+
+
+class Peer(NamedTuple):
+    scripts: str  # how their names begin
+    package: str
+    installed: list[list[str]]  # by pip, one list after the other
+
+
+PEERS = {
+    "fedbilevel": Peer("ours", "fedbilevel", []),
+    "plain PyTorch": Peer("torch", "torch", [[TORCH, "numpy"]]),
+    # It needs functions of an older JAX.
+    "FedJAX": Peer(
+        "fedjax",
+        "fedjax",
+        [["fedjax"], ["jax==0.4.25", "jaxlib==0.4.25", "numpy<2", "scipy<1.13", "dm-haiku==0.0.12"]],
+    ),
+    "pfl-research": Peer("pfl", "pfl", [[TORCH, "numpy"], ["pfl[pytorch]", TORCH]]),
+    "Flower": Peer("flower", "flwr", [[TORCH, "numpy"], ["flwr[simulation]", TORCH]]),
+    "NVFlare": Peer("nvflare", "nvflare", [[TORCH, "numpy"], ["nvflare==2.9.0", TORCH]]),
 }
-"""By name: how its scripts begin, and what pip installs, one list after the other.  FedJAX needs functions of an older JAX."""
 FEW_CLIENTS = {"NVFlare": 3}
-"""NVFlare's simulator runs a process with a PyTorch of its own for every client."""
+"""NVFlare's simulator keeps a process with a PyTorch of its own for every client.  With fewer processes than clients it starts
+one for every task, which forgets what the client knew.  It takes 100 clients at most."""
 CLIENTS, ROUNDS, SHORT = (3, 100, 1000), 400, 3
 CAP = 20
 """Seconds that a long run may take, as far as the short one can tell."""
 TABLE_ROWS, VALIDATION = 34_000, 5_000
 ROUNDING = 1e-4
 """Largest difference from the numbers in float64 that float32 explains, relative to the largest of them."""
-LIMIT = 600
+LIMIT = 300
+"""Seconds after which a run is given up, whatever the short one told."""
 
 Data = dict[str, NDArray[Any]]
 
@@ -117,13 +131,13 @@ def reason(error: Exception) -> str:
 
 def python_of(peer: str, home: Path) -> str:
     """The interpreter of a peer's environment, which is made the first time."""
-    short, steps = PEERS[peer]
-    if not steps:
+    if not PEERS[peer].installed:
         return sys.executable
-    interpreter, ready = home / short / "bin" / "python", home / short / "ready"
+    folder = home / PEERS[peer].scripts
+    interpreter, ready = folder / "bin" / "python", folder / "ready"
     if not ready.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", home / short], check=True)
-        for wanted in steps:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        for wanted in PEERS[peer].installed:
             done = subprocess.run([interpreter, "-m", "pip", "install", "-q", *wanted], capture_output=True, text=True)
             if done.returncode:
                 raise RuntimeError(f"pip: {done.stderr}")
@@ -139,16 +153,21 @@ def measured(name: str, peer: str, home: Path, file: Path, scratch: Path, cap: f
         more = min(ROUNDS, int(cap / one["round"]))
         # The first rounds may be slow: a long run can turn out to have time for many more.
         if more < 2 * rounds:
-            return {**one, "rounds": rounds, "cap": cap}
+            return {**one, "rounds": rounds, "cap": cap, "version": version(python, peer)}
         rounds = more
 
 
+def version(python: str, peer: str) -> str:
+    asked = f"import importlib.metadata; print(importlib.metadata.version({PEERS[peer].package!r}))"
+    return subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
+
+
 def run(name: str, peer: str, python: str, file: Path, scratch: Path, rounds: int) -> dict[str, Any]:
-    script, out = HERE / "peers" / f"{PEERS[peer][0]}_{name.lower()}.py", scratch / "out.npz"
+    script, out = HERE / "peers" / f"{PEERS[peer].scripts}_{name.lower()}.py", scratch / "out.npz"
     command = ["taskset", "-c", str(cores()[-1]), python, str(script)]
     own = environment() | {"PEER_FILE": str(file), "PEER_ROUNDS": str(rounds), "PEER_OUT": str(out)}
     # The paths of this environment are not for the others, and processes that a peer starts look for its scripts.
-    own |= {"PYTHONPATH": str(HERE / "peers")} if PEERS[peer][1] else {}
+    own |= {"PYTHONPATH": str(HERE / "peers")} if PEERS[peer].installed else {}
     # Ray would put Flower's clients behind everything else that the machine does.
     own["RAY_worker_niceness"] = str(os.nice(0))
     # Nothing leaves the machine, and Ray listens on loopback only.
@@ -300,7 +319,7 @@ def reference(name: str, data: Data, rounds: int, home: Path) -> NDArray[np.floa
 def lines(name: str, peer: str) -> int:
     """Lines of a peer's scripts that say something: no blank lines, comments, docstrings or imports."""
     folder = HERE / "peers"
-    own = sorted(folder.glob(f"{PEERS[peer][0]}_{name.lower()}*.py"))
+    own = sorted(folder.glob(f"{PEERS[peer].scripts}_{name.lower()}*.py"))
     trees = [ast.parse(file.read_text()) for file in own]
     imported = {node.module for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     shared = [file for file in sorted(folder.glob("*.py")) if file.stem in imported - {"common"}]
@@ -324,7 +343,7 @@ def table(found: dict[str, Any]) -> str:
     shown = []
     for name, clients in dict.fromkeys(tuple(key.split(" / ")[:2]) for key in sorted(found, key=place)):
         for peer in PEERS:
-            many = [{"reason": "not run: it starts a process for every client"}]
+            many = [{"reason": "not run: it needs a process for every client, and takes 100 at most"}]
             results = found.get(f"{name} / {clients} / {peer}", many)
             good = [one for one in results if "round" in one]
             if not good:
@@ -345,6 +364,12 @@ def table(found: dict[str, Any]) -> str:
             )  # fmt: skip
     cap = max(one["cap"] for results in found.values() for one in results if "cap" in one)
     worst = max(one["difference"] for results in found.values() for one in results if "difference" in one)
+    versions = dict.fromkeys(
+        f"{key.split(' / ')[2]} {one['version']}"
+        for key, results in found.items()
+        for one in results
+        if "version" in one
+    )
     agreed = "all within" if worst <= ROUNDING else "**not all within**"
     notes = (
         f"Adult-like table of {TABLE_ROWS:,} rows and 107 columns, dealt to the clients; 5 steps a round on whole local sets. "
@@ -355,6 +380,7 @@ def table(found: dict[str, Any]) -> str:
         "Memory is that of all processes, without pages of files and libraries. Lines are those of the scripts, without "
         "imports. "
         f"Difference: from the server's numbers in float64 after as many rounds, relative; {agreed} {ROUNDING:g}."
+        f"{' Measured: ' if versions else ''}{', '.join(versions)}{'.' if versions else ''}"
     )
     return "\n".join([markdown(header, shown), "", notes])
 

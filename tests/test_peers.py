@@ -106,6 +106,7 @@ def asked(peers, few, monkeypatch, tmp_path):
 
     monkeypatch.setattr(peers, "run", run)
     monkeypatch.setattr(peers, "python_of", lambda peer, home: "python")
+    monkeypatch.setattr(peers, "version", lambda python, peer: "1.2")
     monkeypatch.setattr(peers, "CLIENTS", (2, 100))
     monkeypatch.setattr(peers, "TABLE_ROWS", 400)
     monkeypatch.setattr(peers, "VALIDATION", 500)
@@ -138,6 +139,9 @@ def test_a_run_that_was_stopped_goes_on_and_its_table_is_whole(peers, asked, tmp
     assert "| FedBiO | 100 | Flower | no such thing |" in shown[24]
     assert "not run" in shown[25]
     assert "all within" in shown[-1]
+    assert shown[-1].endswith(
+        " Measured: fedbilevel 1.2, plain PyTorch 1.2, FedJAX 1.2, pfl-research 1.2, Flower 1.2, NVFlare 1.2."
+    )
     assert peers.headline(found) == (
         "- A round with 100 clients, processor time of others where ours is 1: "
         "FedAvg by plain PyTorch 1, pfl-research 1, Flower 1, FedJAX 900; "
