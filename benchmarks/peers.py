@@ -191,10 +191,10 @@ def run(name: str, peer: str, python: str, file: Path, scratch: Path, rounds: in
     with np.load(out) as told:
         model, ended = told["model"], told["ended"]
     (first, start), (last, end) = ended[ended[:, 0] >= 1][0], ended[-1]
-    times, spent = np.transpose(watch.spent)
+    looks, spent = np.transpose(watch.spent)
     return {
         "model": model, "first": float(start - began), "round": float((end - start) / (last - first)),
-        "round cpu": float(np.diff(np.interp([start, end], times, spent))[0] / (last - first)),
+        "round cpu": float(np.diff(np.interp([start, end], looks, spent))[0] / (last - first)),
         "megabytes": watch.most / 2**20,
     }  # fmt: skip
 
