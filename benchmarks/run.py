@@ -24,13 +24,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "sections", nargs="+", choices=[*SECTIONS, "all"], metavar="section", help=", ".join([*SECTIONS, "all"])
     )
-    parser.add_argument("--repeats", type=int, default=5, help="fresh processes per measurement (default: 5)")
+    parser.add_argument("--repeats", type=int, help="fresh processes per measurement (default: 5, and 1 for peers)")
     parser.add_argument("--quick", action="store_true", help="one short repetition; prints and writes nothing")
     parser.add_argument(
         "--no-check", action="store_true", help="with --quick: do not compare the implementations first"
     )
     options = parser.parse_args()
-    if options.repeats < 1:
+    if options.repeats is not None and options.repeats < 1:
         parser.error(f"--repeats must be at least 1, not {options.repeats}")
     if options.no_check and not options.quick:
         parser.error("--no-check goes with --quick only: numbers that are kept come after the comparison")
@@ -60,7 +60,8 @@ def main() -> int:
             print("\n" + section.table(section.collect(1, True, say)) + "\n", flush=True)
             say("a quick look: one short repetition, in which fixed costs weigh too much to judge a target by it")
             continue
-        harness.save(name, options.repeats, section.collect(options.repeats, False, say))
+        repeats = options.repeats or section.repeats
+        harness.save(name, repeats, section.collect(repeats, False, say))
         print(f"\n{shown(name)}\n", flush=True)
     if not options.quick:
         harness.write_pages()

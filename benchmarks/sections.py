@@ -45,6 +45,7 @@ class Section(NamedTuple):
     table: Callable[[dict[str, Any]], str]
     needs_torch: bool = False
     needs_check: bool = True  # it times implementations that check.py compares
+    repeats: int = 5  # where the command does not say
 
 
 def one_core() -> list[int]:
@@ -312,7 +313,7 @@ SECTIONS = {
     "seeds": Section(collect_seeds, table_seeds),
     "clients": Section(collect_clients, table_clients),
     "population": Section(population.collect, population.table, needs_check=False),
-    "peers": Section(peers.collect, peers.table, needs_check=False),
+    "peers": Section(peers.collect, peers.table, needs_check=False, repeats=1),
     "inner": Section(collect_inner, table_inner, needs_torch=True),
     "startup": Section(collect_startup, table_startup),
     "profile": Section(profiles.collect, profiles.table, needs_check=False),

@@ -212,24 +212,17 @@ def headlines() -> str:
     faster = {name: step["torch eager"] / step[name] for name in step}
     cost = -100 * ours.loc["test_accuracy"]["difference"].min()
     seconds = measured["table1"]["table1, first"][0]["run"]
-    # Runs that were cut short say too little for a headline.
-    spent = {
-        name.removesuffix(" / 100"): median(one["round cpu"] for one in runs)
-        for name, runs in measured["peers"].items()
-        if name.endswith(" / 100") and all(one.get("cap", 0) >= 60 for one in runs)
-    }
-    own = spent.pop("fedbilevel", 1)
-    slower = [f"{name} {value / own:.0f}" for name, value in sorted(spent.items(), key=lambda pair: pair[1])]
-    peers = f"\n- Federated averaging over 100 clients, processor time of others where ours is 1: {', '.join(slower)}."
-    return (
+    others = maker("peers:headline")(measured["peers"])
+    lines = (
         f"- Two plain losses run {faster['ours autodiff']:.0f} times as fast as in eager PyTorch, linear models with the fused "
         f"kernel {faster['ours fused']:.0f} times.\n"
         f"- On Adult by sex, learned weights remove {100 * removed[0]:.0f} to {100 * removed[-1]:.0f} % of FedAvg's gap in "
         f"true-positive rates, for {cost:.2f} points of accuracy or less.\n"
         f"- The paper's 240 runs take {seconds:.0f} s on two cores, compiling included.\n"
-        f"- A round over three real sites with mutual TLS takes {median(rounds):.2f} s."
-        f"{peers if slower else ''}"
+        f"- A round over three real sites with mutual TLS takes {median(rounds):.2f} s.\n"
+        f"{others}"
     )
+    return lines.rstrip("\n")
 
 
 def pages() -> list[Path]:

@@ -4,17 +4,16 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from common import FILE, ROUNDS, STEP, STEPS, clients, finish, timed
+from common import ROUNDS, finish, timed
 from nvflare.app_common.np.recipes.fedavg import NumpyFedAvgRecipe
 from nvflare.recipe.sim_env import SimEnv
 
-if __name__ == "__main__":
-    count, _, features = clients()[0].shape
+
+def simulate(script, count, size):
     with tempfile.TemporaryDirectory() as folder:
         recipe = NumpyFedAvgRecipe(
-            name="logistic", model=[0.0] * features, min_clients=count, num_rounds=ROUNDS,
-            train_script=str(Path(__file__).with_name("nvflare_client.py")),
-            train_args=f"{FILE} {STEPS} {STEP} {folder}/times",
+            name="logistic", model=[0.0] * size, min_clients=count, num_rounds=ROUNDS,
+            train_script=str(Path(__file__).with_name(script)), train_args=f"{folder}/times",
         )  # fmt: skip
         recipe.execute(SimEnv(num_clients=count, num_threads=count, workspace_root=folder))
         (saved,) = Path(folder).rglob("server.npy")
