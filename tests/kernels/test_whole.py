@@ -127,3 +127,16 @@ test_never_reads_what_is_not_there = refusals(
         for given in ({"size": np.int32(21)}, {"start": np.int32(-1)}, {"size": np.int32(-1)})
     ),
 )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("scale", [0.0, 40.0])
+def test_losses_of_models_that_know_nothing_and_of_sure_ones(scale, dtype):
+    """Products of many factors: all of them 2, or nearly all of them 1."""
+    features, labels, groups, inner = make(5000, 21, dtype, seed=3)
+    model, whole = scale * inner, (jnp.asarray(0, jnp.int32), jnp.asarray(5000, jnp.int32))
+    found = kernels.group_losses(features, labels, groups, *whole, model, count=GROUPS)
+    wanted = naive(features, labels, groups, model, 0, 5000, 1.0)
+    near(found, wanted[:2], dtype)
+    if scale == 0:
+        np.testing.assert_allclose(found[0], np.log(2) * wanted[1], rtol=TOLERANCE[dtype])

@@ -9,7 +9,9 @@
 #define FEDBILEVEL_KERNELS_WHOLE_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "model.h"
@@ -20,22 +22,7 @@ namespace fedbilevel {
 constexpr int64_t kBanks = 4;     // running sums a group has: neighbouring rows, often of one group, need not wait for each other
 constexpr size_t kPointsAtOnce = 16;  // points of one pass at most: beyond, they would not leave the first cache to the rows
 constexpr int64_t kFlush = 1024;  // rows summed up before they join the total: long sums in small steps lose digits
-
-// log(1 + e) for e in [0, 1]: twice the series of artanh at e / (2 + e), which is at most 1/3.
-template <typename T>
-inline Vector<T> LogOfOnePlus(Vector<T> e) {
-  constexpr int kTerms = sizeof(T) == 4 ? 8 : 17;
-  const Vector<T> s = e / (T(2) + e), square = s * s;
-  Vector<T> series = Broadcast(T(1) / T(2 * kTerms + 1));
-  for (int k = kTerms - 1; k >= 0; --k) series = series * square + T(1) / T(2 * k + 1);
-  return T(2) * s * series;
-}
-
-// log(1 + exp(z)) - t z, from exp(-|z|).
-template <typename T>
-inline Vector<T> LogLoss(Vector<T> z, Vector<T> target, Vector<T> decay) {
-  return (z < T(0) ? Vector<T>{} : z) + LogOfOnePlus<T>(decay) - target * z;
-}
+constexpr int64_t kFactors = 64;  // factors of at most 2 in one product: it stays far below the largest float
 
 template <typename T>
 struct WholeSet {
@@ -44,12 +31,29 @@ struct WholeSet {
   int64_t rows, length, group_count;
 };
 
-// The next rows of a set; where each is summed up, by group and bank; and how many rows are there already.
+// A group that has rows in a tile: all bits are set in their lanes.
+template <typename T>
+struct alignas(64) Present {
+  typename Simd<T>::Bits lanes[kTile];
+  int64_t group;
+
+  Mask<T> At(int64_t i) const {
+    Mask<T> value;
+    std::memcpy(&value, lanes + i, sizeof(value));
+    return value;
+  }
+};
+
+// The next rows of a set, which groups they are of, and how many rows of every group there were so far.
 template <typename T>
 struct WholeTile {
+  explicit WholeTile(int64_t group_count) : counts(group_count, 0) {}
+
   Tile<T> tile = {};
-  int64_t places[kTile];
-  std::vector<double> counts;
+  int32_t groups[kTile];
+  Present<T> present[kTile];
+  int64_t present_count = 0;
+  std::vector<int64_t> counts;
   bool valid = true;  // false once a group is out of range
 
   void Fill(const WholeSet<T>& set, const Rows<T>& run, int64_t first, const T* zeros) {
@@ -57,26 +61,83 @@ struct WholeTile {
     tile.size = std::min<int64_t>(kTile, set.rows - first);
     std::copy_n(set.labels + first, tile.size, tile.targets);
     std::fill(tile.targets + tile.size, tile.targets + kTile, T(0));
-    for (int64_t i = tile.size; i < kTile; ++i) tile.rows[i] = zeros;
-    for (int64_t i = 0; i < tile.size; ++i) {
-      tile.rows[i] = run[first + i];
-      const bool inside = static_cast<uint32_t>(set.groups[first + i]) < static_cast<uint64_t>(set.group_count);
+    int32_t left[kTile];  // -1: behind the last row, or its group was seen
+    for (int64_t i = 0; i < kTile; ++i) {
+      const bool real = i < tile.size;
+      const int32_t group = real ? set.groups[first + i] : 0;
+      const bool inside = static_cast<uint32_t>(group) < static_cast<uint64_t>(set.group_count);
       valid &= inside;
-      places[i] = (inside ? set.groups[first + i] : 0) * kBanks + i % kBanks;
-      counts[places[i]] += 1;
+      tile.rows[i] = real ? run[first + i] : zeros;
+      groups[i] = inside ? group : 0;
+      left[i] = real ? groups[i] : -1;
+    }
+    present_count = 0;
+    for (int64_t i = 0; i < tile.size; ++i) {
+      if (left[i] < 0) continue;
+      const int32_t group = left[i];
+      Present<T>& own = present[present_count++];
+      int64_t count = 0;
+      for (int64_t k = 0; k < kTile; ++k) {
+        const bool same = left[k] == group;
+        count += same;
+        own.lanes[k] = same ? -1 : 0;
+        left[k] = same ? -1 : left[k];
+      }
+      own.group = group;
+      counts[group] += count;
     }
   }
 };
 
-// The sum of the banks of every group.
+// Log losses log(1 + exp(z)) - t z of points, by group.  With e = exp(-|z|) they are max(z, 0) - t z + log(1 + e), and a sum of
+// logarithms is the logarithm of a product: one for many rows.
 template <typename T>
-inline void Settle(const double* sums, int64_t group_count, T* out) {
-  for (int64_t a = 0; a < group_count; ++a) {
-    double total = 0;
-    for (int64_t k = 0; k < kBanks; ++k) total += sums[a * kBanks + k];
-    out[a] = static_cast<T>(total);
+class LossSums {
+ public:
+  LossSums(int64_t points, int64_t group_count)
+      : group_count_(group_count), plain_(points * group_count * kWidth, T(0)), product_(plain_.size(), T(1)),
+        totals_(points * group_count, 0.0) {}
+
+  // Rows i .. i + kWidth - 1 of the tile; `decay` is e.
+  void Add(int64_t point, const WholeTile<T>& next, int64_t i, Vector<T> z, Vector<T> target, Vector<T> decay) {
+    const Vector<T> plain = (z < T(0) ? Vector<T>{} : z) - target * z, factor = T(1) + decay;
+    for (int64_t k = 0; k < next.present_count; ++k) {
+      const Mask<T> lanes = next.present[k].At(i);
+      const int64_t at = (point * group_count_ + next.present[k].group) * kWidth;
+      Store(plain_.data() + at, Load(plain_.data() + at) + (lanes ? plain : Vector<T>{}));
+      Store(product_.data() + at, Load(product_.data() + at) * (lanes ? factor : Broadcast(T(1))));
+    }
   }
-}
+
+  // After the tile that begins at row `first`: before a product has more than kFactors factors, and at the end.
+  void Settle(int64_t first, int64_t rows) {
+    if ((first + kTile) % (kFactors * kWidth) != 0 && first + kTile < rows) return;
+    constexpr int64_t kLanes = 8;  // whose product stays below the largest double
+    for (size_t at = 0; at < plain_.size(); at += kWidth) {
+      for (int64_t lane = 0; lane < kWidth; lane += kLanes) {
+        double plain = 0, product = 1;
+        for (int64_t k = lane; k < std::min<int64_t>(lane + kLanes, kWidth); ++k) {
+          plain += plain_[at + k];
+          product *= product_[at + k];
+        }
+        totals_[at / kWidth] += plain + std::log(product);
+      }
+    }
+    std::fill(plain_.begin(), plain_.end(), T(0));
+    std::fill(product_.begin(), product_.end(), T(1));
+  }
+
+  void Read(int64_t point, T* losses) const {
+    const double* own = totals_.data() + point * group_count_;
+    for (int64_t a = 0; a < group_count_; ++a) losses[a] = static_cast<T>(own[a]);
+  }
+
+ private:
+  static constexpr int64_t kWidth = Simd<T>::kWidth;
+  int64_t group_count_;
+  std::vector<T> plain_, product_;
+  std::vector<double> totals_;
+};
 
 template <typename T>
 struct WholePoint {
@@ -89,14 +150,12 @@ struct WholePoint {
 template <typename T>
 bool LossesOver(const WholeSet<T>& set, const Shape<T>& shape, const std::vector<WholePoint<T>>& points,
                 Workspace<T>& space) {
-  const int64_t count = points.size(), banks = kBanks * set.group_count;
+  const int64_t count = points.size();
   for (int64_t p = 0; p < count; ++p) shape.Pack(points[p].inner, space.further(p));
-  std::vector<double> sums(count * banks, 0.0);
+  LossSums<T> sums(count, set.group_count);
   const Rows<T> run = {set.features, nullptr, set.rows, set.length};
-  WholeTile<T> next;
-  next.counts.assign(banks, 0.0);
+  WholeTile<T> next(set.group_count);
   Tile<T>& tile = next.tile;
-  T losses[kTile];
   for (int64_t first = 0; first < set.rows; first += kTile) {
     next.Fill(set, run, first, space.zeros());
     for (int64_t p = 0, together; p < count; p += together) {
@@ -108,18 +167,27 @@ bool LossesOver(const WholeSet<T>& set, const Shape<T>& shape, const std::vector
       for (int64_t q = 0; q < together; ++q) {
         for (int64_t i = 0; i < kTile; i += Simd<T>::kWidth) {
           const Vector<T> z = Load(tile.dots[q] + i);
-          Store(losses + i, LogLoss<T>(z, Load(tile.targets + i), ExpOfNegative<T>(z < T(0) ? z : -z)));
+          sums.Add(p + q, next, i, z, Load(tile.targets + i), ExpOfNegative<T>(z < T(0) ? z : -z));
         }
-        double* own = sums.data() + (p + q) * banks;
-        for (int64_t i = 0; i < tile.size; ++i) own[next.places[i]] += losses[i];
       }
     }
+    sums.Settle(first, set.rows);
   }
   for (int64_t p = 0; p < count; ++p) {
-    Settle(sums.data() + p * banks, set.group_count, points[p].losses);
-    Settle(next.counts.data(), set.group_count, points[p].counts);
+    sums.Read(p, points[p].losses);
+    std::copy(next.counts.begin(), next.counts.end(), points[p].counts);
   }
   return next.valid;
+}
+
+// The sum of the banks of every group.
+template <typename T>
+inline void Settle(const double* sums, int64_t group_count, T* out) {
+  for (int64_t a = 0; a < group_count; ++a) {
+    double total = 0;
+    for (int64_t k = 0; k < kBanks; ++k) total += sums[a * kBanks + k];
+    out[a] = static_cast<T>(total);
+  }
 }
 
 template <typename T>
@@ -139,27 +207,26 @@ bool SumOver(const WholeSet<T>& set, const Shape<T>& shape, const T* inner, T te
   std::fill_n(partial[0], padded, T(0));
   std::fill_n(total, padded, T(0));
   std::vector<T> by_group(set.group_count * padded, T(0));
-  std::vector<double> loss_sums(banks, 0.0), rate_sums(banks, 0.0), positive_sums(banks, 0.0);
+  std::vector<double> rate_sums(banks, 0.0), positive_sums(banks, 0.0);
+  LossSums<T> loss_sums(1, set.group_count);
   const Rows<T> run = {set.features, nullptr, set.rows, set.length};
-  WholeTile<T> next;
-  next.counts.assign(banks, 0.0);
+  WholeTile<T> next(set.group_count);
   Tile<T>& tile = next.tile;
-  T losses[kTile], slopes[kTile], soft[kTile], steep[kTile];
+  T slopes[kTile], soft[kTile], steep[kTile];
   for (int64_t first = 0; first < set.rows; first += kTile) {
     next.Fill(set, run, first, space.zeros());
     Dots<T, 1, false>(shape, run, queries, tile);
     for (int64_t i = 0; i < kTile; i += width) {
       const Vector<T> z = Load(tile.dots[0] + i), target = Load(tile.targets + i), sharp = temperature * z;
       const Vector<T> decay = ExpOfNegative<T>(z < T(0) ? z : -z);
-      Store(losses + i, LogLoss<T>(z, target, decay));
+      loss_sums.Add(0, next, i, z, target, decay);
       Store(slopes + i, (z < T(0) ? decay : Broadcast(T(1))) / (T(1) + decay) - target);
       Store(soft + i, Slope<T>(kLogistic, sharp, Vector<T>{}));
       Store(steep + i, target * temperature * Curvature<T>(sharp));
     }
     for (int64_t i = 0; i < tile.size; ++i) {
-      const int64_t place = next.places[i];
-      loss_sums[place] += losses[i];
       if (tile.targets[i] == T(0)) continue;
+      const int64_t place = next.groups[i] * kBanks + i % kBanks;
       rate_sums[place] += tile.targets[i] * soft[i];
       positive_sums[place] += tile.targets[i];
       const Vector<T> factor = Broadcast(steep[i]);
@@ -174,13 +241,14 @@ bool SumOver(const WholeSet<T>& set, const Shape<T>& shape, const T* inner, T te
     std::copy_n(slopes, tile.size, tile.factors[0]);
     std::fill(tile.factors[0] + tile.size, tile.factors[0] + kTile, T(0));
     Combine<T, 1>(shape, tile, partial);
+    loss_sums.Settle(first, set.rows);
     if ((first + kTile) % kFlush == 0 || first + kTile >= set.rows) {
       for (int64_t k = 0; k < padded; ++k) total[k] += partial[0][k];
       std::fill_n(partial[0], padded, T(0));
     }
   }
-  Settle(loss_sums.data(), set.group_count, out.losses);
-  Settle(next.counts.data(), set.group_count, out.counts);
+  loss_sums.Read(0, out.losses);
+  std::copy(next.counts.begin(), next.counts.end(), out.counts);
   Settle(rate_sums.data(), set.group_count, out.rates);
   Settle(positive_sums.data(), set.group_count, out.positives);
   for (int64_t a = 0; a < set.group_count; ++a) {
