@@ -24,6 +24,22 @@ constexpr size_t kPointsAtOnce = 16;  // points of one pass at most: beyond, the
 constexpr int64_t kFlush = 1024;  // rows summed up before they join the total: long sums in small steps lose digits
 constexpr int64_t kFactors = 64;  // factors of at most 2 in one product: it stays far below the largest float
 
+// log(1 + e) for e in [0, 1]: twice the series of artanh at e / (2 + e), which is at most 1/3.
+template <typename T>
+inline Vector<T> LogOfOnePlus(Vector<T> e) {
+  constexpr int kTerms = sizeof(T) == 4 ? 8 : 17;
+  const Vector<T> s = e / (T(2) + e), square = s * s;
+  Vector<T> series = Broadcast(T(1) / T(2 * kTerms + 1));
+  for (int k = kTerms - 1; k >= 0; --k) series = series * square + T(1) / T(2 * k + 1);
+  return T(2) * s * series;
+}
+
+// log(1 + exp(z)) - t z, from exp(-|z|).
+template <typename T>
+inline Vector<T> LogLoss(Vector<T> z, Vector<T> target, Vector<T> decay) {
+  return (z < T(0) ? Vector<T>{} : z) + LogOfOnePlus<T>(decay) - target * z;
+}
+
 template <typename T>
 struct WholeSet {
   const T *features, *labels;  // of this client's first row
@@ -31,29 +47,12 @@ struct WholeSet {
   int64_t rows, length, group_count;
 };
 
-// A group that has rows in a tile: all bits are set in their lanes.
-template <typename T>
-struct alignas(64) Present {
-  typename Simd<T>::Bits lanes[kTile];
-  int64_t group;
-
-  Mask<T> At(int64_t i) const {
-    Mask<T> value;
-    std::memcpy(&value, lanes + i, sizeof(value));
-    return value;
-  }
-};
-
-// The next rows of a set, which groups they are of, and how many rows of every group there were so far.
+// The next rows of a set; where each is summed up, by group and bank; and how many rows are there already.
 template <typename T>
 struct WholeTile {
-  explicit WholeTile(int64_t group_count) : counts(group_count, 0) {}
-
   Tile<T> tile = {};
-  int32_t groups[kTile];
-  Present<T> present[kTile];
-  int64_t present_count = 0;
-  std::vector<int64_t> counts;
+  int64_t places[kTile];
+  std::vector<double> counts;
   bool valid = true;  // false once a group is out of range
 
   void Fill(const WholeSet<T>& set, const Rows<T>& run, int64_t first, const T* zeros) {
@@ -61,36 +60,52 @@ struct WholeTile {
     tile.size = std::min<int64_t>(kTile, set.rows - first);
     std::copy_n(set.labels + first, tile.size, tile.targets);
     std::fill(tile.targets + tile.size, tile.targets + kTile, T(0));
-    int32_t left[kTile];  // -1: behind the last row, or its group was seen
-    for (int64_t i = 0; i < kTile; ++i) {
-      const bool real = i < tile.size;
-      const int32_t group = real ? set.groups[first + i] : 0;
-      const bool inside = static_cast<uint32_t>(group) < static_cast<uint64_t>(set.group_count);
-      valid &= inside;
-      tile.rows[i] = real ? run[first + i] : zeros;
-      groups[i] = inside ? group : 0;
-      left[i] = real ? groups[i] : -1;
-    }
-    present_count = 0;
+    for (int64_t i = tile.size; i < kTile; ++i) tile.rows[i] = zeros;
     for (int64_t i = 0; i < tile.size; ++i) {
+      tile.rows[i] = run[first + i];
+      const bool inside = static_cast<uint32_t>(set.groups[first + i]) < static_cast<uint64_t>(set.group_count);
+      valid &= inside;
+      places[i] = (inside ? set.groups[first + i] : 0) * kBanks + i % kBanks;
+      counts[places[i]] += 1;
+    }
+  }
+};
+
+// The sum of the banks of every group.
+template <typename T>
+inline void Settle(const double* sums, int64_t group_count, T* out) {
+  for (int64_t a = 0; a < group_count; ++a) {
+    double total = 0;
+    for (int64_t k = 0; k < kBanks; ++k) total += sums[a * kBanks + k];
+    out[a] = static_cast<T>(total);
+  }
+}
+
+// The groups that have rows in a tile; all bits are set in the lanes of their rows.
+template <typename T>
+struct Present {
+  alignas(64) typename Simd<T>::Bits lanes[kTile][kTile];
+  int64_t groups[kTile], count;
+
+  explicit Present(const WholeTile<T>& next) : count(0) {
+    int32_t left[kTile];  // -1: behind the last row, or its group was seen
+    for (int64_t i = 0; i < kTile; ++i) left[i] = i < next.tile.size ? next.places[i] / kBanks : -1;
+    for (int64_t i = 0; i < next.tile.size; ++i) {
       if (left[i] < 0) continue;
       const int32_t group = left[i];
-      Present<T>& own = present[present_count++];
-      int64_t count = 0;
       for (int64_t k = 0; k < kTile; ++k) {
         const bool same = left[k] == group;
-        count += same;
-        own.lanes[k] = same ? -1 : 0;
+        lanes[count][k] = same ? -1 : 0;
         left[k] = same ? -1 : left[k];
       }
-      own.group = group;
-      counts[group] += count;
+      groups[count++] = group;
     }
   }
 };
 
 // Log losses log(1 + exp(z)) - t z of points, by group.  With e = exp(-|z|) they are max(z, 0) - t z + log(1 + e), and a sum of
-// logarithms is the logarithm of a product: one for many rows.
+// logarithms is the logarithm of a product: one for many rows.  `SumOver` adds up logarithms: with one point that is as fast, and
+// FCFL, which follows the sign of small differences, keeps every bit of its runs.
 template <typename T>
 class LossSums {
  public:
@@ -98,12 +113,14 @@ class LossSums {
       : group_count_(group_count), plain_(points * group_count * kWidth, T(0)), product_(plain_.size(), T(1)),
         totals_(points * group_count, 0.0) {}
 
-  // Rows i .. i + kWidth - 1 of the tile; `decay` is e.
-  void Add(int64_t point, const WholeTile<T>& next, int64_t i, Vector<T> z, Vector<T> target, Vector<T> decay) {
-    const Vector<T> plain = (z < T(0) ? Vector<T>{} : z) - target * z, factor = T(1) + decay;
-    for (int64_t k = 0; k < next.present_count; ++k) {
-      const Mask<T> lanes = next.present[k].At(i);
-      const int64_t at = (point * group_count_ + next.present[k].group) * kWidth;
+  // Rows i .. i + kWidth - 1 of a tile.
+  void Add(int64_t point, const Present<T>& present, int64_t i, Vector<T> z, Vector<T> target) {
+    const Vector<T> plain = (z < T(0) ? Vector<T>{} : z) - target * z;
+    const Vector<T> factor = T(1) + ExpOfNegative<T>(z < T(0) ? z : -z);
+    for (int64_t k = 0; k < present.count; ++k) {
+      Mask<T> lanes;
+      std::memcpy(&lanes, present.lanes[k] + i, sizeof(lanes));
+      const int64_t at = (point * group_count_ + present.groups[k]) * kWidth;
       Store(plain_.data() + at, Load(plain_.data() + at) + (lanes ? plain : Vector<T>{}));
       Store(product_.data() + at, Load(product_.data() + at) * (lanes ? factor : Broadcast(T(1))));
     }
@@ -150,14 +167,16 @@ struct WholePoint {
 template <typename T>
 bool LossesOver(const WholeSet<T>& set, const Shape<T>& shape, const std::vector<WholePoint<T>>& points,
                 Workspace<T>& space) {
-  const int64_t count = points.size();
+  const int64_t count = points.size(), banks = kBanks * set.group_count;
   for (int64_t p = 0; p < count; ++p) shape.Pack(points[p].inner, space.further(p));
   LossSums<T> sums(count, set.group_count);
   const Rows<T> run = {set.features, nullptr, set.rows, set.length};
-  WholeTile<T> next(set.group_count);
+  WholeTile<T> next;
+  next.counts.assign(banks, 0.0);
   Tile<T>& tile = next.tile;
   for (int64_t first = 0; first < set.rows; first += kTile) {
     next.Fill(set, run, first, space.zeros());
+    const Present<T> present(next);
     for (int64_t p = 0, together; p < count; p += together) {
       together = count - p >= 4 ? 4 : count - p >= 2 ? 2 : 1;
       const T* queries[4];
@@ -166,8 +185,7 @@ bool LossesOver(const WholeSet<T>& set, const Shape<T>& shape, const std::vector
       dots(shape, run, queries, tile);
       for (int64_t q = 0; q < together; ++q) {
         for (int64_t i = 0; i < kTile; i += Simd<T>::kWidth) {
-          const Vector<T> z = Load(tile.dots[q] + i);
-          sums.Add(p + q, next, i, z, Load(tile.targets + i), ExpOfNegative<T>(z < T(0) ? z : -z));
+          sums.Add(p + q, present, i, Load(tile.dots[q] + i), Load(tile.targets + i));
         }
       }
     }
@@ -175,19 +193,9 @@ bool LossesOver(const WholeSet<T>& set, const Shape<T>& shape, const std::vector
   }
   for (int64_t p = 0; p < count; ++p) {
     sums.Read(p, points[p].losses);
-    std::copy(next.counts.begin(), next.counts.end(), points[p].counts);
+    Settle(next.counts.data(), set.group_count, points[p].counts);
   }
   return next.valid;
-}
-
-// The sum of the banks of every group.
-template <typename T>
-inline void Settle(const double* sums, int64_t group_count, T* out) {
-  for (int64_t a = 0; a < group_count; ++a) {
-    double total = 0;
-    for (int64_t k = 0; k < kBanks; ++k) total += sums[a * kBanks + k];
-    out[a] = static_cast<T>(total);
-  }
 }
 
 template <typename T>
@@ -207,26 +215,27 @@ bool SumOver(const WholeSet<T>& set, const Shape<T>& shape, const T* inner, T te
   std::fill_n(partial[0], padded, T(0));
   std::fill_n(total, padded, T(0));
   std::vector<T> by_group(set.group_count * padded, T(0));
-  std::vector<double> rate_sums(banks, 0.0), positive_sums(banks, 0.0);
-  LossSums<T> loss_sums(1, set.group_count);
+  std::vector<double> loss_sums(banks, 0.0), rate_sums(banks, 0.0), positive_sums(banks, 0.0);
   const Rows<T> run = {set.features, nullptr, set.rows, set.length};
-  WholeTile<T> next(set.group_count);
+  WholeTile<T> next;
+  next.counts.assign(banks, 0.0);
   Tile<T>& tile = next.tile;
-  T slopes[kTile], soft[kTile], steep[kTile];
+  T losses[kTile], slopes[kTile], soft[kTile], steep[kTile];
   for (int64_t first = 0; first < set.rows; first += kTile) {
     next.Fill(set, run, first, space.zeros());
     Dots<T, 1, false>(shape, run, queries, tile);
     for (int64_t i = 0; i < kTile; i += width) {
       const Vector<T> z = Load(tile.dots[0] + i), target = Load(tile.targets + i), sharp = temperature * z;
       const Vector<T> decay = ExpOfNegative<T>(z < T(0) ? z : -z);
-      loss_sums.Add(0, next, i, z, target, decay);
+      Store(losses + i, LogLoss<T>(z, target, decay));
       Store(slopes + i, (z < T(0) ? decay : Broadcast(T(1))) / (T(1) + decay) - target);
       Store(soft + i, Slope<T>(kLogistic, sharp, Vector<T>{}));
       Store(steep + i, target * temperature * Curvature<T>(sharp));
     }
     for (int64_t i = 0; i < tile.size; ++i) {
+      const int64_t place = next.places[i];
+      loss_sums[place] += losses[i];
       if (tile.targets[i] == T(0)) continue;
-      const int64_t place = next.groups[i] * kBanks + i % kBanks;
       rate_sums[place] += tile.targets[i] * soft[i];
       positive_sums[place] += tile.targets[i];
       const Vector<T> factor = Broadcast(steep[i]);
@@ -241,14 +250,13 @@ bool SumOver(const WholeSet<T>& set, const Shape<T>& shape, const T* inner, T te
     std::copy_n(slopes, tile.size, tile.factors[0]);
     std::fill(tile.factors[0] + tile.size, tile.factors[0] + kTile, T(0));
     Combine<T, 1>(shape, tile, partial);
-    loss_sums.Settle(first, set.rows);
     if ((first + kTile) % kFlush == 0 || first + kTile >= set.rows) {
       for (int64_t k = 0; k < padded; ++k) total[k] += partial[0][k];
       std::fill_n(partial[0], padded, T(0));
     }
   }
-  loss_sums.Read(0, out.losses);
-  std::copy(next.counts.begin(), next.counts.end(), out.counts);
+  Settle(loss_sums.data(), set.group_count, out.losses);
+  Settle(next.counts.data(), set.group_count, out.counts);
   Settle(rate_sums.data(), set.group_count, out.rates);
   Settle(positive_sums.data(), set.group_count, out.positives);
   for (int64_t a = 0; a < set.group_count; ++a) {
