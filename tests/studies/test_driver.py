@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+from threadpoolctl import threadpool_info
 
 from fedbilevel.runs import read
 from fedbilevel.studies import driver
@@ -123,3 +124,16 @@ def test_programs_are_let_go_before_a_process_runs_out_of_mappings(monkeypatch, 
     driver.make_room()
     assert compiled._cache_size() == 0
     np.testing.assert_array_equal(compiled(np.zeros(3)), 1)
+
+
+def test_numpy_has_one_thread_while_every_core_has_a_part(tmp_path):
+    class Watched(Letters):
+        def compute(self, part):
+            self.seen.extend(info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas")
+            return super().compute(part)
+
+    before = [info["num_threads"] for info in threadpool_info()]
+    study = Watched(programs="a", numbers=2)
+    conduct(study, tmp_path / "run")
+    assert {number for number in study.seen if isinstance(number, int)} == {1}
+    assert [info["num_threads"] for info in threadpool_info()] == before

@@ -24,6 +24,11 @@ constexpr int kVectorBytes = 16;
 #endif
 
 constexpr int kSums = 8;     // running sums held in registers: as many as it takes to hide the latency of multiply-add
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kMostSums = 16;  // with 32 registers: a query that is loaded serves more rows
+#else
+constexpr int kMostSums = kSums;
+#endif
 constexpr int kTile = 16;    // rows between two evaluations of the link, at most; a multiple of kSums and of any width
 constexpr int kPoints = 2;   // points treated together
 constexpr int64_t kTileBytes = 16 << 10;     // rows of a tile: leaves room in the first cache for the rows that come
@@ -103,9 +108,9 @@ inline void Sums(const Vector<T>* partial, T* sums) {
   } else if constexpr (kCount == 1) {
     T lanes[kWidth];
     Store(lanes, partial[0]);
-    for (int k = 0; k < kSums; ++k) {
+    for (int k = 0; k < kSize; ++k) {
       sums[k] = lanes[k];
-      for (int half = kSums; half < kWidth; half += kSums) sums[k] += lanes[half + k];
+      for (int half = kSize; half < kWidth; half += kSize) sums[k] += lanes[half + k];
     }
   } else {
     Vector<T> folded[kCount / 2];
@@ -179,7 +184,8 @@ struct alignas(64) Tile {
 // otherwise one after the other, which the hardware sees by itself.
 template <typename T, int kQueries, bool kScattered = true>
 __attribute__((noinline)) void Dots(const Shape<T>& shape, const Rows<T>& run, const T* const* queries, Tile<T>& tile) {
-  constexpr int kGroup = kSums / kQueries;
+  constexpr int kHeld = kQueries == 4 ? kMostSums : kSums;
+  constexpr int kGroup = kHeld / kQueries;
   constexpr int64_t kWidth = Simd<T>::kWidth;
   int64_t begin = 0;
   do {
@@ -193,7 +199,7 @@ __attribute__((noinline)) void Dots(const Shape<T>& shape, const Rows<T>& run, c
         coming[r] = shape.full > kBlock ? rows[r] : run[tile.first + first + r + kAhead];
       }
       for (int q = 0; q < kQueries; ++q) query[q] = queries[q];
-      Vector<T> sums[kSums] = {};
+      Vector<T> sums[kHeld] = {};
       for (int64_t c = begin * kWidth; c < end * kWidth; c += kWidth) {
         Vector<T> values[kQueries];
         for (int q = 0; q < kQueries; ++q) {
@@ -214,10 +220,10 @@ __attribute__((noinline)) void Dots(const Shape<T>& shape, const Rows<T>& run, c
           for (int q = 0; q < kQueries; ++q) sums[q * kGroup + r] += row * Load(query[q] + shape.full * kWidth);
         }
       }
-      T totals[kSums];
-      Sums<T, 1, kSums>(sums, totals);
+      T totals[kHeld];
+      Sums<T, 1, kHeld>(sums, totals);
       if (begin > 0) {
-        for (int k = 0; k < kSums; ++k) totals[k] += tile.dots[k / kGroup][first + k % kGroup];
+        for (int k = 0; k < kHeld; ++k) totals[k] += tile.dots[k / kGroup][first + k % kGroup];
       }
       for (int q = 0; q < kQueries; ++q) std::memcpy(tile.dots[q] + first, totals + q * kGroup, kGroup * sizeof(T));
     }

@@ -9,7 +9,9 @@
 #define FEDBILEVEL_KERNELS_WHOLE_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "model.h"
@@ -20,6 +22,7 @@ namespace fedbilevel {
 constexpr int64_t kBanks = 4;     // running sums a group has: neighbouring rows, often of one group, need not wait for each other
 constexpr size_t kPointsAtOnce = 16;  // points of one pass at most: beyond, they would not leave the first cache to the rows
 constexpr int64_t kFlush = 1024;  // rows summed up before they join the total: long sums in small steps lose digits
+constexpr int64_t kFactors = 64;  // factors of at most 2 in one product: it stays far below the largest float
 
 // log(1 + e) for e in [0, 1]: twice the series of artanh at e / (2 + e), which is at most 1/3.
 template <typename T>
@@ -78,6 +81,81 @@ inline void Settle(const double* sums, int64_t group_count, T* out) {
   }
 }
 
+// The groups that have rows in a tile; all bits are set in the lanes of their rows.
+template <typename T>
+struct Present {
+  alignas(64) typename Simd<T>::Bits lanes[kTile][kTile];
+  int64_t groups[kTile], count;
+
+  explicit Present(const WholeTile<T>& next) : count(0) {
+    int32_t left[kTile];  // -1: behind the last row, or its group was seen
+    for (int64_t i = 0; i < kTile; ++i) left[i] = i < next.tile.size ? next.places[i] / kBanks : -1;
+    for (int64_t i = 0; i < next.tile.size; ++i) {
+      if (left[i] < 0) continue;
+      const int32_t group = left[i];
+      for (int64_t k = 0; k < kTile; ++k) {
+        const bool same = left[k] == group;
+        lanes[count][k] = same ? -1 : 0;
+        left[k] = same ? -1 : left[k];
+      }
+      groups[count++] = group;
+    }
+  }
+};
+
+// Log losses log(1 + exp(z)) - t z of points, by group.  With e = exp(-|z|) they are max(z, 0) - t z + log(1 + e), and a sum of
+// logarithms is the logarithm of a product: one for many rows.  `SumOver` adds up logarithms: with one point that is as fast, and
+// FCFL, which follows the sign of small differences, keeps every bit of its runs.
+template <typename T>
+class LossSums {
+ public:
+  LossSums(int64_t points, int64_t group_count)
+      : group_count_(group_count), plain_(points * group_count * kWidth, T(0)), product_(plain_.size(), T(1)),
+        totals_(points * group_count, 0.0) {}
+
+  // Rows i .. i + kWidth - 1 of a tile.
+  void Add(int64_t point, const Present<T>& present, int64_t i, Vector<T> z, Vector<T> target) {
+    const Vector<T> plain = (z < T(0) ? Vector<T>{} : z) - target * z;
+    const Vector<T> factor = T(1) + ExpOfNegative<T>(z < T(0) ? z : -z);
+    for (int64_t k = 0; k < present.count; ++k) {
+      Mask<T> lanes;
+      std::memcpy(&lanes, present.lanes[k] + i, sizeof(lanes));
+      const int64_t at = (point * group_count_ + present.groups[k]) * kWidth;
+      Store(plain_.data() + at, Load(plain_.data() + at) + (lanes ? plain : Vector<T>{}));
+      Store(product_.data() + at, Load(product_.data() + at) * (lanes ? factor : Broadcast(T(1))));
+    }
+  }
+
+  // After the tile that begins at row `first`: before a product has more than kFactors factors, and at the end.
+  void Settle(int64_t first, int64_t rows) {
+    if ((first + kTile) % (kFactors * kWidth) != 0 && first + kTile < rows) return;
+    constexpr int64_t kLanes = 8;  // whose product stays below the largest double
+    for (size_t at = 0; at < plain_.size(); at += kWidth) {
+      for (int64_t lane = 0; lane < kWidth; lane += kLanes) {
+        double plain = 0, product = 1;
+        for (int64_t k = lane; k < std::min<int64_t>(lane + kLanes, kWidth); ++k) {
+          plain += plain_[at + k];
+          product *= product_[at + k];
+        }
+        totals_[at / kWidth] += plain + std::log(product);
+      }
+    }
+    std::fill(plain_.begin(), plain_.end(), T(0));
+    std::fill(product_.begin(), product_.end(), T(1));
+  }
+
+  void Read(int64_t point, T* losses) const {
+    const double* own = totals_.data() + point * group_count_;
+    for (int64_t a = 0; a < group_count_; ++a) losses[a] = static_cast<T>(own[a]);
+  }
+
+ private:
+  static constexpr int64_t kWidth = Simd<T>::kWidth;
+  int64_t group_count_;
+  std::vector<T> plain_, product_;
+  std::vector<double> totals_;
+};
+
 template <typename T>
 struct WholePoint {
   const T* inner;
@@ -91,14 +169,14 @@ bool LossesOver(const WholeSet<T>& set, const Shape<T>& shape, const std::vector
                 Workspace<T>& space) {
   const int64_t count = points.size(), banks = kBanks * set.group_count;
   for (int64_t p = 0; p < count; ++p) shape.Pack(points[p].inner, space.further(p));
-  std::vector<double> sums(count * banks, 0.0);
+  LossSums<T> sums(count, set.group_count);
   const Rows<T> run = {set.features, nullptr, set.rows, set.length};
   WholeTile<T> next;
   next.counts.assign(banks, 0.0);
   Tile<T>& tile = next.tile;
-  T losses[kTile];
   for (int64_t first = 0; first < set.rows; first += kTile) {
     next.Fill(set, run, first, space.zeros());
+    const Present<T> present(next);
     for (int64_t p = 0, together; p < count; p += together) {
       together = count - p >= 4 ? 4 : count - p >= 2 ? 2 : 1;
       const T* queries[4];
@@ -107,16 +185,14 @@ bool LossesOver(const WholeSet<T>& set, const Shape<T>& shape, const std::vector
       dots(shape, run, queries, tile);
       for (int64_t q = 0; q < together; ++q) {
         for (int64_t i = 0; i < kTile; i += Simd<T>::kWidth) {
-          const Vector<T> z = Load(tile.dots[q] + i);
-          Store(losses + i, LogLoss<T>(z, Load(tile.targets + i), ExpOfNegative<T>(z < T(0) ? z : -z)));
+          sums.Add(p + q, present, i, Load(tile.dots[q] + i), Load(tile.targets + i));
         }
-        double* own = sums.data() + (p + q) * banks;
-        for (int64_t i = 0; i < tile.size; ++i) own[next.places[i]] += losses[i];
       }
     }
+    sums.Settle(first, set.rows);
   }
   for (int64_t p = 0; p < count; ++p) {
-    Settle(sums.data() + p * banks, set.group_count, points[p].losses);
+    sums.Read(p, points[p].losses);
     Settle(next.counts.data(), set.group_count, points[p].counts);
   }
   return next.valid;

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import pandas as pd
+from threadpoolctl import threadpool_limits
 
 from fedbilevel.runs import Run, RunFolder
 
@@ -105,7 +106,9 @@ def conduct(
         parts = study.parts()
         left = [part for part in parts if not all(map(folder.done, part.keys))]
         if left and compute:
-            _Crew(study, folder, parts, left, report or (lambda standing: None)).work(workers or _cores())
+            # Every core has a thread of ours: those that NumPy would start beside them only wait for each other.
+            with threadpool_limits(1, "blas"):
+                _Crew(study, folder, parts, left, report or (lambda standing: None)).work(workers or _cores())
         done = folder.complete and compute
         run = folder.finish() if done else folder.finish(*study.merged(folder))
         if out is not None:
