@@ -109,6 +109,24 @@ def zeros(tree: Tree) -> Tree:
     return jax.tree.map(jnp.zeros_like, tree)
 
 
+def put(rows: jax.Array, value: jax.Array, place: Any) -> jax.Array:
+    """``rows`` with ``value`` at ``place``, which is one of them.  ``rows.at[place].set(value)`` is a scatter: XLA takes three
+    times as long to compile it."""
+    return jax.lax.dynamic_update_index_in_dim(rows, value, place, 0)
+
+
+@jax.custom_jvp
+def softplus(scores: jax.Array) -> jax.Array:
+    """log(1 + e^s).  Its derivative is written down: programs with first and second ones are less than half as long as
+    with those of ``jnp.logaddexp``."""
+    return jnp.logaddexp(scores, 0.0)
+
+
+@softplus.defjvp
+def _softplus_jvp(points: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    return softplus(points[0]), jax.nn.sigmoid(points[0]) * tangents[0]
+
+
 def select(condition: Any, chosen: Tree, otherwise: Tree) -> Tree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), chosen, otherwise)
 
