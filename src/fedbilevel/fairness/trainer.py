@@ -31,8 +31,8 @@ SMALLEST_CAPACITY = 512
 WIDTH = 16
 """Features of a logistic model are filled up to a multiple of this, see `fit_alike`."""
 
-BRIEF_BYTES = 64 * 2**20
-"""Rows up to which FedPath's few rounds are brief, see `CompiledLoop`."""
+BRIEF_BYTES = 16 * 2**20
+"""Rows up to which FedPath's rounds are brief, see `CompiledLoop`: all of them take a second or two."""
 
 
 class Clients(NamedTuple):
