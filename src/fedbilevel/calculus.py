@@ -112,7 +112,8 @@ def zeros(tree: Tree) -> Tree:
 def put(rows: jax.Array, value: jax.Array, place: Any) -> jax.Array:
     """``rows`` with ``value`` at ``place``, which is one of them.  ``rows.at[place].set(value)`` is a scatter: XLA takes three
     times as long to compile it."""
-    return jax.lax.dynamic_update_index_in_dim(rows, value, place, 0)
+    found: jax.Array = jax.lax.dynamic_update_index_in_dim(rows, value, place, 0)
+    return found
 
 
 @jax.custom_jvp

@@ -464,7 +464,7 @@ def fedpath(
         step = new.inner - before.inner
         reach = jnp.where(lower, jnp.minimum(2 * server.reach, LONGEST), jnp.sqrt(step @ step) / 4)
         path = jax.tree.map(lambda held, leaf: put(held, leaf, at), server.path, Path(*point))
-        coefficients = strength_at(place(server.round)) * jnp.where(good, *slopes)
+        coefficients = strength_at(place(server.round)) * jnp.where(good, slopes[0], slopes[1])
         return server._replace(point=point, radius=radius, reach=reach, coefficients=coefficients, path=path)
 
     def move(server: Server, along: jax.Array) -> Server:
