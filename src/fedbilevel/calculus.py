@@ -116,18 +116,6 @@ def put(rows: jax.Array, value: jax.Array, place: Any) -> jax.Array:
     return found
 
 
-@jax.custom_jvp
-def softplus(scores: jax.Array) -> jax.Array:
-    """log(1 + e^s).  Its derivative is written down: programs with first and second ones are less than half as long as
-    with those of ``jnp.logaddexp``."""
-    return jnp.logaddexp(scores, 0.0)
-
-
-@softplus.defjvp
-def _softplus_jvp(points: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    return softplus(points[0]), jax.nn.sigmoid(points[0]) * tangents[0]
-
-
 def select(condition: Any, chosen: Tree, otherwise: Tree) -> Tree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), chosen, otherwise)
 

@@ -15,13 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.calculus import Tree, softplus
+from fedbilevel.calculus import Tree
 
 
 def row_losses(link: str, margins: jax.Array, targets: jax.Array) -> jax.Array:
     """phi of every row."""
     if link == "logistic":
-        return softplus(margins) - targets * margins
+        return jnp.logaddexp(margins, 0.0) - targets * margins
     return 0.5 * (margins - targets) ** 2
 
 

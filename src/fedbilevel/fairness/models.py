@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.calculus import Tree, softplus, squared_norm
+from fedbilevel.calculus import Tree, squared_norm
 from fedbilevel.hints import whole_number
 
 MODELS = ("logistic", "linear", "mlp")
@@ -160,7 +160,7 @@ class Model:
 def row_losses(scores: jax.Array, labels: jax.Array) -> jax.Array:
     """Log loss of every row; ``labels`` hold class numbers."""
     if scores.ndim == 1:
-        return softplus(scores) - labels.astype(scores.dtype) * scores
+        return jnp.logaddexp(scores, 0.0) - labels.astype(scores.dtype) * scores
     chosen = jnp.take_along_axis(scores, labels.astype(jnp.int32)[:, None], axis=1)[:, 0]
     return jax.nn.logsumexp(scores, axis=1) - chosen
 
