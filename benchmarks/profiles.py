@@ -8,6 +8,7 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,8 +26,8 @@ class Staged:
     def __init__(self) -> None:
         from fedbilevel.engines import simulation
 
-        self.loop, self.made, self.spent = simulation.advance, dict[Any, Any](), Counter[str]()
-        simulation.advance = self  # type: ignore[assignment]
+        self.made, self.spent, program_of = dict[Any, Any](), Counter[str](), simulation.program_of
+        simulation.program_of = lambda brief: partial(self, program_of(brief))
 
     def timed(self, piece: str, action: Callable[[], Any]) -> Any:
         began = time.process_time()
@@ -34,14 +35,14 @@ class Staged:
         self.spent[piece] += time.process_time() - began
         return result
 
-    def __call__(self, loop: Any, *arguments: Any) -> Any:
+    def __call__(self, program: Any, loop: Any, *arguments: Any) -> Any:
         import jax
         import numpy as np
 
         leaves, structure = jax.tree.flatten(arguments)
         key = (loop, structure, tuple((np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves))
         if key not in self.made:
-            traced = self.timed("trace", lambda: self.loop.trace(loop, *arguments))
+            traced = self.timed("trace", lambda: program.trace(loop, *arguments))
             lowered = self.timed("lower", traced.lower)
             self.made[key] = self.timed("compile", lowered.compile)
         return self.timed("rounds", lambda: jax.block_until_ready(self.made[key](*arguments)))

@@ -37,6 +37,13 @@ def test_hessian_products(point):
     close(calculus.hessian_operator(LINEAR, x, y, batch)(vector), wanted)
 
 
+def test_put_sets_one_row():
+    rows = jnp.arange(6.0).reshape(3, 2)
+    value = jnp.array([7.0, 8.0])
+    for place in range(3):
+        np.testing.assert_array_equal(jax.jit(calculus.put)(rows, value, place), rows.at[place].set(value))
+
+
 def test_cross_product(point):
     reference, x, y, batch = point
     vector = jnp.linspace(-1, 1, 5)

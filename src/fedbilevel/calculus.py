@@ -109,6 +109,13 @@ def zeros(tree: Tree) -> Tree:
     return jax.tree.map(jnp.zeros_like, tree)
 
 
+def put(rows: jax.Array, value: jax.Array, place: Any) -> jax.Array:
+    """``rows`` with ``value`` at ``place``, which is one of them.  ``rows.at[place].set(value)`` is a scatter: XLA takes three
+    times as long to compile it."""
+    found: jax.Array = jax.lax.dynamic_update_index_in_dim(rows, value, place, 0)
+    return found
+
+
 def select(condition: Any, chosen: Tree, otherwise: Tree) -> Tree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), chosen, otherwise)
 

@@ -27,6 +27,7 @@ class LocalData:
 
     ``shared``: the leaves are ``[clients, samples, ...]`` and this client's rows are picked by ``client``, so that a
     minibatch is one gather and no client's rows are copied; otherwise the leaves are this client's own ``[samples, ...]``.
+    ``own``: then these ``[samples, ...]`` all the same where they are at hand, for whole sets: picking them would copy them.
     ``number`` is the client's own among all clients, wherever its rows lie.
 
     Clients of unequal sizes: the sizes say which rows are real, and nobody's result depends on the padding behind them.
@@ -45,6 +46,7 @@ class LocalData:
     number: jax.Array | None = None
     padded: tuple[str, ...] = field(default=(), metadata=STATIC)
     notice: Callable[[str, bool], None] | None = field(default=None, metadata=STATIC)
+    own: tuple[Tree, Tree] | None = None
 
     def rows(self, part: str, indices: jax.Array) -> Tree:
         tree, numbers = self.flat(part, indices)
@@ -66,6 +68,8 @@ class LocalData:
         return rows, jnp.arange(jax.tree.leaves(rows)[0].shape[0], dtype=jnp.int32) < size
 
     def _own(self, part: str) -> Tree:
+        if self.own is not None:
+            return self.own[part == "val"]
         tree = getattr(self, part)
         return jax.tree.map(lambda leaf: leaf[self.client], tree) if self.shared else tree
 

@@ -14,7 +14,7 @@ import fedbilevel as fb
 from fedbilevel.engines import fleet, simulation
 from fedbilevel.engines.rounds import draw_distinct
 from fedbilevel.engines.simulation import ROWS, Options, Simulation
-from tests.references.compare import identical
+from tests.references.compare import close, identical
 from tests.references.quadratic import quadratic
 
 reference = quadratic()
@@ -41,6 +41,16 @@ def test_moments_are_those_of_a_run_without_stops(whole):
     identical(recording.answer(algorithm.settings, moments[-1].state), (whole.outer, whole.inner))
     assert int(np.sum(moments[-1].state.messages)) == 3 * data.clients, "counted since the moment before"
     assert all(moment.finite for moment in moments)
+
+
+def test_a_brief_program_gives_the_same_numbers(whole, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    assert simulation.program_of(brief=True) is simulation.advance, "whoever chose flags has chosen"
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert simulation.program_of(brief=True) is not simulation.advance
+    brief = Simulation(algorithm, data, Options(record_every=1, diagnostics="cheap", brief=True))
+    *_, last = brief.rounds(algorithm.settings, 3, [5])
+    close(brief.answer(algorithm.settings, last.state), (whole.outer, whole.inner))
 
 
 def test_a_moment_is_all_that_is_needed_to_go_on(whole):

@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from fedbilevel.engines.simulation import advance
+from fedbilevel.engines.simulation import program_of
 from fedbilevel.fairness import (
     FairFederatedClassifier,
     FairFederatedRegressor,
@@ -107,9 +107,9 @@ def test_ten_folds_compile_once():
     folds = StratifiedKFold(10).split(X, y)
     sizes, counted = set(), []
     for train, _ in folds:
-        before = advance._cache_size()
+        before = program_of(brief=True)._cache_size()
         clf.fit(X.iloc[train], y[train], sensitive_features=sex[train], clients=site[train])
-        counted.append(advance._cache_size() - before)
+        counted.append(program_of(brief=True)._cache_size() - before)
         sizes.add((len(train), clf.params_.shape))
         assert len(clf.history_) == 33
     assert len(sizes) > 2
@@ -121,9 +121,9 @@ def test_cross_val_score_with_defaults_compiles_once(raw):
     X, y, sex, _ = raw
     with sklearn.config_context(enable_metadata_routing=True):
         clf = FairFederatedClassifier(random_state=0).set_fit_request(sensitive_features=True)
-        before = advance._cache_size()
+        before = program_of(brief=True)._cache_size()
         scores = cross_val_score(clf, X, y, cv=10, params={"sensitive_features": sex})
-    assert advance._cache_size() - before <= 2
+    assert program_of(brief=True)._cache_size() - before <= 2
     assert scores.mean() > 0.6
 
 

@@ -114,13 +114,15 @@ def map_clients(
         own = LocalData(fleet.train, fleet.val, fleet.ids, fleet.train_sizes, fleet.val_sizes, number=fleet.ids)
         return jax.vmap(function)(own, per_client)
     numbers = jnp.arange(count, dtype=jnp.int32) if positions is None else positions
+    each = (fleet.ids, fleet.train_sizes, fleet.val_sizes)
+    rows = (fleet.train, fleet.val) if small and positions is None else None
 
-    def one(item: tuple[Any, Any, Any, Any, Any]) -> Any:
-        place, number, train_size, val_size, own = item
-        data = LocalData(fleet.train, fleet.val, place, train_size, val_size, True, number, layout.padded)
+    def one(item: tuple[Any, Any, Any, Any]) -> Any:
+        place, (number, train_size, val_size), rows, own = item
+        data = LocalData(fleet.train, fleet.val, place, train_size, val_size, True, number, layout.padded, own=rows)
         return function(data, own)
 
-    items = (numbers, fleet.ids[numbers], fleet.train_sizes[numbers], fleet.val_sizes[numbers], per_client)
+    items = (numbers, each if positions is None else [leaf[positions] for leaf in each], rows, per_client)
     return jax.vmap(one)(items) if small else jax.lax.map(one, items, batch_size=chunk)
 
 

@@ -316,8 +316,7 @@ Reads = set[tuple[str, bool]]
 
 def traffic(algorithm: Algorithm, fleet: Fleet) -> tuple[Traffic, Reads]:
     """Trace every phase on one client without computing, and weigh its message and its reply; and what it reads whole."""
-    key = jax.random.key(0)
-    sent, read = _exchanges.eval_shape(algorithm.build, algorithm.settings, _one_client(fleet), key)
+    sent, read = _exchanges.eval_shape(algorithm.build, algorithm.settings, _one_client(fleet))
     each = tuple((bytes_of(message) + bytes_of(parcel), bytes_of(reply)) for message, parcel, reply in sent)
     times = [times for _, times in phases_of(algorithm.plan)]
     down, up = (sum(count * ways[way] for count, ways in zip(times, each, strict=True)) for way in (0, 1))
@@ -353,9 +352,9 @@ class _Whole:
 
 
 @partial(jax.jit, static_argnames=("build",))
-def _exchanges(build: Any, settings: Any, data: LocalData, key: jax.Array) -> tuple[list[tuple[Tree, ...]], _Whole]:
+def _exchanges(build: Any, settings: Any, data: LocalData) -> tuple[list[tuple[Tree, ...]], _Whole]:
     """(message, parcel, reply) of every phase.  Only ever traced: once for equal algorithms on rows of equal shapes."""
-    algorithm: Algorithm = build(settings)
+    algorithm, key = build(settings), jax.random.key(0)
     server, local = algorithm.init(key), algorithm.enroll(key)
     parts = Reads()
     sent: list[tuple[Tree, ...]] = []

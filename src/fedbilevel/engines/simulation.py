@@ -7,11 +7,12 @@ any length, and stopping between two calls (to save, to report, to look for a Na
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ import numpy as np
 import pandas as pd
 from jax.sharding import PartitionSpec
 
-from fedbilevel.calculus import Solves, Tree, all_finite, bytes_of
+from fedbilevel.calculus import Solves, Tree, all_finite, bytes_of, put
 from fedbilevel.engines import cohorts
 from fedbilevel.engines.cohorts import Held
 from fedbilevel.engines.diagnose import STEPS, level_for, measure
@@ -40,6 +41,7 @@ from fedbilevel.engines.hosts import (
 )
 from fedbilevel.engines.result import Later, Result
 from fedbilevel.engines.rounds import (
+    Reads,
     State,
     Traffic,
     choose,
@@ -79,16 +81,19 @@ class Options:
     client_chunk: int | None = CHUNK
     devices: Sequence[Any] | None = None
     secure: bool = False
+    brief: bool = False
 
 
 @dataclass(frozen=True)
 class CompiledLoop:
-    """The static part: what is compiled.  ``level`` None records nothing; ``measuring`` is the layout of what records."""
+    """The static part: what is compiled.  ``level`` None records nothing; ``measuring`` is the layout of what records;
+    ``brief``: the rounds take less time than optimising the program to the full would."""
 
     build: Any
     layout: Layout
     measuring: Layout
     level: str | None
+    brief: bool = False
 
     def measured(self, algorithm: Algorithm, fleet: Fleet, state: State, key: jax.Array, done: Any, since: Any) -> Any:
         """A row after ``done`` rounds, the last of them being the latest that took part; before round 1, the first."""
@@ -111,8 +116,7 @@ def begin(loop: CompiledLoop, settings: Any, seed: Any) -> State:
     return jax.vmap(of)(seed) if jnp.ndim(seed) else of(seed)
 
 
-@partial(jax.jit, static_argnames=("loop",))
-def advance(
+def _advance(
     loop: CompiledLoop, settings: Any, fleet: Fleet, seed: Any, state: State, first: Any, blocks: Any, every: Any
 ) -> tuple[State, Any]:
     """``blocks`` times: ``every`` rounds, then a row.  ``first`` is the number of rounds done before.
@@ -146,7 +150,7 @@ def advance(
 
         def recorded(block: Any, held: tuple[State, Any]) -> tuple[State, Any]:
             state, found = row(block, held[0])
-            return state, jax.tree.map(lambda rows, value: rows.at[block].set(value), held[1], found)
+            return state, jax.tree.map(lambda rows, value: put(rows, value, block), held[1], found)
 
         shapes = jax.eval_shape(lambda: row(0, state, rounds=lambda block, state: state)[1])
         rows = jax.tree.map(lambda shape: jnp.zeros((ROWS, *shape.shape), shape.dtype), shapes)
@@ -162,6 +166,23 @@ def advance(
         inside, mesh=loop.layout.mesh, in_specs=tuple(map(specs_like, arguments)), out_specs=outputs, check_vma=False
     )
     return shared(*arguments)  # type: ignore[no-any-return]
+
+
+advance = jax.jit(_advance, static_argnames=("loop",))
+BRIEF = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
+"""What XLA leaves out for a program that runs briefly: FedPath's then took half the time to compile, and its rounds on 10,000
+rows a tenth longer.  Without any optimisation it would be a quarter, and five times as long."""
+
+
+def program_of(brief: bool) -> Any:
+    """`advance`, or the same compiled with `BRIEF`, unless somebody chose XLA's flags."""
+    chosen = any(name in os.environ.get("XLA_FLAGS", "") for name in BRIEF)
+    return _briefly() if brief and not chosen and jax.default_backend() == "cpu" else advance
+
+
+@cache
+def _briefly() -> Any:
+    return jax.jit(_advance, static_argnames=("loop",), compiler_options=BRIEF)
 
 
 class Moment(NamedTuple):
@@ -196,9 +217,15 @@ class Simulation:
     """A checked and laid-out simulation: everything but the seed, the step sizes and the number of rounds."""
 
     def __init__(
-        self, algorithm: Algorithm, data: ClientData | ClientStore, options: Options, level: str | None = None
+        self,
+        algorithm: Algorithm,
+        data: ClientData | ClientStore,
+        options: Options,
+        level: str | None = None,
+        narrow: tuple[Algorithm, ClientData] | None = None,
     ) -> None:
-        """``level``: what is recorded, where the options do not say it."""
+        """``level``: what is recorded, where the options do not say it.  ``narrow``: the same algorithm on the same clients,
+        whose arrays may be narrower: its bytes are counted."""
         if not isinstance(data, ClientData | ClientStore):
             raise TypeError(f"data must be a ClientData or a ClientStore, not {type(data).__name__}.")
         if not isinstance(algorithm, Algorithm):
@@ -221,7 +248,7 @@ class Simulation:
         data = data.outline if isinstance(data, ClientStore) else data
         algorithm.check(data)
         self.algorithm, self.data, self.options = algorithm, data, options
-        self._weighed = (algorithm, data)
+        self._weighed = narrow or (algorithm, data)
         self.level = level
         if level is None and options.record_every is not None:
             self.level = level_for(options.diagnostics, algorithm, data, cohort)
@@ -251,13 +278,17 @@ class Simulation:
     @cached_property
     def traffic(self) -> Traffic:
         """The bytes of every message: found when they are first asked for, since all the work is traced for them."""
+        return self._exchanged[0]
+
+    @cached_property
+    def _exchanged(self) -> tuple[Traffic, Reads]:
         algorithm, data = self._weighed
-        return traffic(algorithm, host_fleet(data, self.weights, self.options.dropout))[0]
+        return traffic(algorithm, host_fleet(data, self.weights, self.options.dropout))
 
     def _lay_out(self, layout: Layout) -> None:
         fleet = self._host_fleet()
         # Without padding to cut it is all one which sets are read whole: nothing is traced to find out.
-        whole = traffic(self.algorithm, fleet)[1] if self.data.has_padding else set()
+        whole = self._exchanged[1] if self.data.has_padding else set()
         stored = isinstance(self.source, ClientStore)
         # Sizes are part of a program only where it reads whole sets: other clients of the same shapes then share it.
         # Clients grouped by size live on one device.
@@ -286,19 +317,14 @@ class Simulation:
                 assert layout.cohort is not None
                 rounds = cohorts.stretch(layout.cohort, cohorts.client_bytes(self.data))
                 layout = replace(layout, stretch=rounds)
-        self.loop = CompiledLoop(self.algorithm.build, layout, grouped if records else layout, self.level)
+        self.loop = CompiledLoop(
+            self.algorithm.build, layout, grouped if records else layout, self.level, self.options.brief
+        )
         if layout.stretch:
             self.fleet: Fleet = replace(fleet, ends=jax.device_put(fleet.ends))
             return
         self.data.check_finite()
         self.fleet = place_fleet(fleet, layout)
-
-    def weighed(self, algorithm: Algorithm, data: ClientData) -> Simulation:
-        """The same simulation, with the bytes that ``algorithm`` would send on ``data``, whose arrays may be narrower."""
-        other = copy(self)
-        other._weighed = (algorithm, data)
-        other.__dict__.pop("traffic", None)
-        return other
 
     def on(self, data: ClientData) -> Simulation:
         """The same simulation on other clients; with arrays of the same shapes nothing is traced or compiled again."""
@@ -392,7 +418,8 @@ class Simulation:
         self, settings: Any, fleet: Fleet, seed: Seeds, moment: Moment, blocks: int, every: int
     ) -> tuple[State, Any]:
         numbers = map(np.int32, (moment.done, blocks, every))
-        return advance(self.loop, settings, fleet, np.asarray(seed, np.uint32), moment.counted_anew(), *numbers)  # type: ignore[no-any-return]
+        program = program_of(self.loop.brief)
+        return program(self.loop, settings, fleet, np.asarray(seed, np.uint32), moment.counted_anew(), *numbers)  # type: ignore[no-any-return]
 
     def _complete(self, row: dict[str, Any], before: dict[str, Any], done: int, seconds: float) -> dict[str, Any]:
         """A row of history with what only the host knows.

@@ -63,11 +63,11 @@ from jax.flatten_util import ravel_pytree
 
 from fedbilevel.algorithms.arguments import Count, Kind, NotNegative, Positive, algorithm
 from fedbilevel.algorithms.lbfgs import Pairs
-from fedbilevel.calculus import Calls, Tree, counted, no_calls, select, solve_each
+from fedbilevel.calculus import Calls, Tree, counted, no_calls, put, select, solve_each
 from fedbilevel.fairness.formulation import Formulation, Weights, spread_of, statistics
 from fedbilevel.fairness.models import Model, decided, mean_of, penalty
 from fedbilevel.hints import positive
-from fedbilevel.plan import Algorithm, Phase, Repeat, View
+from fedbilevel.plan import Algorithm, Phase, Repeat, ServerStep, View
 from fedbilevel.sampling import LocalData
 
 PRODUCTS = 5
@@ -156,11 +156,12 @@ class Apart(NamedTuple):
 
 
 class Solve(NamedTuple):
-    """A system H s = b on its way: s, b - H s, and the direction of the next product, of length one."""
+    """A system H s = b on its way: s, b - H s, the direction of the latest product, of length one, and that product."""
 
     solution: jax.Array
     residual: jax.Array
     direction: jax.Array
+    product: jax.Array
 
 
 class Server(NamedTuple):
@@ -210,16 +211,26 @@ def fedpath(
     cells = form.cells(groups, model.classes)
     weights_of = Weights(cells)
     cut = float(np.log(threshold / (1 - threshold))) if model.classes == 2 else 0.0
-    like = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(model.start, jax.random.key(0)))
-    first, unravel = ravel_pytree(like)
+    unravel: Any = None
+
+    def flat() -> jax.Array:
+        nonlocal unravel
+        vector, unravel = ravel_pytree(model.start(jax.random.key(0)))
+        return vector
+
+    first = jax.eval_shape(flat)  # shapes alone: nothing is compiled for them
     kind, size = first.dtype, first.size
-    lambdas = jnp.asarray([0.0, *strengths], kind)
+    lambdas = np.asarray([0.0, *strengths], kind)
     total = jnp.asarray(rows, kind)
     number = len(strengths)
 
     def place(round: jax.Array) -> jax.Array:
         """The place on the path that the step of x at the end of a round is for; 0: there is none."""
         return jnp.where(round < warm - 1, 0, jnp.clip((round - warm + 1) // steps + 1, 0, number))
+
+    def strength_at(place: jax.Array) -> jax.Array:
+        found: jax.Array = jax.lax.dynamic_index_in_dim(lambdas, place, keepdims=False)
+        return found
 
     # What clients compute.
 
@@ -383,25 +394,24 @@ def fedpath(
 
     # What the server makes of the means.
 
-    def value(told: Told, strength: jax.Array) -> jax.Array:
-        return told.loss + strength * spread_of(form, told.sums, total)
-
     def begin(server: Server, right: jax.Array) -> Server:
-        towards = server.pairs.inverse_times(right)
-        return server._replace(solve=Solve(jnp.zeros_like(right), right, _unit(towards)))
+        nothing = jnp.zeros_like(right)
+        return server._replace(solve=Solve(nothing, right, nothing, nothing))
+
+    def aim(server: Server, key: jax.Array) -> Server:
+        """The next direction; the preconditioner changes on the way, so each is made conjugate to the last."""
+        _, residual, along, product = server.solve
+        towards = server.pairs.inverse_times(residual)
+        conjugate = towards - over(towards @ product, along @ product) * along
+        return server._replace(solve=server.solve._replace(direction=_unit(conjugate)))
 
     def onward(server: Server, product: jax.Array) -> Server:
-        """One step of conjugate gradients; the preconditioner changes on the way, so each direction is made conjugate to the
-        last.  Where the loss does not curve upwards there is no step."""
-        solution, residual, along = server.solve
-        bend = along @ product
-        upwards = bend > TINY
-        length = jnp.where(upwards, (residual @ along) / jnp.where(upwards, bend, 1), 0)
-        pairs = server.pairs.joined(along, product)
-        residual = residual - length * product
-        towards = pairs.inverse_times(residual)
-        conjugate = towards - jnp.where(upwards, (towards @ product) / jnp.where(upwards, bend, 1), 0) * along
-        return server._replace(solve=Solve(solution + length * along, residual, _unit(conjugate)), pairs=pairs)
+        """One step of conjugate gradients.  Where the loss does not curve upwards there is none."""
+        solution, residual, along, _ = server.solve
+        length, pairs = over(residual @ along, along @ product), server.pairs.joined(along, product)
+        return server._replace(
+            solve=Solve(solution + length * along, residual - length * product, along, product), pairs=pairs
+        )
 
     def probed(server: Server, drawn: jax.Array) -> Server:
         diagonal = jnp.maximum(jnp.mean(drawn**2, axis=0), TINY)
@@ -439,18 +449,22 @@ def fedpath(
         """Keeps where the step led, or goes back; then c for the strength of this round."""
         before, kept = server.point, server.kept
         at = place(server.round - 1)
-        new, strength = Point(before.outer, arrival(server), told), lambdas[at]
+        new, strength = Point(before.outer, arrival(server), told), strength_at(at)
         moved = server.round >= warm
         lower = told.inner_loss <= before.told.inner_loss + SLACK
-        fairer = ~moved | (value(told, strength) <= value(kept.told, strength) + SLACK)
+        both = jax.tree.map(lambda *leaves: jnp.stack(leaves), (told.loss, told.sums), (kept.told.loss, kept.told.sums))
+        spreads, slopes = jax.vmap(jax.value_and_grad(lambda sums: spread_of(form, sums, total)))(both[1])
+        values = both[0] + strength * spreads
+        fairer = ~moved | (values[0] <= values[1] + SLACK)
         good = lower & fairer & jnp.isfinite(told.loss)
+        # XLA would compute the judgement once more for everything that depends on it.
+        good, lower, slopes, new = jax.lax.optimization_barrier((good, lower, slopes, new))
         point, length = select(good, new, kept), jnp.max(jnp.abs(before.outer - kept.outer))
         radius = jnp.where(good, jnp.minimum(1.5 * server.radius, WIDEST), jnp.where(moved, length / 2, server.radius))
         step = new.inner - before.inner
         reach = jnp.where(lower, jnp.minimum(2 * server.reach, LONGEST), jnp.sqrt(step @ step) / 4)
-        path = jax.tree.map(lambda held, leaf: held.at[at].set(leaf), server.path, Path(*point))
-        slopes = jax.grad(lambda sums: spread_of(form, sums, total))(point.told.sums)
-        coefficients = lambdas[place(server.round)] * slopes
+        path = jax.tree.map(lambda held, leaf: put(held, leaf, at), server.path, Path(*point))
+        coefficients = strength_at(place(server.round)) * jnp.where(good, slopes[0], slopes[1])
         return server._replace(point=point, radius=radius, reach=reach, coefficients=coefficients, path=path)
 
     def move(server: Server, along: jax.Array) -> Server:
@@ -458,7 +472,7 @@ def fedpath(
         point, kept = server.point, server.kept
         table, by_weight = weights_of(point.outer), server.direct - along
         nu = table * by_weight - table * (table @ by_weight) / cells
-        strength, last = lambdas[place(server.round)], lambdas[place(server.round - 1)]
+        strength, last = strength_at(place(server.round)), strength_at(place(server.round - 1))
         step, change = point.outer - kept.outer, nu - server.nu
         largest = jnp.max(jnp.abs(nu))
         fresh = jnp.eye(cells, dtype=kind) * jnp.maximum(largest / RADIUS, TINY)
@@ -484,7 +498,7 @@ def fedpath(
         point, nothing, several = Point(outer, inner, told), jnp.zeros_like(inner), jnp.zeros((probes, size), kind)
         path = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (number + 1, *leaf.shape)), Path(*point))
         return Server(
-            point, point, Solve(nothing, nothing, nothing),
+            point, point, Solve(nothing, nothing, nothing, nothing),
             Pairs.none(inner, MEMORY), Probing(several, several, several, nothing), outer, outer,
             jnp.eye(cells, dtype=kind), jnp.asarray(RADIUS, kind), jnp.asarray(LONGEST, kind),
             jnp.zeros(sums.shape, kind), jnp.zeros((), jnp.int32), path,
@@ -495,7 +509,8 @@ def fedpath(
         return Local(jnp.zeros(cells, kind), nothing, Apart(nothing, jnp.zeros((probes, size), kind)), no_calls())
 
     def solving(name: str) -> Repeat:
-        return Repeat((Phase(name, lambda server: server.solve.direction, curve, onward),), products)
+        product = Phase(name, lambda server: server.solve.direction, curve, onward)
+        return Repeat((ServerStep("aim", aim), product), products)
 
     probing = (
         Phase("probe", lambda server: Sent(*server.point[:2]), probe, probed, sketch=probes),
@@ -552,6 +567,12 @@ def bent(bend: jax.Array, step: jax.Array, change: jax.Array) -> jax.Array:
         - jnp.outer(image, image) / jnp.maximum(expected, TINY)
         + jnp.outer(mixed, mixed) / jnp.maximum(step @ mixed, TINY)
     )
+
+
+def over(part: jax.Array, bend: jax.Array) -> jax.Array:
+    """``part / bend`` where the loss curves upwards, else 0."""
+    upwards = bend > TINY
+    return jnp.where(upwards, part / jnp.where(upwards, bend, 1), 0)
 
 
 def _unit(vector: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from fedbilevel.calculus import Tree
+from fedbilevel.calculus import Tree, bytes_of
 from fedbilevel.engines.simulate import execute
 from fedbilevel.engines.simulation import Options, Seeds, Simulation, with_numbers
 from fedbilevel.engines.stages import Numbers, Stage
@@ -30,6 +30,9 @@ Tell = Callable[[int, int], None]
 SMALLEST_CAPACITY = 512
 WIDTH = 16
 """Features of a logistic model are filled up to a multiple of this, see `fit_alike`."""
+
+BRIEF_BYTES = 16 * 2**20
+"""Rows up to which FedPath's rounds are brief, see `CompiledLoop`: all of them take a second or two."""
 
 
 class Clients(NamedTuple):
@@ -315,13 +318,20 @@ class Trainer:
         if number in self._laid_out:
             return self._laid_out[number].on(data)
         every = None if self.record_every is None else min(self.record_every, stage.rounds)
-        options = Options(stage.weights, record_every=every, diagnostics="cheap", secure=self.program.secure)
-        made = Simulation(stage.algorithm, data, options)
+        options = Options(
+            stage.weights,
+            record_every=every,
+            diagnostics="cheap",
+            secure=self.program.secure,
+            brief=self.program.path and bytes_of(data.train) <= BRIEF_BYTES,
+        )
+        narrow = None
         if self.narrow is not None:
             width = self.narrow.model.features
             true = self.narrow.stage(number, agreed, answers)
             assert true is not None
-            made = made.weighed(true.algorithm, replace(data, train=_cut(data.train, width), val=_cut(data.val, width)))
+            narrow = (true.algorithm, replace(data, train=_cut(data.train, width), val=_cut(data.val, width)))
+        made = Simulation(stage.algorithm, data, options, narrow=narrow)
         self._laid_out[number] = made
         return made
 
