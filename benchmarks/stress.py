@@ -98,7 +98,7 @@ def once(further: list[str], limit: float) -> dict[str, Any]:
         if how or name not in tests:
             tests[name] = how.lower() or "unfinished"
     told = {"outcome": outcome, "seconds": round(time.monotonic() - began, 1), "tests": tests}
-    return told if outcome == "passed" else {**told, "said": said[-4000:]}
+    return told if outcome == "passed" else {**told, "said": said.replace(str(ROOT), ".")[-4000:]}
 
 
 def stored() -> list[dict[str, Any]]:

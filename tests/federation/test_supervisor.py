@@ -244,6 +244,20 @@ def test_a_job_that_starts_late_is_waited_for_and_one_that_never_does_is_ended(t
     assert server.aborted == ["job-1"]
 
 
+def test_a_look_that_takes_long_does_not_end_a_job_that_has_just_started(told, clock):
+    """The server is asked for its jobs first and for its sites then, which takes half a minute where they are starved."""
+    folder, play, _ = told
+
+    def starved(server):
+        made = seen()(server)
+        clock.now += 30
+        return made
+
+    server = Server(folder, seen(), seen(), starved, WORKING, seen(["job-1"], everybody("job-1"), COMPLETE))
+    assert play(server) == [ALL]
+    assert server.aborted == []
+
+
 def test_a_full_disk_is_no_server_that_is_gone(told, monkeypatch):
     folder, play, lines = told
 

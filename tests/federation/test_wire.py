@@ -301,6 +301,22 @@ def test_a_kit_that_is_in_use_twice_is_written_down(tmp_path, monkeypatch):
     assert time.time() - read_twins(tmp_path)["site-1"] < 60
 
 
+def test_who_looks_sees_all_jobs_while_somebody_else_looks(tmp_path):
+    """NVFlare fills one list for everybody: a supervisor took a job for ended because another one was just looking."""
+    engine = object.__new__(steward.ServerEngine)
+    engine.engine_info, engine.run_processes = steward.EngineInfo(), {"job-1": {}, "job-2": {}}
+    engine._get_run_folder = lambda job: str(tmp_path)
+    first, during = engine.get_engine_info(), []
+
+    def slow(job):
+        during.append(list(first.app_names))  # what the first one reads while the second one is on its way
+        return str(tmp_path)
+
+    engine._get_run_folder = slow
+    engine.get_engine_info()
+    assert during == [["job-1", "job-2"]] * 2
+
+
 def test_the_audit_trail_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(mended, "AUDIT_BYTES", 1000)
     auditor = Auditor(str(tmp_path / "audit.log"))

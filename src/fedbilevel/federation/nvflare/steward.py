@@ -2,11 +2,14 @@
 
 A site whose worker dies reports that, and NVFlare ends the job for all.  Here the coordinator is told that the site has left,
 and decides by itself whether the others are enough.  A site that is there twice, because its kit was copied, takes the place of
-the original; here it is written down.
+the original; here it is written down.  All who ask which jobs run are told from one list, which every question empties first:
+of two who ask at once, one could miss jobs that run, and take them for ended.  Here each has a list of its own.
 """
 
 from __future__ import annotations
 
+import copy
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,13 +20,16 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey
 from nvflare.private.fed.server.client_manager import ClientManager
 from nvflare.private.fed.server.fed_server import FederatedServer
+from nvflare.private.fed.server.server_engine import ServerEngine
+from nvflare.private.fed.server.server_engine_internal_spec import EngineInfo
 
 from fedbilevel import storage
 from fedbilevel.federation.nvflare import console
 from fedbilevel.federation.nvflare import mended as mended
 from fedbilevel.federation.nvflare.job import TWINS, read_twins
 
-_failed, _heard = FederatedServer.process_job_failure, ClientManager.heartbeat
+_failed, _heard, _known = FederatedServer.process_job_failure, ClientManager.heartbeat, ServerEngine.get_engine_info
+_asking = threading.Lock()
 
 
 class Steward(FLComponent):  # type: ignore[misc]
@@ -55,4 +61,9 @@ def _noticed(manager: Any, token: str, client_name: str, client_fqcn: str, fl_ct
     return answer
 
 
-FederatedServer.process_job_failure, ClientManager.heartbeat = _left, _noticed
+def _listed(engine: Any) -> EngineInfo:
+    with _asking:
+        return copy.copy(_known(engine))  # its list is a new one after every question
+
+
+FederatedServer.process_job_failure, ClientManager.heartbeat, ServerEngine.get_engine_info = _left, _noticed, _listed

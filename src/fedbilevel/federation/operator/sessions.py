@@ -74,13 +74,16 @@ def session(kits: Kits, seconds: float = 10.0) -> Iterator[Session]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the server says: the jobs that really run, and for every site that answers the jobs it works on."""
+    """What the server says: the jobs that really run, and for every site that answers the jobs it works on.  It was asked for
+    the jobs at ``at``; the sites' answers may have taken long."""
 
     jobs: tuple[str, ...]
     sites: dict[str, tuple[str, ...]]
+    at: float = field(default_factory=lambda: time.monotonic(), compare=False)
 
 
 def look(opened: Session) -> Seen:
+    asked = time.monotonic()
     info = opened.get_system_info()
     told: list[dict[str, str]] = []
     if info.client_info:
@@ -100,7 +103,7 @@ def look(opened: Session) -> Seen:
         if "job_id" in answer or answer.get("status") == MetaStatusValue.NO_JOBS:
             jobs = [answer["job_id"]] if "job_id" in answer else []
             sites[answer["client_name"]] = (*sites.get(answer["client_name"], ()), *jobs)
-    return Seen(tuple(job.job_id for job in info.job_info), sites)
+    return Seen(tuple(job.job_id for job in info.job_info), sites, asked)
 
 
 def wait_for_sites(kits: Kits, sites: Sequence[str], seconds: float) -> list[str]:
@@ -344,7 +347,7 @@ class Supervisor:
         if status == "RUNNING" and not self.listed:
             # A server that was killed takes its job for running for ever; a new one for a moment only.
             self.running = self.running or time.monotonic()
-            if time.monotonic() - self.running <= STARTING:
+            if seen.at - self.running <= STARTING:
                 return False
         if not self._complete():
             self.say("the job ended before the run did")
