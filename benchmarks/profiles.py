@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -135,7 +136,7 @@ def collect(repeats: int, quick: bool, say: Callable[[str], None]) -> dict[str, 
 
     measured = {}
     for case in CASES:
-        measured[case] = [cold({"kind": "profile", "case": case, "cores": None})]
+        measured[case] = [cold({"kind": "profile", "case": case, "cores": None}) for _ in range(repeats)]
         say(f"{case}: done")
     return measured
 
@@ -146,7 +147,10 @@ def table(measured: Measured) -> str:
     for case, title in titles.items():
         if case not in measured:
             continue
-        rows: Any = measured[case][0]["rows"]
+        runs: Any = [run["rows"] for run in measured[case]]
+        rows = {
+            label: {name: median(run[label][name] for run in runs) for name in row} for label, row in runs[0].items()
+        }
         lines += [f"| {title}: processor seconds | {' | '.join(PIECES)} | all |", f"| --- {'| ---: ' * 6}|"]
         total = {name: sum(row.get(name, 0.0) for row in rows.values()) for name in PIECES}
         for label, row in [*rows.items(), ("**all**", total)]:

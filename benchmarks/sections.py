@@ -316,7 +316,7 @@ SECTIONS = {
     "peers": Section(peers.collect, peers.table, needs_check=False, repeats=1),
     "inner": Section(collect_inner, table_inner, needs_torch=True),
     "startup": Section(collect_startup, table_startup),
-    "profile": Section(profiles.collect, profiles.table, needs_check=False),
+    "profile": Section(profiles.collect, profiles.table, needs_check=False, repeats=1),
     **{name: Section(tables.collector(name), tables.table) for name in tables.SECTIONS},
 }
 
