@@ -17,6 +17,7 @@ import contextlib
 import itertools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,8 +71,8 @@ def started_in(folder: str) -> list[psutil.Process]:
 
 def once(further: list[str], limit: float) -> dict[str, Any]:
     """One run of the suite: how it and each of its tests ended, in how many seconds."""
-    began = time.monotonic()
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryDirectory() as folder:
+    began, folder = time.monotonic(), tempfile.mkdtemp()
+    with tempfile.TemporaryFile("w+") as output:
         suite = subprocess.Popen(
             [*SUITE, f"--basetemp={folder}/suite", *further], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -98,7 +99,11 @@ def once(further: list[str], limit: float) -> dict[str, Any]:
         if how or name not in tests:
             tests[name] = how.lower() or "unfinished"
     told = {"outcome": outcome, "seconds": round(time.monotonic() - began, 1), "tests": tests}
-    return told if outcome == "passed" else {**told, "said": said.replace(str(ROOT), ".")[-4000:]}
+    if outcome == "passed":
+        shutil.rmtree(folder, ignore_errors=True)
+        return told
+    print(f"The logs of its servers and sites are in {folder}.")
+    return {**told, "said": said.replace(str(ROOT), ".")[-4000:]}
 
 
 def stored() -> list[dict[str, Any]]:
