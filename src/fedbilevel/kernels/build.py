@@ -25,10 +25,13 @@ from typing import NamedTuple
 
 import jax
 
-_SOURCES = ("linear.cc", "model.h", "rows.h", "batches.h", "take.h", "whole.h")
+_SOURCES = ("linear.cc", "model.h", "rows.h", "batches.h", "take.h", "whole.h", "packed.h", "packed_calls.h")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w")
 _NATIVE = "-march=native"
-_HANDLERS = {"linear": "FedbilevelLinear", "take": "FedbilevelTake", "whole": "FedbilevelWhole"}
+_HANDLERS = {
+    "linear": "FedbilevelLinear", "take": "FedbilevelTake", "whole": "FedbilevelWhole", "packed": "FedbilevelPacked",
+    "packed-whole": "FedbilevelPackedWhole",
+}  # fmt: skip
 _COMPILE_SECONDS = 300
 _LOCK = threading.Lock()
 

@@ -12,6 +12,7 @@
 
 #include "batches.h"
 #include "model.h"
+#include "packed_calls.h"
 #include "take.h"
 #include "whole.h"
 #include "xla/ffi/api/ffi.h"
@@ -242,6 +243,20 @@ ffi::Error WholeForType(ffi::RemainingArgs operands, ffi::RemainingRets results)
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelWhole, WholeForType, ffi::Ffi::Bind().RemainingArgs().RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    FedbilevelPacked,
+    [](ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t link, int32_t ones, int32_t by_row) {
+      return Safely([&] { return RunPacked(operands, results, link, ones, by_row); });
+    },
+    ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("link").Attr<int32_t>("ones").Attr<int32_t>("by_row"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    FedbilevelPackedWhole,
+    [](ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t ones) {
+      return Safely([&] { return RunPackedWhole(operands, results, ones); });
+    },
+    ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("ones"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelTake, TakeRows,
                               ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("row_rank"));

@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.kernels import build
+from fedbilevel.kernels.packed import Packed, call_whole
 
 
 class WholeSums(NamedTuple):
@@ -37,6 +38,11 @@ def group_losses(
 
     Shapes: features [N, d], labels [N], groups [N] (int32), start and size scalars (int32), inner [d].
     """
+    if isinstance(features, Packed):
+        operands = (features, labels, groups, start, size, inner)
+        names = ("features", "labels", "groups", "start", "size", "inner")
+        losses, counts = call_whole(dict(zip(names, operands, strict=True)), count)
+        return losses, counts
     losses, counts = _call(features, labels, groups, start, size, inner, count=count)
     return losses, counts
 
