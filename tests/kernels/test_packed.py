@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fedbilevel import kernels
-from fedbilevel.kernels.packed import _known
 
 RAISED = (ValueError, jax.errors.JaxRuntimeError)
 # Sums of at most a few hundred float32 terms, relative to the largest entry of the result.
@@ -59,15 +58,6 @@ def test_dense_tables_and_other_types_are_left_alone():
     assert kernels.packed(one_hot(50, 1, (2, 2))) is None
     late = np.concatenate([features, rng.normal(size=(2, 200, features.shape[-1])).astype(np.float32)], axis=1)
     assert kernels.packed(late) is None
-
-
-def test_arrays_of_jax_are_packed_once_and_forgotten_with_the_array():
-    features = jnp.asarray(one_hot(50, 3, (9, 7, 12, 30)))
-    before = len(_known)
-    assert kernels.packed(features).records is kernels.packed(features).records
-    assert len(_known) == before + 1
-    del features
-    assert len(_known) == before
 
 
 def operands(features, points, batch, terms, cells=5, seed=1):

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 from jax.sharding import PartitionSpec
 
-from fedbilevel.calculus import Solves, Tree, all_finite, bytes_of, put
+from fedbilevel.calculus import Remembered, Solves, Tree, all_finite, bytes_of, put
 from fedbilevel.engines import cohorts
 from fedbilevel.engines.cohorts import Held
 from fedbilevel.engines.diagnose import STEPS, level_for, measure
@@ -212,6 +212,7 @@ class Moment(NamedTuple):
 
 
 _all_finite = jax.jit(all_finite)
+_packed = Remembered(lambda features: jax.device_put(packed(features)))
 
 
 class Simulation:
@@ -281,7 +282,7 @@ class Simulation:
         placed, leaf = place_fleet(fleet, layout), self.algorithm.linear
         if leaf is None or layout.mesh is not None or layout.groups is not None or layout.cohort is not None:
             return placed
-        return replace(placed, packed=jax.device_put(packed(self.data.train[leaf])))
+        return replace(placed, packed=_packed(self.data.train[leaf]))
 
     @cached_property
     def traffic(self) -> Traffic:

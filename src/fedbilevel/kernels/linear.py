@@ -90,5 +90,5 @@ def _call(operands: dict[str, Array], like: Sequence[str], link: str) -> Sequenc
     given = dict(zip(operands, build.together(*operands.values()), strict=True))
     # "expand_dims": an operand without the batch dimension arrives with size 1 there, which is no copy.
     results = [jax.typeof(given[name]) for name in like]
-    call = jax.ffi.ffi_call(build.target("linear"), results, vmap_method="expand_dims")
+    call = jax.ffi.ffi_call(build.target("linear", kind == jnp.float64), results, vmap_method="expand_dims")
     return call(*given.values(), link=np.int32(_LINKS[link]))

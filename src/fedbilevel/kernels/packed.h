@@ -24,6 +24,7 @@
 
 namespace fedbilevel {
 
+static_assert(kVectorBytes <= kCacheLine);  // so that records can be read by vectors
 constexpr int64_t kRecordsAhead = 16;  // records between asking for one and using it
 constexpr int kLanes = 4;              // of an entry: directions of two points, then their inner variables
 constexpr int kOnes = 8;               // places of ones that are looked at together

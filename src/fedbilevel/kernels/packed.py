@@ -6,7 +6,6 @@ and `whole` take `Packed` rows in the place of features; they add up in another 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,21 +44,11 @@ class Packed:
         return Packed(self.records.reshape(-1, self.records.shape[-1]), self.columns[0], self.ones, self.length)
 
 
-_known: dict[int, tuple[Any, Packed | None]] = {}
-"""By the identity of an array of JAX's, which nobody can change, and while it lives."""
-
-
 def packed(features: Any) -> Packed | None:
     """``features`` ``[clients, rows, columns]`` packed; None where that does not pay, or the kernels are not there."""
     if features.ndim != 3 or features.dtype != np.float32 or not 0 < features.shape[-1] < 2**16:
         return None
-    if not isinstance(features, jax.Array):
-        return _packed(features) if build.available() else None
-    place = id(features)
-    if place not in _known and build.available():
-        made = _packed(np.asarray(features))
-        _known[place] = (weakref.ref(features, lambda _: _known.pop(place, None)), jax.device_put(made))
-    return _known.get(place, (None, None))[1]
+    return _packed(np.asarray(features)) if build.available() else None
 
 
 def _packed(features: np.ndarray) -> Packed | None:

@@ -73,4 +73,4 @@ def _call(features: Array, *others: Array, count: int) -> Sequence[Array]:
     like: Any = jax.typeof(operands[5])
     shapes = [(count,)] * 2 if len(others) < len(wanted) else [(count,)] * 4 + [(length,), (count, length)]
     results = [like.update(shape=shape) for shape in shapes]
-    return jax.ffi.ffi_call(build.target("whole"), results, vmap_method="expand_dims")(*operands)
+    return jax.ffi.ffi_call(build.target("whole", kind == jnp.float64), results, vmap_method="expand_dims")(*operands)
