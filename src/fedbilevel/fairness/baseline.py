@@ -270,9 +270,9 @@ def serves_packed(data: LocalData, scores: Any, params: Tree, losses: RowLosses)
 
 def group_losses(params: jax.Array, data: LocalData, count: int) -> GroupLosses:
     """By the kernel, over all rows of the client."""
-    features, *others = _operands(params, data)
-    rows = data.features({"features": features}, "features")
-    losses, counts = kernels.group_losses(rows, *others, params, count=count)
+    features, labels, groups, start, rows = _operands(params, data)
+    table = data.features({"features": features}, "features")
+    losses, counts = kernels.group_losses(table, labels, groups, start, rows, params, count=count)
     size = data.train_size.astype(params.dtype)
     return GroupLosses(losses / size, counts / size)
 
