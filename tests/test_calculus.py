@@ -135,3 +135,15 @@ def test_systems_side_by_side_do_not_wait_for_each_other(solve, call, many, size
     script = SIDE_BY_SIDE.format(solve=solve, call=call, many=many, size=size)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_what_is_found_of_an_array_is_kept_while_the_array_lives():
+    calls = []
+    found = calculus.Remembered(lambda array: calls.append(1) or float(array.sum()))
+    array, other = jnp.ones(3), np.ones(3)
+    assert [found(array), found(array)] == [3, 3]
+    assert len(calls) == 1
+    assert [found(other), found(other + 1)] == [3, 6]  # anybody can change it: looked at every time
+    assert len(calls) == 3
+    del array
+    assert not found.kept

@@ -7,6 +7,7 @@ with a vector, so an inner variable of a million numbers costs a few times its o
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -194,3 +195,20 @@ def hessian_operator(loss: Loss, outer: Tree, inner: Tree, batch: Tree) -> Calla
 def cross_product(loss: Loss, outer: Tree, inner: Tree, batch: Tree, vector: Tree) -> Tree:
     """(mixed derivative of g in x and y) times an inner-shaped ``vector``: an outer-shaped result."""
     return jax.jvp(lambda y: jax.grad(loss, argnums=0)(outer, y, batch), (inner,), (vector,))[1]
+
+
+class Remembered:
+    """``find`` of an array, which for arrays of JAX's, that nobody can change, is called once and kept while they live."""
+
+    def __init__(self, find: Callable[[Any], Any]) -> None:
+        self.find = find
+        self.kept: dict[int, tuple[Any, Any]] = {}
+
+    def __call__(self, array: Any) -> Any:
+        if not isinstance(array, jax.Array):
+            return self.find(array)
+        place = id(array)
+        if place not in self.kept:
+            found = self.find(array)
+            self.kept[place] = (weakref.ref(array, lambda _: self.kept.pop(place, None)), found)
+        return self.kept[place][1]

@@ -62,6 +62,11 @@ class LinearInner:
         if not callable(self.ridge) and not self.ridge >= 0:
             raise ValueError(f"ridge must not be negative, but is {self.ridge}.")
 
+    @property
+    def leaf(self) -> str | None:
+        """The features' leaf, where the kernels may read it."""
+        return None if self.kernel == "off" else self.features
+
     def ridge_at(self, outer: Tree, like: jax.Array) -> jax.Array:
         value = self.ridge(outer) if callable(self.ridge) else self.ridge
         return jnp.asarray(value, like.dtype)

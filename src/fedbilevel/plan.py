@@ -171,6 +171,7 @@ class Algorithm(NamedTuple):
         build: settings -> the algorithm with these.
         local_steps: Steps of a client between two exchanges.
         problem: The `BilevelProblem`, where there is one.
+        linear: The leaf of training rows whose products with coefficients kernels take, where there is one.
     """
 
     init: Callable[[jax.Array], Any]
@@ -193,6 +194,8 @@ class Algorithm(NamedTuple):
     local_steps: int = 1
     problem: Any = None
     """The BilevelProblem where there is one: diagnostics solve it to know the true hypergradient."""
+    linear: str | None = None
+    """The leaf of training rows whose products with coefficients kernels take: engines may pack it for them."""
 
 
 def client_key(seed_key: jax.Array, round_index: Any, ordinal: Any, client: Any) -> jax.Array:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.calculus import Loss, Tree
+from fedbilevel.calculus import Loss, Remembered, Tree
 from fedbilevel.hints import hint
 from fedbilevel.linear import LinearInner
 
@@ -306,10 +306,9 @@ class ClientData:
                     continue
                 if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
                     continue
+                if _finite_sum(leaf):
+                    continue
                 values = np.asarray(leaf)
-                with np.errstate(over="ignore", invalid="ignore"):
-                    if np.isfinite(np.sum(values)):
-                        continue  # one quick pass: a sum with a NaN or infinity in it is never finite
                 bad = ~np.isfinite(values).reshape(*leaf.shape[:2], -1).all(axis=-1)
                 bad &= np.arange(leaf.shape[1]) < getattr(self, f"{part}_sizes")[:, None]
                 if bad.any():
@@ -331,6 +330,15 @@ class ClientData:
                 f"{option}={batch_size} is larger than the {part} set of client {int(np.argmin(sizes))} "
                 f"({int(sizes.min())} rows): choose at most {int(sizes.min())}, or None for the whole set."
             )
+
+
+def _has_finite_sum(leaf: Any) -> bool:
+    """One quick pass: a sum with a NaN or infinity in it is never finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(np.sum(np.asarray(leaf))))
+
+
+_finite_sum = Remembered(_has_finite_sum)
 
 
 def check_variable(name: str, tree: Tree) -> None:

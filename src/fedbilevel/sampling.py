@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.calculus import Tree
-from fedbilevel.kernels import take
+from fedbilevel.kernels import Packed, take
 
 STATIC = {"static": True}
 
@@ -28,7 +28,8 @@ class LocalData:
     ``shared``: the leaves are ``[clients, samples, ...]`` and this client's rows are picked by ``client``, so that a
     minibatch is one gather and no client's rows are copied; otherwise the leaves are this client's own ``[samples, ...]``.
     ``own``: then these ``[samples, ...]`` all the same where they are at hand, for whole sets: picking them would copy them.
-    ``number`` is the client's own among all clients, wherever its rows lie.
+    ``number`` is the client's own among all clients, wherever its rows lie.  ``packed``: the features of ``train`` once more,
+    for kernels that read one-hot rows by their ones.
 
     Clients of unequal sizes: the sizes say which rows are real, and nobody's result depends on the padding behind them.
     Minibatches draw real rows.  A whole set is cut to size, for which an engine runs clients of equal size together; or it
@@ -47,6 +48,7 @@ class LocalData:
     padded: tuple[str, ...] = field(default=(), metadata=STATIC)
     notice: Callable[[str, bool], None] | None = field(default=None, metadata=STATIC)
     own: tuple[Tree, Tree] | None = None
+    packed: Packed | None = None
 
     def rows(self, part: str, indices: jax.Array) -> Tree:
         tree, numbers = self.flat(part, indices)
@@ -81,6 +83,12 @@ class LocalData:
         samples = jax.tree.leaves(tree)[0].shape[1]
         merged = jax.tree.map(lambda leaf: leaf.reshape((-1, *leaf.shape[2:])), tree)
         return merged, indices + self.client * samples
+
+    def features(self, rows: Tree, name: str) -> Any:
+        """Of `flat` training ``rows`` the leaf ``name``, packed where it is."""
+        if self.packed is None:
+            return rows[name]
+        return self.packed.flat() if self.shared else self.packed
 
 
 class Draws(NamedTuple):

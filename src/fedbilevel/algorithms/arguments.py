@@ -257,6 +257,7 @@ def bilevel(
             objective=lambda outer, inner, data: problem.outer_loss(outer, inner, data.whole("val")),
             check=check,
             problem=problem,
+            linear=None if problem.linear is None or settings.batch_size is None else problem.linear.leaf,
         )
 
     make = algorithm(settle, complete)

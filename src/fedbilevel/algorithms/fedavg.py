@@ -36,6 +36,12 @@ def whole_loss(loss: ModelLoss, model: Tree, data: LocalData) -> jax.Array:
     return loss(model, data.whole("train"))
 
 
+def batch_gradient(loss: ModelLoss, model: Tree, batches: Batches) -> Tree:
+    """On the step's minibatch: by the method ``gradient_on(model, batches)`` of losses that have one, unless it gives None."""
+    own = loss.gradient_on(model, batches) if hasattr(loss, "gradient_on") else None
+    return jax.grad(loss)(model, batches.inner()) if own is None else own
+
+
 @algorithm()
 def fedavg(
     loss: ModelLoss, init: Start, step: Positive = 0.1, local_steps: Count = 5, batch_size: Batch = None
@@ -63,7 +69,7 @@ def fedavg(
     """
 
     def descend(model: Tree, batches: Batches) -> tuple[Tree, LocalStep]:
-        gradient = jax.grad(loss)(model, batches.inner())
+        gradient = batch_gradient(loss, model, batches)
         new = step_along(model, -step, gradient)
         return new, LocalStep(model, None, gradient, None, new)
 
@@ -87,4 +93,5 @@ def fedavg(
         outer=lambda server: server,
         objective=lambda outer, inner, data: whole_loss(loss, outer, data),
         check=check,
+        linear=getattr(loss, "linear", None) if batch_size is not None else None,
     )

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.calculus import Tree
+from fedbilevel.kernels import Packed
 from fedbilevel.problem import ClientData
 from fedbilevel.sampling import LocalData
 
@@ -84,7 +85,8 @@ class Drawn:
 class Fleet:
     """The arrays of all clients at hand (on one device of several: its share).  ``ids`` are global client numbers;
     ``weight`` is that of all clients anywhere together; ``ends`` is where the share of each of them ends on the line
-    that cohorts are drawn from, if they are drawn in proportion; ``drawn``: cohorts that were drawn before."""
+    that cohorts are drawn from, if they are drawn in proportion; ``drawn``: cohorts that were drawn before;
+    ``packed``: what `LocalData` has under this name, of all clients."""
 
     train: Tree
     val: Tree
@@ -96,6 +98,7 @@ class Fleet:
     weight: jax.Array
     ends: jax.Array | None = None
     drawn: Drawn | None = None
+    packed: Packed | None = None
 
 
 def map_clients(
@@ -111,7 +114,8 @@ def map_clients(
     chunk = layout.chunk
     small = chunk is None or count <= 2 * chunk
     if small and positions is None and not layout.padded:
-        own = LocalData(fleet.train, fleet.val, fleet.ids, fleet.train_sizes, fleet.val_sizes, number=fleet.ids)
+        sizes = (fleet.train_sizes, fleet.val_sizes)
+        own = LocalData(fleet.train, fleet.val, fleet.ids, *sizes, number=fleet.ids, packed=fleet.packed)
         return jax.vmap(function)(own, per_client)
     numbers = jnp.arange(count, dtype=jnp.int32) if positions is None else positions
     each = (fleet.ids, fleet.train_sizes, fleet.val_sizes)
@@ -119,7 +123,8 @@ def map_clients(
 
     def one(item: tuple[Any, Any, Any, Any]) -> Any:
         place, (number, train_size, val_size), rows, own = item
-        data = LocalData(fleet.train, fleet.val, place, train_size, val_size, True, number, layout.padded, own=rows)
+        shared = (place, train_size, val_size, True, number, layout.padded)
+        data = LocalData(fleet.train, fleet.val, *shared, own=rows, packed=fleet.packed)
         return function(data, own)
 
     items = (numbers, each if positions is None else [leaf[positions] for leaf in each], rows, per_client)

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 from jax.sharding import PartitionSpec
 
-from fedbilevel.calculus import Solves, Tree, all_finite, bytes_of, put
+from fedbilevel.calculus import Remembered, Solves, Tree, all_finite, bytes_of, put
 from fedbilevel.engines import cohorts
 from fedbilevel.engines.cohorts import Held
 from fedbilevel.engines.diagnose import STEPS, level_for, measure
@@ -54,6 +54,7 @@ from fedbilevel.engines.rounds import (
 )
 from fedbilevel.engines.store import ClientStore
 from fedbilevel.hints import whole_number
+from fedbilevel.kernels import packed
 from fedbilevel.plan import Algorithm
 from fedbilevel.problem import ClientData
 
@@ -211,6 +212,7 @@ class Moment(NamedTuple):
 
 
 _all_finite = jax.jit(all_finite)
+_packed = Remembered(lambda features: jax.device_put(packed(features)))
 
 
 class Simulation:
@@ -275,6 +277,13 @@ class Simulation:
     def _host_fleet(self) -> Fleet:
         return host_fleet(self.data, self.weights, self.options.dropout, **self._common)
 
+    def _placed(self, fleet: Fleet, layout: Layout) -> Fleet:
+        """On the devices; with one-hot rows packed for the kernels, where a device has all clients."""
+        placed, leaf = place_fleet(fleet, layout), self.algorithm.linear
+        if leaf is None or layout.mesh is not None or layout.groups is not None or layout.cohort is not None:
+            return placed
+        return replace(placed, packed=_packed(self.data.train[leaf]))
+
     @cached_property
     def traffic(self) -> Traffic:
         """The bytes of every message: found when they are first asked for, since all the work is traced for them."""
@@ -324,7 +333,7 @@ class Simulation:
             self.fleet: Fleet = replace(fleet, ends=jax.device_put(fleet.ends))
             return
         self.data.check_finite()
-        self.fleet = place_fleet(fleet, layout)
+        self.fleet = self._placed(fleet, layout)
 
     def on(self, data: ClientData) -> Simulation:
         """The same simulation on other clients; with arrays of the same shapes nothing is traced or compiled again."""
@@ -336,7 +345,7 @@ class Simulation:
         other = copy(self)
         other.data = other.source = data
         other.weights, other._common = same, {"weight": of_all_hosts(same).sum()}
-        other.fleet = place_fleet(other._host_fleet(), layout)
+        other.fleet = other._placed(other._host_fleet(), layout)
         return other
 
     def start(self, settings: Any, seed: Seeds, file: Path | None = None, resumed: bool = False) -> Moment:

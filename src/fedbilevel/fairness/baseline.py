@@ -37,7 +37,7 @@ from fedbilevel.fairness.models import (
 )
 from fedbilevel.plan import Algorithm, Phase, Repeat
 from fedbilevel.problem import ClientData, shapes_of
-from fedbilevel.sampling import LocalData
+from fedbilevel.sampling import Batches, LocalData
 
 Scores = Annotated[Callable[[Tree, jax.Array], jax.Array], function_of("(params, features) -> [n] or [n, classes]")]
 
@@ -263,11 +263,29 @@ def serves(scores: Any, params: Tree, losses: RowLosses) -> bool:
     return linear and params.dtype in (jnp.float32, jnp.float64) and kernels.available()
 
 
+def serves_packed(data: LocalData, scores: Any, params: Tree, losses: RowLosses) -> bool:
+    """Whether the kernels for packed rows do."""
+    return data.packed is not None and serves(scores, params, losses) and params.dtype == jnp.float32
+
+
 def group_losses(params: jax.Array, data: LocalData, count: int) -> GroupLosses:
     """By the kernel, over all rows of the client."""
-    losses, counts = kernels.group_losses(*_operands(params, data), params, count=count)
-    rows = data.train_size.astype(params.dtype)
-    return GroupLosses(losses / rows, counts / rows)
+    features, labels, groups, start, rows = _operands(params, data)
+    table = data.features({"features": features}, "features")
+    losses, counts = kernels.group_losses(table, labels, groups, start, rows, params, count=count)
+    size = data.train_size.astype(params.dtype)
+    return GroupLosses(losses / size, counts / size)
+
+
+def group_weighted_gradient(params: jax.Array, batches: Batches, weights: jax.Array, ridge: Any) -> jax.Array:
+    """By the kernel, of the mean loss on a minibatch with ``weights`` by group, and of the ridge."""
+    assert batches.draws.inner is not None
+    data = batches.data
+    rows, indices = data.flat("train", batches.draws.inner)
+    labels, groups = rows["labels"].astype(params.dtype), rows["groups"].astype(jnp.int32)
+    tables = weights.astype(params.dtype)[None], jnp.asarray(ridge, params.dtype)[None]
+    features = data.features(rows, "features")
+    return kernels.gradient(features, labels, groups, indices, params[None], *tables, link="logistic")[0]
 
 
 def loss_and_gap(

@@ -41,7 +41,7 @@ from fedbilevel.algorithms.local import Local
 from fedbilevel.calculus import Calls, Tree, counted, step_along
 from fedbilevel.fairness import baseline
 from fedbilevel.fairness.baseline import GroupLosses, GroupWeights, Losses, Message, Reply, Scores, Server
-from fedbilevel.fairness.models import group_totals, penalty, row_losses
+from fedbilevel.fairness.models import LinearScores, group_totals, penalty, row_losses
 from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.sampling import LocalData, Sampler
 
@@ -84,7 +84,12 @@ def fedminmax(
         return GroupLosses(*(group_totals(row, groups, count) / len(row) for row in (each, jnp.ones_like(each))))
 
     def descend(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:
-        batch = Sampler(batch_size).once(data, key).inner()
+        batches = Sampler(batch_size).once(data, key)
+        packed = batch_size is not None and risks == "averaged"
+        if packed and baseline.serves_packed(data, scores, message.model, losses):
+            gradient = baseline.group_weighted_gradient(message.model, batches, message.row_weights, ridge)
+            return Reply(step_along(message.model, -step, gradient), None), counted(local, Calls(gradients=1))
+        batch = batches.inner()
 
         def weighted(params: Tree) -> tuple[jax.Array, jax.Array]:
             each = losses(scores(params, batch["features"]), batch["labels"])
@@ -114,6 +119,7 @@ def fedminmax(
         init=lambda key: weights.first(base.init(key)),
         plan=(descent, ascent) if risks == "averaged" else (descent,),
         outer=lambda server: server.model,
+        linear="features" if isinstance(scores, LinearScores) and losses is row_losses else None,
     )
     if finish_after is None:
         return made

@@ -21,11 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedbilevel import kernels
 from fedbilevel.algorithms.fedavg import fedavg
 from fedbilevel.algorithms.fedbio import fedbio
 from fedbilevel.algorithms.fedbioacc import fedbioacc
 from fedbilevel.algorithms.lbfgs import lbfgs
 from fedbilevel.calculus import Tree
+from fedbilevel.fairness.baseline import serves_packed
 from fedbilevel.fairness.fairfed import fairfed
 from fedbilevel.fairness.fcfl import fcfl
 from fedbilevel.fairness.fedfb import fedfb
@@ -33,12 +35,23 @@ from fedbilevel.fairness.fedminmax import fedminmax
 from fedbilevel.fairness.fedpath import fedpath, rounds_of
 from fedbilevel.fairness.fedreg import FairLoss, fedreg
 from fedbilevel.fairness.formulation import Formulation
-from fedbilevel.fairness.models import Model, RowLosses, mean_of, mistaken, penalty, predicted, recognised, row_losses
+from fedbilevel.fairness.models import (
+    LinearScores,
+    Model,
+    RowLosses,
+    mean_of,
+    mistaken,
+    penalty,
+    predicted,
+    recognised,
+    row_losses,
+)
 from fedbilevel.hints import not_negative, positive, whole_number
 from fedbilevel.hypergradients.neumann import neumann
 from fedbilevel.plan import Algorithm
 from fedbilevel.plugins import plugins, suited
 from fedbilevel.problem import BilevelProblem
+from fedbilevel.sampling import Batches
 
 BILEVEL = ("fedbio", "fedbioacc", *plugins("local"))
 METHODS = ("fedavg", "fedreg", "fedminmax", "fcfl", "fedfb", "fairfed", *BILEVEL, "fedpath")
@@ -349,6 +362,21 @@ class RowWeightedLoss:
     def __call__(self, params: Tree, batch: Any) -> jax.Array:
         losses = self.losses(self.scores(params, batch["features"]), batch["labels"])
         return jnp.mean(batch["weights"] * losses) + penalty(params, self.ridge)
+
+    @property
+    def linear(self) -> str | None:
+        """The leaf that kernels may read packed."""
+        return "features" if isinstance(self.scores, LinearScores) and self.losses is row_losses else None
+
+    def gradient_on(self, params: Tree, batches: Batches) -> Tree | None:
+        """On the step's minibatch, by the kernel for packed rows where they are packed."""
+        if batches.draws.inner is None or not serves_packed(batches.data, self.scores, params, self.losses):
+            return None
+        data = batches.data
+        rows, indices = data.flat("train", batches.draws.inner)
+        labels, weights = rows["labels"].astype(params.dtype), rows["weights"].astype(params.dtype)
+        ridge = jnp.asarray(self.ridge, params.dtype)
+        return kernels.weighted_gradient(data.features(rows, "features"), labels, weights, indices, params, ridge)
 
     def masked(self, params: Tree, batch: Any, real: jax.Array) -> jax.Array:
         """The same over the rows that are ``real``."""

@@ -200,11 +200,7 @@ class Counts:
         """One row a group: how many rows, positives, negatives and positive decisions, the rates and the balanced accuracy;
         with ``level`` intervals of all these too.  More than two classes, named by ``classes``: one row a group and class, the
         latter then being the positive one."""
-        columns: dict[str, Any] = {"count": self.rows}
-        columns |= {among: self.among(rate) for rate, among in RATES.items() if among != "count"}
-        for rate in ("accuracy", "selection_rate", "true_positive_rate", "false_positive_rate", "precision"):
-            columns[rate] = self.rates(rate)
-        columns["balanced_accuracy"] = self.balanced_accuracy(by_group=True)
+        columns = self.columns()
         if level is not None:
             for rate in RATES:
                 columns[f"{rate}_low"], columns[f"{rate}_high"] = self.wilson(rate, level)
@@ -218,6 +214,15 @@ class Counts:
             name: np.broadcast_to(values, (self.classes, len(names))).T.ravel() for name, values in columns.items()
         }
         return pd.DataFrame(columns, index=cells)
+
+    def columns(self) -> dict[str, Any]:
+        """Those of `table` without a level, by their names."""
+        columns: dict[str, Any] = {"count": self.rows}
+        columns |= {among: self.among(rate) for rate, among in RATES.items() if among != "count"}
+        for rate in ("accuracy", "selection_rate", "true_positive_rate", "false_positive_rate", "precision"):
+            columns[rate] = self.rates(rate)
+        columns["balanced_accuracy"] = self.balanced_accuracy(by_group=True)
+        return columns
 
     @property
     def _measured(self) -> NDArray[Any]:
@@ -598,6 +603,11 @@ def auc(y_true: Any, y_score: Any, *, sample_weight: Any = None, pos_label: Any 
         raise ValueError("y_score has missing or infinite values.")
     if true.min() == true.max():
         raise ValueError("y_true holds one class only: the AUC is undefined.")
+    return area(true, score, weight)
+
+
+def area(true: NDArray[Any], score: Floats, weight: Floats | None = None) -> float:
+    """`auc` of arrays that need no check: labels 0 and 1, both of them there, and finite scores."""
     # Positive and negative weight at every different score; equal scores count half.
     places = np.unique(score, return_inverse=True)[1]
     positive, negative = (np.bincount(places, side if weight is None else side * weight) for side in (true, 1 - true))

@@ -177,7 +177,7 @@ def _operands(
     tables = jnp.stack([linear.cell_weights(outer).astype(inner.dtype) for outer, _ in points])
     ridges = jnp.stack([linear.ridge_at(outer, inner) for outer, _ in points])
     targets, cells = rows[linear.targets].astype(inner.dtype), rows[linear.cells].astype(jnp.int32)
-    return (rows[linear.features], targets, cells, indices), inner, (tables, ridges)
+    return (batches.data.features(rows, linear.features), targets, cells, indices), inner, (tables, ridges)
 
 
 def _pull_back(linear: LinearInner, outer: Tree, inner: jax.Array, solution: jax.Array, products: jax.Array) -> Tree:

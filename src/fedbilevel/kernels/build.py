@@ -1,6 +1,7 @@
 """Compile the kernels once for this machine, keep them in the user's cache, and make them known to XLA.
 
-The library lies in ``$XDG_CACHE_HOME/fedbilevel/kernels/<digest>`` (``~/.cache`` by default). The digest covers what
+The library lies in ``$XDG_CACHE_HOME/fedbilevel/kernels/<digest>`` (``~/.cache`` by default); float64, which few need, has one
+of its own and waits until it is needed. The digest covers what
 the machine code depends on, and is part of the names under which XLA knows the kernels: a program kept in XLA's
 persistent compilation cache can never meet a kernel of another version. ``FEDBILEVEL_KERNELS=off`` turns them off.
 """
@@ -25,10 +26,15 @@ from typing import NamedTuple
 
 import jax
 
-_SOURCES = ("linear.cc", "model.h", "rows.h", "batches.h", "take.h", "whole.h")
+_SOURCES = ("linear.cc", "model.h", "rows.h", "batches.h", "take.h", "whole.h", "packed.h", "packed_calls.h")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w")
 _NATIVE = "-march=native"
-_HANDLERS = {"linear": "FedbilevelLinear", "take": "FedbilevelTake", "whole": "FedbilevelWhole"}
+_HANDLERS = {
+    "linear": "FedbilevelLinear", "take": "FedbilevelTake", "whole": "FedbilevelWhole", "packed": "FedbilevelPacked",
+    "packed-whole": "FedbilevelPackedWhole",
+}  # fmt: skip
+_DOUBLE = ("linear", "whole")
+"""Kernels that there are for float64 too."""
 _COMPILE_SECONDS = 300
 _LOCK = threading.Lock()
 
@@ -44,7 +50,7 @@ def why_not() -> str | None:
     if jax.default_backend() != "cpu":
         return f"The fused kernels run on CPUs, and JAX runs on {jax.default_backend()!r} here."
     with _LOCK:
-        return _load().reason
+        return _load(False).reason
 
 
 def available() -> bool:
@@ -52,12 +58,15 @@ def available() -> bool:
     return why_not() is None
 
 
-def target(kernel: str) -> str:
-    """The name under which XLA knows a kernel: "linear", "take" or "whole"."""
+def target(kernel: str, double: bool = False) -> str:
+    """The name under which XLA knows a kernel, one of `_HANDLERS`; ``double``: that for float64."""
     reason = why_not()
+    if reason is None and double:
+        with _LOCK:
+            reason = _load(double).reason
     if reason is not None:
         raise RuntimeError(f"The fused kernels are not available. {reason}")
-    return _load().names[kernel]
+    return _load(double).names[kernel]
 
 
 def together(*operands: jax.Array) -> tuple[jax.Array, ...]:
@@ -76,14 +85,17 @@ class _Loaded(NamedTuple):
 
 
 @functools.cache
-def _load() -> _Loaded:
+def _load(double: bool = False) -> _Loaded:
     """The names of XLA's targets, or why there are none. Kept: what cannot be built is not tried again."""
     try:
         command, digest = _command()
-        library = _library(command, digest)
-        names = {kernel: f"fedbilevel_{kernel}_{digest}" for kernel in _HANDLERS}
-        for kernel, symbol in _HANDLERS.items():
-            jax.ffi.register_ffi_target(names[kernel], jax.ffi.pycapsule(getattr(library, symbol)), platform="cpu")
+        library = _library([*command, "-DFEDBILEVEL_DOUBLE"] if double else command, digest, double)
+        names = {
+            kernel: f"fedbilevel_{kernel}{'64' * double}_{digest}" for kernel in (_DOUBLE if double else _HANDLERS)
+        }
+        for kernel, name in names.items():
+            capsule = jax.ffi.pycapsule(getattr(library, _HANDLERS[kernel]))
+            jax.ffi.register_ffi_target(name, capsule, platform="cpu")
         return _Loaded(names)
     except _Unavailable as reason:
         return _Loaded(reason=str(reason))
@@ -148,7 +160,7 @@ def _cache() -> Path:
     return root / "fedbilevel" / "kernels"
 
 
-def _library(command: list[str], digest: str) -> ctypes.CDLL:
+def _library(command: list[str], digest: str, double: bool) -> ctypes.CDLL:
     """The compiled library, from the cache or into it."""
     try:
         folder = _cache() / digest
@@ -162,7 +174,7 @@ def _library(command: list[str], digest: str) -> ctypes.CDLL:
         # Its content is run: nobody else may be able to put it there.
         if status.st_uid != os.getuid() or status.st_mode & 0o022:
             raise _Unavailable(f"The cache folder {folder} belongs to somebody else or can be written by others.")
-    path = folder / "linear.so"
+    path = folder / ("linear64.so" if double else "linear.so")
     if path.is_file():
         try:
             return ctypes.CDLL(str(path))

@@ -1,7 +1,7 @@
 // The kernels of model.h, take.h and whole.h as calls of XLA's foreign function interface.
 //
 // A call runs on one thread and keeps no state. Leading dimensions of the operands are batch dimensions; an operand
-// whose batch dimension has size 1 is shared along it.
+// whose batch dimension has size 1 is shared along it. Built with FEDBILEVEL_DOUBLE the library serves float64, else float32.
 
 #include <algorithm>
 #include <cstdint>
@@ -12,6 +12,9 @@
 
 #include "batches.h"
 #include "model.h"
+#if !defined(FEDBILEVEL_DOUBLE)
+#include "packed_calls.h"
+#endif
 #include "take.h"
 #include "whole.h"
 #include "xla/ffi/api/ffi.h"
@@ -20,7 +23,14 @@ namespace fedbilevel {
 namespace {
 
 constexpr char kBadCount[] = "fedbilevel kernel: neither the operands of the Neumann series nor those of the gradient";
-constexpr char kBadType[] = "fedbilevel kernel: 'features' is neither float32 nor float64";
+#if defined(FEDBILEVEL_DOUBLE)
+using Number = double;
+constexpr ffi::DataType kNumber = ffi::DataType::F64;
+#else
+using Number = float;
+constexpr ffi::DataType kNumber = ffi::DataType::F32;
+#endif
+constexpr char kBadType[] = "fedbilevel kernel: 'features' does not have the type of this library";
 constexpr char kBadLink[] = "fedbilevel kernel: 'link' is neither logistic (0) nor squared (1)";
 constexpr char kBadIndex[] = "fedbilevel kernel: 'indices' names a row that there is not";
 constexpr char kBadCell[] = "fedbilevel kernel: 'cells' names a cell that 'weights' does not have";
@@ -109,8 +119,7 @@ ffi::Error RunForType(ffi::RemainingArgs operands, ffi::RemainingRets results, i
                      result(neumann ? 1 : 0), neumann, link};
   // Nothing may be thrown through the caller's frames; the only thing that can be is a lack of memory.
   try {
-    if (call.features.element_type() == ffi::DataType::F32) return Run<float>(call);
-    if (call.features.element_type() == ffi::DataType::F64) return Run<double>(call);
+    if (call.features.element_type() == kNumber) return Run<Number>(call);
     return ffi::Error::InvalidArgument(kBadType);
   } catch (const std::exception& error) {
     return ffi::Error(ffi::ErrorCode::kResourceExhausted, std::string("fedbilevel kernel: ") + error.what());
@@ -231,8 +240,7 @@ ffi::Error WholeForType(ffi::RemainingArgs operands, ffi::RemainingRets results)
   if (!known) return ffi::Error::InvalidArgument(kBadCount);
   try {
     const auto type = operands.get<Buffer>(0)->element_type();
-    if (type == ffi::DataType::F32) return RunWhole<float>(operands, results);
-    if (type == ffi::DataType::F64) return RunWhole<double>(operands, results);
+    if (type == kNumber) return RunWhole<Number>(operands, results);
     return ffi::Error::InvalidArgument(kBadType);
   } catch (const std::exception& error) {
     return ffi::Error(ffi::ErrorCode::kResourceExhausted, std::string("fedbilevel kernel: ") + error.what());
@@ -243,8 +251,24 @@ ffi::Error WholeForType(ffi::RemainingArgs operands, ffi::RemainingRets results)
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelWhole, WholeForType, ffi::Ffi::Bind().RemainingArgs().RemainingRets());
 
+#if !defined(FEDBILEVEL_DOUBLE)
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    FedbilevelPacked,
+    [](ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t link, int32_t ones, int32_t by_row) {
+      return Safely([&] { return RunPacked(operands, results, link, ones, by_row); });
+    },
+    ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("link").Attr<int32_t>("ones").Attr<int32_t>("by_row"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    FedbilevelPackedWhole,
+    [](ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t ones) {
+      return Safely([&] { return RunPackedWhole(operands, results, ones); });
+    },
+    ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("ones"));
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelTake, TakeRows,
                               ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("row_rank"));
+#endif
 
 // Bound without a list of its operands, which would take longer to compile than the kernels.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelLinear, RunForType,

@@ -9,7 +9,8 @@ phi(u, t): "logistic" is log(1 + exp(u)) - t u, "squared" is (u - t)^2 / 2. All 
 same rows.
 
 They work under jit, vmap, scan and shard_map, in float32 and float64. A batch dimension that an operand does not have
-costs nothing: features shared by clients or seeds are never copied. An index outside the features or a cell outside
+costs nothing: features shared by clients or seeds are never copied.  One-hot
+features may come `packed` (float32). An index outside the features or a cell outside
 the table ends the program with an error (ValueError, or `jax.errors.JaxRuntimeError` if JAX had already returned); it
 never reads other memory.
 """
@@ -24,6 +25,7 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.kernels import build
+from fedbilevel.kernels.packed import Packed, call_linear
 
 _LINKS = {"logistic": 0, "squared": 1}
 _NAMES = ("features", "targets", "cells", "indices", "inner", "vectors", "weights", "ridge", "step")
@@ -63,6 +65,8 @@ def _call(operands: dict[str, Array], like: Sequence[str], link: str) -> Sequenc
     """Check the operands and call the kernel; its results have the shapes and types of the operands named by ``like``."""
     if link not in _LINKS:
         raise ValueError(f"link must be 'logistic' or 'squared', not {link!r}.")
+    if isinstance(operands["features"], Packed):
+        return call_linear(operands, like, _LINKS[link])
     features, kind = operands["features"], operands["features"].dtype
     if kind not in (jnp.float32, jnp.float64):
         raise TypeError(f"features must be float32 or float64, but are {kind}.")
@@ -86,5 +90,5 @@ def _call(operands: dict[str, Array], like: Sequence[str], link: str) -> Sequenc
     given = dict(zip(operands, build.together(*operands.values()), strict=True))
     # "expand_dims": an operand without the batch dimension arrives with size 1 there, which is no copy.
     results = [jax.typeof(given[name]) for name in like]
-    call = jax.ffi.ffi_call(build.target("linear"), results, vmap_method="expand_dims")
+    call = jax.ffi.ffi_call(build.target("linear", kind == jnp.float64), results, vmap_method="expand_dims")
     return call(*given.values(), link=np.int32(_LINKS[link]))

@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.kernels import build
+from fedbilevel.kernels.packed import Packed, call_whole
 
 
 class WholeSums(NamedTuple):
@@ -37,6 +38,11 @@ def group_losses(
 
     Shapes: features [N, d], labels [N], groups [N] (int32), start and size scalars (int32), inner [d].
     """
+    if isinstance(features, Packed):
+        operands = (features, labels, groups, start, size, inner)
+        names = ("features", "labels", "groups", "start", "size", "inner")
+        losses, counts = call_whole(dict(zip(names, operands, strict=True)), count)
+        return losses, counts
     losses, counts = _call(features, labels, groups, start, size, inner, count=count)
     return losses, counts
 
@@ -67,4 +73,4 @@ def _call(features: Array, *others: Array, count: int) -> Sequence[Array]:
     like: Any = jax.typeof(operands[5])
     shapes = [(count,)] * 2 if len(others) < len(wanted) else [(count,)] * 4 + [(length,), (count, length)]
     results = [like.update(shape=shape) for shape in shapes]
-    return jax.ffi.ffi_call(build.target("whole"), results, vmap_method="expand_dims")(*operands)
+    return jax.ffi.ffi_call(build.target("whole", kind == jnp.float64), results, vmap_method="expand_dims")(*operands)

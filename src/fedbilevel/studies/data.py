@@ -70,6 +70,13 @@ class Rows(NamedTuple):
         """How a linear model decides them."""
         return Counts.of(self.labels, self.features @ params > 0, self.groups, groups)
 
+    def decided_by(self, scores: np.ndarray, groups: int) -> Counts:
+        """How several models decide them whose ``scores`` ``[rows, models]`` these are: counts of every model."""
+        models, size = scores.shape[1], 4 * groups
+        own = 4 * self.groups.astype(np.int64) + 2 * self.labels.astype(np.int64)
+        places = own[:, None] + (scores > 0) + size * np.arange(models)
+        return Counts(np.bincount(places.ravel(), minlength=size * models).reshape(models, groups, 2, 2))
+
 
 @dataclass(frozen=True, eq=False)
 class Case:

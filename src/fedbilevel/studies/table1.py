@@ -21,7 +21,7 @@ import pandas as pd
 from fedbilevel import kernels
 from fedbilevel.fairness.formulation import Formulation
 from fedbilevel.fairness.methods import Recipe
-from fedbilevel.fairness.metrics import CONVENTIONS, CRITERIA, Counts, auc
+from fedbilevel.fairness.metrics import CONVENTIONS, CRITERIA, Counts, area
 from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.program import FairProgram
 from fedbilevel.fairness.saving import FittedModel, named_weights
@@ -30,7 +30,7 @@ from fedbilevel.hints import whole_number
 from fedbilevel.plugins import plugins
 from fedbilevel.runs import Run, RunFolder, read
 from fedbilevel.studies import data, fairness
-from fedbilevel.studies.data import CLIENTS, DISTRIBUTIONS, ENCODINGS, PARTS, SOURCES, Case, Cases, Rows
+from fedbilevel.studies.data import CLIENTS, DISTRIBUTIONS, ENCODINGS, SOURCES, Case, Cases, Rows
 from fedbilevel.studies.driver import Part, Report, Study, conduct
 from fedbilevel.tables.encoder import Encoder
 
@@ -62,8 +62,8 @@ STOPS = 10
 EXACT = ("test_accuracy", "train_accuracy", "validation_accuracy", "train_gap", "test_gap", "validation_gap", "weights")
 """What `verify` compares."""
 
-Gap = Callable[..., float]
-"""(counts, convention of the run unless another is given) -> the gap."""
+Gap = Callable[..., np.ndarray]
+"""(counts, convention of the run unless another is given) -> the gap, of every model."""
 POSITIVE = ("favourable", "other")
 """Which label counts as positive in the gaps: the one that is good for a person, or the other."""
 # Milliseconds of one run on one core of an ordinary machine: only for guessing the time that is left.
@@ -246,9 +246,9 @@ class Design(Study):
             marks = {"dataset": trial.dataset, "split": trial.distribution, "method": trial.label, "seed": seeds[0]}
             yield seeds, measured(case, trainer.program.recipe, fitted, marks, setting, self._gap)
 
-    def _gap(self, counts: Counts, convention: str | None = None) -> float:
+    def _gap(self, counts: Counts, convention: str | None = None) -> np.ndarray:
         read = counts if self.positive_label == "favourable" else counts.other_label()
-        return float(read.gap(self.metric, convention or self.convention))
+        return read.gap(self.metric, convention or self.convention)
 
     def _case(self, trial: Trial) -> Case:
         return self._cases.get(trial.dataset, trial.distribution, trial.split_seed, self.encoding)
@@ -362,31 +362,43 @@ def measured(
     """
     ends = [list(stops)[-1] for _, stops in groupby(fitted.stops, key=lambda stop: stop.stage)]
     weights = None if fitted.weights is None else named_weights(fitted.weights, case.names, np.array(["0", "1"]))
+    # One product with the rows serves all stops; the last is the answer.
+    models = np.stack([stop.outer for stop in fitted.stops if stop.stage == "model"], axis=1)
+    scores, tests = case.train.features @ models, case.test.features @ models
+    decided = case.test.decided_by(tests, len(case.names))
     row, groups = {**marks, **setting}, pd.DataFrame()
     if not fitted.diverged:
-        counted = {part: case.counts(part, fitted.params) for part in PARTS}
+        counted = {
+            "train": Counts(case.train.decided_by(scores[:, -1:], len(case.names)).cells[0]),
+            "validation": case.counts("validation", fitted.params),
+            "test": Counts(decided.cells[-1]),
+        }
         for part, counts in counted.items():
             row[f"{part}_accuracy"] = float(counts.overall("accuracy"))
-            row |= {f"{part}_gap": gap(counts), f"{part}_gap_majority": gap(counts, "majority_vs_rest")}
+            row |= {f"{part}_gap": float(gap(counts)), f"{part}_gap_majority": float(gap(counts, "majority_vs_rest"))}
         row["test_balanced_accuracy"] = float(counted["test"].balanced_accuracy())
-        row["test_auc"] = auc(case.test.labels, case.test.features @ fitted.params)
-        parts = {part: counted[part].table(case.names).drop(columns="negatives") for part in ("train", "test")}
-        groups = _marked(pd.concat(parts, names=["part"]).reset_index(), marks)
+        row["test_auc"] = area(case.test.labels, tests[:, -1].astype(np.float64))
+        groups = _by_group(counted, case.names, marks)
     row |= {"rounds": sum(stop.round for stop in ends), "steps": sum(stop.step for stop in ends), **_costs(ends[-1])}
     told = "" if weights is None else json.dumps([round(float(weight), 6) for weight in weights])
     row |= {"seconds": round(fitted.seconds, 6), "weights": told, "diverged": fitted.diverged}
+    objectives = _mean_losses(case.train.labels, scores)
     return {
-        "rows": pd.DataFrame([row]),
+        "rows": pd.DataFrame({name: [value] for name, value in row.items()}),
         "groups": groups,
-        "weights": pd.DataFrame() if weights is None else _marked(weights.reset_index(), marks),
-        "history": _marked(_history(case, fitted, gap), marks),
+        "weights": pd.DataFrame() if weights is None else weights.reset_index().assign(**marks),
+        "history": _history(case, fitted, objectives, decided.overall("accuracy"), gap(decided), marks),
         "model": partial(_save_model, case, recipe, fitted, setting["rate"], marks["seed"]),
     }
 
 
-def _marked(table: pd.DataFrame, marks: dict[str, Any]) -> pd.DataFrame:
-    """With the marks in columns of their own, all at once: one by one takes longer than the rest of a short table."""
-    return pd.concat([table, pd.DataFrame(marks, index=table.index)], axis=1)
+def _by_group(counted: dict[str, Counts], names: list[str], marks: dict[str, Any]) -> pd.DataFrame:
+    """What a model does in every group, on training and on test rows.  One frame at once: these tables are many and short."""
+    parts = {part: counted[part].columns() for part in ("train", "test")}
+    found = {name: np.concatenate([columns[name] for columns in parts.values()]) for name in parts["test"]}
+    del found["negatives"]
+    places = {"part": [part for part in parts for _ in names], "group": [*names, *names]}
+    return pd.DataFrame({**places, **found, **marks}, index=range(len(parts) * len(names)))
 
 
 def _costs(stop: Stop) -> dict[str, int]:
@@ -394,29 +406,24 @@ def _costs(stop: Stop) -> dict[str, int]:
     return {"bytes_up": stop.bytes_up, "bytes_down": stop.bytes_down, **calls}
 
 
-def _history(case: Case, fitted: Fitted, gap: Gap) -> pd.DataFrame:
+def _history(
+    case: Case, fitted: Fitted, losses: np.ndarray, accuracies: np.ndarray, gaps: np.ndarray, marks: dict[str, Any]
+) -> pd.DataFrame:
     """One row a stop: the objective of its stage, and for models also what they do on the test rows."""
-    models = [stop for stop in fitted.stops if stop.stage == "model"]
-    params = np.stack([stop.outer for stop in models], axis=1)
-    losses, decisions = iter(_mean_losses(case.train, params)), iter((case.test.features @ params > 0).T)
-    lines = []
-    for stop in fitted.stops:
-        line = {"stage": stop.stage, "round": stop.round, "step": stop.step, **_costs(stop)}
-        if stop.stage == "weights":
-            line["objective"] = _validation_loss(case, stop)
-        else:
-            counts = Counts.of(case.test.labels, next(decisions), case.test.groups, len(case.names))
-            line["objective"] = float(next(losses))
-            line["test_accuracy"] = float(counts.overall("accuracy"))
-            line["test_gap"] = gap(counts)
-        lines.append(line)
-    return pd.DataFrame(lines)
+    columns: dict[str, list[Any]] = {"stage": [stop.stage for stop in fitted.stops]}
+    columns |= {name: [getattr(stop, name) for stop in fitted.stops] for name in ("round", "step")}
+    columns |= {name: [_costs(stop)[name] for stop in fitted.stops] for name in _costs(fitted.stops[0])}
+    before = [stop for stop in fitted.stops if stop.stage == "weights"]
+    columns["objective"] = [*(_validation_loss(case, stop) for stop in before), *losses.tolist()]
+    unknown = [np.nan] * len(before)
+    columns |= {"test_accuracy": [*unknown, *accuracies.tolist()], "test_gap": [*unknown, *gaps.tolist()]}
+    return pd.DataFrame({**columns, **marks}, index=range(len(fitted.stops)))
 
 
-def _mean_losses(rows: Rows, params: np.ndarray) -> np.ndarray:
-    """The mean log loss of every model (a column of ``params``) on ``rows``."""
-    scores = rows.features @ params
-    return np.asarray((np.logaddexp(scores, 0) - rows.labels[:, None] * scores).mean(axis=0, dtype=np.float64))
+def _mean_losses(labels: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """The mean log loss of every model from its ``scores``, a column each."""
+    each = np.maximum(scores, 0) + np.log1p(np.exp(-np.abs(scores))) - labels[:, None] * scores
+    return np.asarray(each.mean(axis=0, dtype=np.float64))
 
 
 def _validation_loss(case: Case, stop: Stop) -> float:
@@ -424,7 +431,8 @@ def _validation_loss(case: Case, stop: Stop) -> float:
     if stop.inner is None:
         return float("nan")
     held = [Rows(**client_rows(case.paper.bilevel, "val", client)) for client in range(CLIENTS)]
-    losses = [_mean_losses(rows, inner[:, None])[0] for rows, inner in zip(held, stop.inner, strict=True)]
+    scores = [rows.features @ inner[:, None] for rows, inner in zip(held, stop.inner, strict=True)]
+    losses = [_mean_losses(rows.labels, own)[0] for rows, own in zip(held, scores, strict=True)]
     return float(np.mean(losses))
 
 

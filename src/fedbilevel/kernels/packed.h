@@ -1,0 +1,352 @@
+// Rows of few numbers and many zeros and ones, such as one-hot tables, in a form that is one cache line instead of several.
+//
+// A record holds the values of the number columns, then the columns of its ones, and is a whole number of cache lines:
+//
+//     float numbers[N]; uint16_t ones[U];     U a multiple of eight; a row with fewer ones is filled up with the column
+//                                             `length`, which is zero
+//
+// Vectors of coefficients become tables by column: the lanes of an entry belong to the queries of one or two points, or to one
+// point each. A one of a row is then one addition for all of them.
+
+#ifndef FEDBILEVEL_KERNELS_PACKED_H_
+#define FEDBILEVEL_KERNELS_PACKED_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "model.h"
+#include "rows.h"
+#include "take.h"
+#include "whole.h"
+
+namespace fedbilevel {
+
+static_assert(kVectorBytes <= kCacheLine);  // so that records can be read by vectors
+constexpr int64_t kRecordsAhead = 16;  // records between asking for one and using it
+constexpr int kLanes = 4;              // of an entry: directions of two points, then their inner variables
+constexpr int kOnes = 8;               // places of ones that are looked at together
+typedef float Entry __attribute__((vector_size(kLanes * sizeof(float))));
+typedef uint16_t Places __attribute__((vector_size(kOnes * sizeof(uint16_t))));
+typedef uint64_t Halves __attribute__((vector_size(sizeof(Places))));
+
+struct Packed {
+  const int32_t* records;
+  const int32_t* columns;  // of the numbers
+  int64_t words, numbers, ones, length;
+
+  const int32_t* Record(int64_t row) const { return records + row * words; }
+  const uint16_t* Ones(const int32_t* record) const { return reinterpret_cast<const uint16_t*>(record + numbers); }
+
+  // Whether every column that a record names is in the table.
+  bool Inside(const int32_t* record) const {
+    Halves outside = {};
+    for (int64_t k = 0; k < ones; k += kOnes) {
+      Places own;
+      std::memcpy(&own, Ones(record) + k, sizeof(own));
+      outside |= reinterpret_cast<Halves>(own > static_cast<uint16_t>(length));
+    }
+    return (outside[0] | outside[1]) == 0;
+  }
+};
+
+// The dot product of a record with every lane of a table; `leading` holds the table's entries of the number columns.
+template <typename Lanes>
+inline Lanes Dot(const Packed& packed, const int32_t* record, const Lanes* table, const Lanes* leading) {
+  Lanes first = {}, second = {}, third = {}, fourth = {};
+  for (int64_t k = 0; k < packed.ones; k += kOnes) {
+    const uint16_t* own = packed.Ones(record) + k;
+    first += table[own[0]] + table[own[1]];
+    second += table[own[2]] + table[own[3]];
+    third += table[own[4]] + table[own[5]];
+    fourth += table[own[6]] + table[own[7]];
+  }
+  const float* values = reinterpret_cast<const float*>(record);
+  int64_t k = 0;
+  for (; k + 1 < packed.numbers; k += 2) {
+    first += leading[k] * values[k];
+    second += leading[k + 1] * values[k + 1];
+  }
+  if (k < packed.numbers) third += leading[k] * values[k];
+  return (first + second) + (third + fourth);
+}
+
+// Tables of one call: of the queries, of the running sums in two banks (neighbouring rows often share a column, and need not
+// wait for each other), and of the total of the series.
+struct PackedSpace {
+  explicit PackedSpace(const Packed& packed)
+      : size(packed.length + 1),
+        padded((packed.numbers + Simd<float>::kWidth - 1) / Simd<float>::kWidth * Simd<float>::kWidth),
+        entries(4 * size + packed.numbers), sums(kPoints * padded) {}
+
+  Entry* queries() { return entries.data(); }
+  Entry* bank(int number) { return entries.data() + (1 + number) * size; }
+  Entry* total() { return entries.data() + 3 * size; }
+  Entry* leading() { return entries.data() + 4 * size; }
+
+  // Lanes `first` .. of the queries from `count` vectors; the last entry stays zero.
+  void Put(int first, int64_t count, const float* vectors) {
+    for (int64_t p = 0; p < count; ++p) {
+      for (int64_t c = 0; c + 1 < size; ++c) queries()[c][first + p] = vectors[p * (size - 1) + c];
+    }
+  }
+
+  int64_t size, padded;
+  std::vector<Entry> entries;
+  std::vector<float> sums;  // of the number columns, by point
+};
+
+struct PackedTile {
+  const int32_t* records[kTile];
+  int64_t size;
+  alignas(64) float dots[kLanes][kTile];
+  alignas(64) float targets[kTile];
+  alignas(64) float factors[kPoints][kTile];
+  int32_t cells[kTile];
+};
+
+// Calls `use` for every tile of the records that `indices` names, with the dot products of all lanes. Without cells every row
+// has a weight of its own. False if a cell or a
+// column is out of range.
+template <typename Use>
+bool VisitRecords(const Packed& packed, const Model<float>& model, const int32_t* indices, int64_t begin, int64_t end,
+                  int64_t last, PackedSpace& space, PackedTile& tile, Use use) {
+  const Entry* table = space.queries();
+  Entry* leading = space.leading();
+  for (int64_t k = 0; k < packed.numbers; ++k) leading[k] = table[packed.columns[k]];
+  bool valid = true;
+  for (int64_t first = begin; first < end; first += kTile) {
+    tile.size = std::min<int64_t>(kTile, end - first);
+    for (int64_t i = 0; i < tile.size; ++i) {
+      const int64_t sample = indices[first + i], coming = indices[std::min(first + i + kRecordsAhead, last)];
+      for (int64_t w = 0; w < packed.words; w += kCacheLine / sizeof(int32_t)) {
+        __builtin_prefetch(packed.Record(coming) + w);
+      }
+      const int32_t cell = model.cells == nullptr ? sample : model.cells[sample];
+      const bool inside = static_cast<uint32_t>(cell) < static_cast<uint64_t>(model.cell_count);
+      valid &= inside;
+      tile.cells[i] = inside ? cell : 0;
+      tile.targets[i] = model.targets[sample];
+      tile.records[i] = packed.Record(sample);
+    }
+    for (int64_t i = 0; i < tile.size; ++i) valid &= packed.Inside(tile.records[i]);
+    if (!valid) return false;
+    for (int64_t i = tile.size; i % kLanes != 0; ++i) tile.records[i] = tile.records[0];
+    for (int64_t i = 0; i < tile.size; i += kLanes) {
+      Entry rows[kLanes];
+      for (int r = 0; r < kLanes; ++r) rows[r] = Dot(packed, tile.records[i + r], table, leading);
+      const Entry low = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5);
+      const Entry high = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7);
+      const Entry next_low = __builtin_shufflevector(rows[2], rows[3], 0, 4, 1, 5);
+      const Entry next_high = __builtin_shufflevector(rows[2], rows[3], 2, 6, 3, 7);
+      const Entry lanes[kLanes] = {__builtin_shufflevector(low, next_low, 0, 1, 4, 5),
+                                   __builtin_shufflevector(low, next_low, 2, 3, 6, 7),
+                                   __builtin_shufflevector(high, next_high, 0, 1, 4, 5),
+                                   __builtin_shufflevector(high, next_high, 2, 3, 6, 7)};
+      for (int lane = 0; lane < kLanes; ++lane) std::memcpy(tile.dots[lane] + i, &lanes[lane], sizeof(Entry));
+    }
+    use();
+  }
+  return valid;
+}
+
+// The banks and the sums of the number columns += factors[p][i] times record i.
+inline void CombineRecords(const Packed& packed, const PackedTile& tile, int64_t count, PackedSpace& space) {
+  constexpr int64_t kWidth = Simd<float>::kWidth;
+  Entry* banks[2] = {space.bank(0), space.bank(1)};
+  for (int64_t i = 0; i < tile.size; ++i) {
+    const Entry factor = {tile.factors[0][i], tile.factors[1][i]};
+    Entry* bank = banks[i % 2];
+    for (int64_t k = 0; k < packed.ones; k += kOnes) {
+      const uint16_t* own = packed.Ones(tile.records[i]) + k;
+      for (int place = 0; place < kOnes; ++place) bank[own[place]] += factor;
+    }
+  }
+  for (int64_t c = 0; c < packed.numbers; c += kWidth) {
+    Mask<float> mask;
+    for (int lane = 0; lane < kWidth; ++lane) mask[lane] = c + lane < packed.numbers ? -1 : 0;
+    for (int64_t p = 0; p < count; ++p) {
+      float* sums = space.sums.data() + p * space.padded + c;
+      Vector<float> total = Load(sums);
+      for (int64_t i = 0; i < tile.size; ++i) {
+        Mask<float> bits;
+        std::memcpy(&bits, tile.records[i] + c, sizeof(bits));  // a record is a whole number of vectors
+        total += reinterpret_cast<Vector<float>>(bits & mask) * tile.factors[p][i];
+      }
+      Store(sums, total);
+    }
+  }
+}
+
+// Brings the sums of the number columns into the first bank, and sets them to zero.
+inline void JoinNumbers(const Packed& packed, int64_t count, PackedSpace& space) {
+  for (int64_t p = 0; p < count; ++p) {
+    for (int64_t k = 0; k < packed.numbers; ++k) {
+      space.bank(0)[packed.columns[k]][p] += space.sums[p * space.padded + k];
+    }
+  }
+  std::fill(space.sums.begin(), space.sums.end(), 0.0f);
+}
+
+// One or two points: as `Gradient`.
+inline bool PackedGradient(const Packed& packed, const Model<float>& model, const int32_t* indices, int64_t batch,
+                           int64_t count, const float* inner, const float* weights, const float* ridge,
+                           float* gradients) {
+  PackedSpace space(packed);
+  space.Put(0, count, inner);
+  PackedTile tile = {};
+  const bool valid = VisitRecords(packed, model, indices, 0, batch, batch - 1, space, tile, [&] {
+    for (int64_t p = 0; p < count; ++p) {
+      float gathered[kTile] = {};
+      for (int64_t i = 0; i < tile.size; ++i) gathered[i] = weights[p * model.cell_count + tile.cells[i]];
+      for (int64_t i = 0; i < tile.size; i += Simd<float>::kWidth) {
+        const auto slope = Slope<float>(model.link, Load(tile.dots[p] + i), Load(tile.targets + i));
+        Store(tile.factors[p] + i, Load(gathered + i) * slope);
+      }
+    }
+    CombineRecords(packed, tile, count, space);
+  });
+  JoinNumbers(packed, count, space);
+  const float share = 1.0f / static_cast<float>(batch);
+  for (int64_t p = 0; p < count; ++p) {
+    for (int64_t c = 0; c < packed.length; ++c) {
+      const float sum = space.bank(0)[c][p] + space.bank(1)[c][p];
+      gradients[p * packed.length + c] = sum * share + ridge[p] * space.queries()[c][p];
+    }
+  }
+  return valid;
+}
+
+// One or two points: as `Neumann`.
+inline bool PackedNeumann(const Packed& packed, const Model<float>& model, const int32_t* indices, int64_t batches,
+                          int64_t batch, int64_t count, const float* inner, const float* vectors, const float* weights,
+                          const float* ridge, const float* step, float* solutions, float* cell_products) {
+  PackedSpace space(packed);
+  space.Put(0, count, vectors);
+  space.Put(kPoints, count, inner);
+  Entry *table = space.queries(), *total = space.total();
+  std::copy_n(table, space.size, total);
+  Entry steps = {}, ridges = {};  // the lanes of the inner variables stay zero: these do not move
+  for (int64_t p = 0; p < count; ++p) {
+    steps[p] = step[p];
+    ridges[p] = ridge[p];
+  }
+  constexpr int64_t kWidth = Simd<float>::kWidth;
+  Vector<float> wide_steps, wide_ridges;
+  for (int lane = 0; lane < kWidth; ++lane) {
+    wide_steps[lane] = steps[lane % kLanes];
+    wide_ridges[lane] = ridges[lane % kLanes];
+  }
+  const float share = 1.0f / static_cast<float>(batch);
+  const int64_t last = batches * batch - 1;
+  PackedTile tile = {};
+  bool valid = true;
+  for (int64_t j = 0; j + 1 < batches && valid; ++j) {
+    valid &= VisitRecords(packed, model, indices, j * batch, (j + 1) * batch, last, space, tile, [&] {
+      for (int64_t p = 0; p < count; ++p) {
+        float gathered[kTile] = {};
+        for (int64_t i = 0; i < tile.size; ++i) gathered[i] = weights[p * model.cell_count + tile.cells[i]];
+        for (int64_t i = 0; i < tile.size; i += Simd<float>::kWidth) {
+          Vector<float> weighted = Load(gathered + i) * Load(tile.dots[p] + i);
+          if (model.link == kLogistic) weighted *= Curvature<float>(Load(tile.dots[kPoints + p] + i));
+          Store(tile.factors[p] + i, weighted);
+        }
+      }
+      CombineRecords(packed, tile, count, space);
+    });
+    JoinNumbers(packed, count, space);
+    float *first = reinterpret_cast<float*>(space.bank(0)), *second = reinterpret_cast<float*>(space.bank(1));
+    float *moved = reinterpret_cast<float*>(table), *summed = reinterpret_cast<float*>(total);
+    int64_t c = 0;  // several entries at a time, then one: behind the last column is the one that stays zero
+    for (; c + kWidth <= packed.length * kLanes; c += kWidth) {
+      Vector<float> query = Load(moved + c);
+      query -= wide_steps * ((Load(first + c) + Load(second + c)) * share + wide_ridges * query);
+      Store(moved + c, query);
+      Store(summed + c, Load(summed + c) + query);
+    }
+    for (c /= kLanes; c < packed.length; ++c) {
+      table[c] -= steps * ((space.bank(0)[c] + space.bank(1)[c]) * share + ridges * table[c]);
+      total[c] += table[c];
+    }
+    std::fill_n(first, 2 * space.size * kLanes, 0.0f);
+  }
+  for (int64_t p = 0; p < count; ++p) {
+    for (int64_t c = 0; c < packed.length; ++c) {
+      table[c][p] = solutions[p * packed.length + c] = total[c][p] * step[p];
+    }
+  }
+  std::fill_n(cell_products, count * model.cell_count, 0.0f);
+  valid &= VisitRecords(packed, model, indices, (batches - 1) * batch, batches * batch, last, space, tile, [&] {
+    for (int64_t p = 0; p < count; ++p) {
+      for (int64_t i = 0; i < tile.size; i += Simd<float>::kWidth) {
+        const auto slope = Slope<float>(model.link, Load(tile.dots[kPoints + p] + i), Load(tile.targets + i));
+        Store(tile.factors[p] + i, share * slope * Load(tile.dots[p] + i));
+      }
+      float* sums = cell_products + p * model.cell_count;
+      for (int64_t i = 0; i < tile.size; ++i) sums[tile.cells[i]] += tile.factors[p][i];
+    }
+  });
+  return valid;
+}
+
+// Log losses by group of up to as many points as a vector has lanes, as `LossesOver`. The rows are `start` .. of the records.
+inline bool PackedLosses(const Packed& packed, const WholeSet<float>& set, int64_t start,
+                         const WholePoint<float>* points, int64_t count) {
+  using Lanes = Vector<float>;
+  constexpr int64_t kWidth = Simd<float>::kWidth;
+  constexpr int64_t kProducts = 15;  // of kFactors factors each: their product stays below the largest double
+  const int64_t groups = set.group_count;
+  std::vector<Lanes> table(packed.length + 1), leading(packed.numbers), plain(groups), product(groups);
+  for (int64_t p = 0; p < count; ++p) {
+    for (int64_t c = 0; c < packed.length; ++c) table[c][p] = points[p].inner[c];
+  }
+  for (int64_t k = 0; k < packed.numbers; ++k) leading[k] = table[packed.columns[k]];
+  std::vector<double> totals(groups * kWidth, 0.0), products(groups * kWidth, 1.0);
+  std::vector<int64_t> rows(groups, 0);
+  const auto clear = [&] {
+    std::fill(plain.begin(), plain.end(), Lanes{});
+    std::fill(product.begin(), product.end(), Broadcast(1.0f));
+  };
+  clear();
+  bool valid = true;
+  for (int64_t first = 0; first < set.rows; first += kFactors) {
+    const int64_t end = std::min(set.rows, first + kFactors);
+    for (int64_t i = first; i < end; ++i) {
+      const int32_t* record = packed.Record(start + i);
+      const int32_t group = set.groups[i];
+      const bool inside = static_cast<uint32_t>(group) < static_cast<uint64_t>(groups) && packed.Inside(record);
+      valid &= inside;
+      if (!inside) continue;
+      const Lanes z = Dot(packed, record, table.data(), leading.data());
+      plain[group] += (z < 0.0f ? Lanes{} : z) - set.labels[i] * z;
+      product[group] *= 1.0f + ExpOfNegative<float>(z < 0.0f ? z : -z);
+      rows[group] += 1;
+    }
+    const bool settle = first / kFactors % kProducts == kProducts - 1 || end == set.rows;
+    for (int64_t g = 0; g < groups; ++g) {
+      for (int64_t p = 0; p < kWidth; ++p) {
+        double& total = totals[g * kWidth + p];
+        double& factor = products[g * kWidth + p];
+        total += plain[g][p];
+        factor *= product[g][p];
+        if (!settle) continue;
+        total += p < count ? std::log(factor) : 0;
+        factor = 1;
+      }
+    }
+    clear();
+  }
+  for (int64_t p = 0; p < count; ++p) {
+    for (int64_t g = 0; g < groups; ++g) {
+      points[p].losses[g] = static_cast<float>(totals[g * kWidth + p]);
+      points[p].counts[g] = static_cast<float>(rows[g]);
+    }
+  }
+  return valid;
+}
+
+}  // namespace fedbilevel
+
+#endif  // FEDBILEVEL_KERNELS_PACKED_H_
