@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import jax
 
-_SOURCES = ("linear.cc", "model.h", "rows.h", "batches.h", "take.h", "whole.h")
+_SOURCES = ("linear.cc", "model.h", "long.h", "rows.h", "batches.h", "take.h", "whole.h")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w")
 _NATIVE = "-march=native"
 _HANDLERS = {"linear": "FedbilevelLinear", "take": "FedbilevelTake", "whole": "FedbilevelWhole"}
