@@ -4,13 +4,13 @@ Every float array of a message or a reply is rounded to the nearest number of th
 run gives the same numbers everywhere.  Arrays of one number (steps, curvatures, counters) travel as they are: they are few,
 and the rest may depend on each of their digits.
 
-A reply is most often a small move away from what was sent.  Rounded by itself, such a move is lost where it is smaller than half
-a unit in the last of x's few places, and x stands still.  So the client subtracts the array it received, where that makes the
-reply smaller, and sends the difference and one byte that says so; the server adds the mean of these differences to its own array,
-of which it sent the rounded one.  What rounding took from a message stays with the server and is not lost, and a difference of
-any size keeps its leading digits.  Which array belongs to which: the first of the same shape and type that no other has, as in
-the privacy of real sites.  A phase whose server needs single replies (its own ``aggregate``, or a `Relay`) gets them rounded as
-they are, and what it passes on is not rounded.
+A reply is most often a small move away from what was sent.  Rounded by itself, such a move is lost where it is smaller than
+half a unit in the last of x's few places, and x stands still.  So the client subtracts the array it received, where that makes
+the reply smaller, and sends the difference and one byte that says so; the server adds the mean of these differences to its own
+array, of which it sent the rounded one.  What rounding took from a message stays with the server, and a difference of any size
+keeps its leading digits.  Which array belongs to which: the first of the same shape and type that no other has, as in the
+privacy of real sites.  A phase whose server needs single replies (its own ``aggregate``, or a `Relay`) gets them rounded as
+they are, and what it passes on is not rounded again.
 """
 
 from __future__ import annotations
@@ -166,7 +166,8 @@ def _references(reply: Tree, message: Tree) -> list[Any]:
 
 def _towards(reply: Tree, received: Tree, dtype: str) -> Moved:
     leaves, structure = jax.tree.flatten(reply)
-    sent, near = [], []
+    sent: list[Any] = []
+    near: list[Any] = []
     for leaf, reference in zip(leaves, _references(reply, received), strict=True):
         if reference is None or not _rounds(leaf, dtype):
             sent.append(leaf)

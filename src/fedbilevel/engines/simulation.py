@@ -251,7 +251,9 @@ class Simulation:
         data = data.outline if isinstance(data, ClientStore) else data
         algorithm.check(data)
         self.algorithm, self.data, self.options = algorithm, data, options
-        self._weighed = (algorithm, data) if narrow is None else (in_messages(narrow[0], options.message_dtype), narrow[1])
+        self._weighed = (
+            (algorithm, data) if narrow is None else (in_messages(narrow[0], options.message_dtype), narrow[1])
+        )
         self.level = level
         if level is None and options.record_every is not None:
             self.level = level_for(options.diagnostics, algorithm, data, cohort)

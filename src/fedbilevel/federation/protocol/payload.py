@@ -40,7 +40,9 @@ def packed(value: Any) -> Any:
     """``value`` as it travels: every array in it as its type, shape and bytes."""
     if isinstance(value, np.ndarray):
         # NumPy itself does not know bfloat16, and would write it as two bytes of anything.
-        return {ARRAY: [BFLOAT16 if value.dtype.name == BFLOAT16 else value.dtype.str, list(value.shape), value.tobytes()]}
+        return {
+            ARRAY: [BFLOAT16 if value.dtype.name == BFLOAT16 else value.dtype.str, list(value.shape), value.tobytes()]
+        }
     if isinstance(value, dict):
         return {name: packed(entry) for name, entry in value.items()}
     return [packed(entry) for entry in value] if isinstance(value, list | tuple) else value
