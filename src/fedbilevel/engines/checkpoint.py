@@ -80,8 +80,10 @@ class Checkpoint:
         if every is None and jax.process_count() > 1:
             every = max(1, rounds // 10)  # hosts have different clocks
         self.file, self.every, self.layout, self.rounds = file, every, simulation.loop.layout, rounds
-        # Files from before there was the option are of runs without it.
-        asked = repr(replace(simulation.options, devices=None)).replace(", secure=False", "")
+        # Files from before there was an option are of runs without it.
+        asked = repr(replace(simulation.options, devices=None))
+        for default in (", secure=False", ", message_dtype=None"):
+            asked = asked.replace(default, "")
         options = {"seed": seed, "options": asked, "x64": jax.config.read("jax_enable_x64")}
         data = simulation.source
         if isinstance(data, ClientData):

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbilevel.calculus import Tree
+from fedbilevel.engines.messages import message_dtype
 from fedbilevel.plan import Algorithm, phases_of, sums_up
 
 Words = NDArray[np.uint64]
@@ -136,6 +137,8 @@ def check_summed(algorithm: Algorithm, clients: int, shown: str | None = None) -
     ``shown``: why the sums themselves would show them."""
     if shown is not None:
         raise ValueError(f"{shown}.")
+    if (dtype := message_dtype(algorithm)) is not None:
+        raise ValueError(f"Secure sums are of whole numbers, so messages cannot be {dtype}: leave out message_dtype.")
     if clients > MOST:
         raise ValueError(f"A secure sum is of {MOST:,} clients at most, not {clients:,}.")
     single = [phase.name for phase, _ in phases_of(algorithm.plan) if not sums_up(phase)]

@@ -14,6 +14,7 @@ import numpy as np
 from fedbilevel.calculus import Tree, bytes_of, select, squared_norm, subtract
 from fedbilevel.engines.fixed import fixed_mean
 from fedbilevel.engines.fleet import AXIS, LINE, Fleet, Layout, map_clients
+from fedbilevel.engines.messages import Moved, arrived
 from fedbilevel.plan import (
     SERVER,
     Algorithm,
@@ -265,8 +266,10 @@ def run_phase(
     if layout.masks:
         server = select(mass > 0, server, state.server)
     consensus = state.consensus
-    if watch and phase.aggregate is None and hasattr(replies, "outer"):
-        spread = jax.vmap(lambda one: squared_norm(subtract(one, mean.outer)))(replies.outer)
+    moved = isinstance(replies, Moved)
+    if watch and (phase.aggregate is None or moved) and hasattr(found := arrived(replies, message), "outer"):
+        middle = total(weighted_mean(found.outer, weights), layout) if moved else mean.outer
+        spread = jax.vmap(lambda one: squared_norm(subtract(one, middle)))(found.outer)
         consensus = total(jnp.sum(weights.astype(spread.dtype) * spread), layout).astype(consensus.dtype)
     return state._replace(server=server, local=local, consensus=consensus), next(iter(beyond), None)
 

@@ -50,6 +50,7 @@ def simulate(
     client_chunk: int | None = CHUNK,
     devices: Sequence[Any] | None = None,
     secure: bool = False,
+    message_dtype: str | None = None,
 ) -> Result:
     """Run ``rounds`` rounds of ``algorithm`` over all clients.
 
@@ -83,6 +84,7 @@ def simulate(
         devices: JAX devices to spread the clients over; None: all.
         secure: Round averages as secure sums over real sites do, so that a run over sites gives the same numbers.  Nothing
             is hidden from anybody: it is a simulation.
+        message_dtype: "bfloat16" rounds every array that travels to two bytes a number.  None: arrays travel as they are.
 
     Returns:
         A `Result`.
@@ -102,8 +104,9 @@ def simulate(
         2.000
     """
     options = Options(
-        weights, participation, sampling, dropout, record_every, diagnostics, client_chunk, devices, secure
-    )
+        weights, participation, sampling, dropout, record_every, diagnostics, client_chunk, devices, secure,
+        message_dtype=message_dtype,
+    )  # fmt: skip
     simulation = Simulation(algorithm, data, options)
     with listener(progress, algorithm.name) as told:
         return execute(simulation, algorithm.settings, rounds, seed, told, checkpoint, checkpoint_every)

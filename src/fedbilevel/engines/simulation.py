@@ -39,6 +39,7 @@ from fedbilevel.engines.hosts import (
     share_out,
     specs_like,
 )
+from fedbilevel.engines.messages import in_messages
 from fedbilevel.engines.result import Later, Result
 from fedbilevel.engines.rounds import (
     Reads,
@@ -83,6 +84,7 @@ class Options:
     devices: Sequence[Any] | None = None
     secure: bool = False
     brief: bool = False
+    message_dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -240,6 +242,7 @@ class Simulation:
             raise ValueError(f"sampling must be 'proportional' or 'uniform', not {options.sampling!r}.")
         if not isinstance(options.secure, bool):
             raise TypeError(f"secure must be True or False, not {options.secure!r}.")
+        algorithm = in_messages(algorithm, options.message_dtype)
         if options.secure:
             check_summed(algorithm, data.clients)
         mesh, clients = client_mesh(options.devices, data.clients)
@@ -250,7 +253,9 @@ class Simulation:
         data = data.outline if isinstance(data, ClientStore) else data
         algorithm.check(data)
         self.algorithm, self.data, self.options = algorithm, data, options
-        self._weighed = narrow or (algorithm, data)
+        self._weighed = (
+            (algorithm, data) if narrow is None else (in_messages(narrow[0], options.message_dtype), narrow[1])
+        )
         self.level = level
         if level is None and options.record_every is not None:
             self.level = level_for(options.diagnostics, algorithm, data, cohort)

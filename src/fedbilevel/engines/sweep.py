@@ -89,6 +89,7 @@ def sweep(
     client_chunk: int | None = CHUNK,
     devices: Sequence[Any] | None = None,
     workers: int | None = None,
+    message_dtype: str | None = None,
     **values: Sequence[float],
 ) -> Sweep:
     """Every combination of ``seeds`` and of the given values of float hyper-parameters.
@@ -113,6 +114,7 @@ def sweep(
         client_chunk: As in `simulate`.
         devices: As in `simulate`.
         workers: Threads; None: one per core.
+        message_dtype: As in `simulate`.
         values: Values to try, by the name of the hyper-parameter.
 
     Returns:
@@ -154,8 +156,9 @@ def sweep(
             if settle(name, value) is None:
                 raise ValueError(f"{name} can be swept over numbers only, not {value!r}.")
     options = Options(
-        weights, participation, sampling, dropout, record_every or rounds, diagnostics, client_chunk, devices
-    )
+        weights, participation, sampling, dropout, record_every or rounds, diagnostics, client_chunk, devices,
+        message_dtype=message_dtype,
+    )  # fmt: skip
     plans = [dict(zip(values, map(float, choice), strict=True)) for choice in product(*values.values())]
     simulation = Simulation(algorithm.build(with_numbers(algorithm.settings, plans[0])), data, options)
     jobs = [(with_numbers(algorithm.settings, chosen), chosen, seed) for chosen in plans for seed in seed_list]

@@ -26,7 +26,9 @@ from typing import NamedTuple
 
 import jax
 
-_SOURCES = ("linear.cc", "model.h", "rows.h", "batches.h", "take.h", "whole.h", "packed.h", "packed_calls.h")
+_SOURCES = (
+    "linear.cc", "model.h", "long.h", "rows.h", "batches.h", "take.h", "whole.h", "packed.h", "packed_calls.h",
+)  # fmt: skip
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w")
 _NATIVE = "-march=native"
 _HANDLERS = {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "batches.h"
+#include "long.h"
 #include "model.h"
 #if !defined(FEDBILEVEL_DOUBLE)
 #include "packed_calls.h"
@@ -55,6 +56,18 @@ struct Call {
   const int32_t link;
 };
 
+// One or two points on rows of which a minibatch leaves the caches.
+template <typename T>
+bool RunLong(const Model<T>& model, const Rows<T>& run, int64_t batch, bool pair, bool neumann, const T* inner,
+             const T* vectors, const T* weights, const T* ridge, const T* step, T* space, T* first, T* second) {
+  if (!neumann) {
+    const auto kernel = pair ? LongGradient<T, 2> : LongGradient<T, 1>;
+    return kernel(model, run, inner, weights, ridge, first);
+  }
+  const auto kernel = pair ? LongNeumann<T, 2> : LongNeumann<T, 1>;
+  return kernel(model, run, batch, inner, vectors, weights, ridge, step, space, first, second);
+}
+
 template <typename T>
 ffi::Error Run(const Call& call) {
   const bool neumann = call.neumann;
@@ -81,9 +94,10 @@ ffi::Error Run(const Call& call) {
   const auto second = all.Bind<T>("second result", call.second_result, {points, neumann ? cell_count : length});
   if (!all.error().empty()) return ffi::Error::InvalidArgument(all.error());
 
-  const Shape<T> shape(length);
-  Workspace<T> space(shape);
   const int64_t count = minibatches * batch;
+  const bool is_long = IsLong<T>(batch, length);
+  const Shape<T> shape(length);
+  Workspace<T> space(shape, 0, is_long ? kPoints : Workspace<T>::kVectors);
   for (int64_t e = 0; e < all.count(); ++e) {
     const auto link = static_cast<Link>(call.link);
     const Model<T> model = {features[e], targets[e], cells[e], samples, length, cell_count, link};
@@ -93,6 +107,11 @@ ffi::Error Run(const Call& call) {
     for (int64_t p = 0; p < points; p += kPoints) {
       const bool pair = p + 1 < points;
       const int64_t at = p * length, cell = p * cell_count;
+      if (is_long) {
+        valid &= RunLong(model, run, batch, pair, neumann, inner[e] + at, vectors[e] + at, weights[e] + cell,
+                         ridge[e] + p, step[e] + p, space.inner(0), first[e] + at, second[e] + (neumann ? cell : at));
+        continue;
+      }
       if (!neumann) {
         const auto kernel = pair ? Gradient<T, 2> : Gradient<T, 1>;
         valid &= kernel(model, shape, run, inner[e] + at, weights[e] + cell, ridge[e] + p, space, first[e] + at);

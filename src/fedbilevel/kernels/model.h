@@ -76,6 +76,11 @@ class Kept {
  public:
   static constexpr size_t kMost = 64 << 20;
 
+  static Kept& Own() {
+    static thread_local Kept kept;
+    return kept;
+  }
+
   void* Of(size_t bytes) {
     if (bytes > bytes_) {
       memory_.reset();
@@ -105,13 +110,16 @@ class Kept {
 template <typename T>
 class Workspace {
  public:
-  explicit Workspace(const Shape<T>& shape, int64_t further = 0)
+  static constexpr int kVectors = 4 * kPoints + 1;
+
+  // `vectors`: fewer where only the first of them are used, one behind the other.
+  explicit Workspace(const Shape<T>& shape, int64_t further = 0, int64_t vectors = kVectors)
       : stride_((std::max(shape.padded(), shape.length) + kLine - 1) / kLine * kLine) {
-    memory_ = static_cast<T*>(Own().Of((kVectors + further) * stride_ * sizeof(T)));
-    std::fill_n(vector(4 * kPoints), stride_, T(0));
+    memory_ = static_cast<T*>(Kept::Own().Of((vectors + further) * stride_ * sizeof(T)));
+    if (vectors == kVectors) std::fill_n(vector(4 * kPoints), stride_, T(0));
   }
   Workspace(const Workspace&) = delete;
-  ~Workspace() { Own().Trim(); }
+  ~Workspace() { Kept::Own().Trim(); }
 
   T* inner(int p) { return vector(p); }
   T* direction(int p) { return vector(kPoints + p); }
@@ -121,12 +129,7 @@ class Workspace {
   T* further(int64_t p) { return vector(kVectors + p); }
 
  private:
-  static constexpr int kVectors = 4 * kPoints + 1;
   static constexpr int64_t kLine = 64 / sizeof(T);
-  static Kept& Own() {
-    static thread_local Kept kept;
-    return kept;
-  }
   T* vector(int64_t k) { return memory_ + k * stride_; }
   int64_t stride_;
   T* memory_;

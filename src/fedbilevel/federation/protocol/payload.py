@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedbilevel.calculus import Tree
 
 Arrays = list[np.ndarray]
+BFLOAT16 = "bfloat16"
 ARRAY = "\0array"
 """The only key of what stands for an array on its way."""
 
@@ -38,7 +39,10 @@ def to_arrays(tree: Tree) -> Arrays:
 def packed(value: Any) -> Any:
     """``value`` as it travels: every array in it as its type, shape and bytes."""
     if isinstance(value, np.ndarray):
-        return {ARRAY: [value.dtype.str, list(value.shape), value.tobytes()]}
+        # NumPy itself does not know bfloat16, and would write it as two bytes of anything.
+        return {
+            ARRAY: [BFLOAT16 if value.dtype.name == BFLOAT16 else value.dtype.str, list(value.shape), value.tobytes()]
+        }
     if isinstance(value, dict):
         return {name: packed(entry) for name, entry in value.items()}
     return [packed(entry) for entry in value] if isinstance(value, list | tuple) else value
@@ -55,7 +59,11 @@ def unpacked(value: Any) -> Any:
     try:
         name, shape, contents = value[ARRAY]
         kind = np.dtype(name) if isinstance(name, str) and len(name) < 8 else np.dtype(object)
-        if kind.kind in "fciub" and len(contents) == kind.itemsize * math.prod(shape):
+        if name == BFLOAT16:
+            import ml_dtypes
+
+            kind = np.dtype(ml_dtypes.bfloat16)
+        if (kind.kind in "fciub" or kind.name == BFLOAT16) and len(contents) == kind.itemsize * math.prod(shape):
             return np.frombuffer(contents, kind).reshape(shape).copy()
     except (TypeError, ValueError, OverflowError):
         pass
@@ -76,6 +84,8 @@ def to_tree(arrays: Any, like: Tree, what: str, finite: bool = True) -> Tree:
             raise BadReply(
                 f"array {number} of {what} is {array.dtype}{list(array.shape)} instead of {leaf.dtype}{list(leaf.shape)}"
             )
+        if array.dtype.name == BFLOAT16:
+            array = array.astype(np.float32)  # which has the same range
         if finite and array.dtype.kind in "fc" and array.size:
             largest = float(np.abs(array).max())
             if not math.isfinite(largest):
