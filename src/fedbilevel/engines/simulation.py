@@ -108,7 +108,8 @@ class CompiledLoop:
 
 def begin(loop: CompiledLoop, settings: Any, seed: Any) -> State:
     """Of one seed, or of several side by side.  How clients are laid out and what is recorded play no part in the program."""
-    return _begin(loop.build, loop.layout.places, settings, seed)
+    state: State = _begin(loop.build, loop.layout.places, settings, seed)
+    return state
 
 
 @partial(jax.jit, static_argnames=("build", "places"))
