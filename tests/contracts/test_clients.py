@@ -215,7 +215,7 @@ def test_float32_stays_float32(name):
         chosen = chosen.build(replace(chosen.settings, problem=problem))
     run = Simulation(chosen, small, Options())
     key = jax.random.key(0)
-    before = jax.eval_shape(lambda: start(chosen, run.loop.layout, key))
+    before = jax.eval_shape(lambda: start(chosen, data.clients, key))
     after = jax.eval_shape(lambda state: run_round(chosen, run.loop.layout, run.fleet, key, state, 0, False), before)
     floats = [leaf for leaf in jax.tree.leaves((after.server, after.local)) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     assert floats

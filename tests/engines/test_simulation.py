@@ -176,6 +176,27 @@ def test_a_second_algorithm_like_the_first_is_not_traced_again():
     assert len(traced) > once
 
 
+def test_a_start_is_traced_once_however_clients_are_laid_out_and_whatever_is_recorded():
+    traced = []
+
+    def init(key):
+        traced.append(key)
+        return reference.init(key)
+
+    problem = fb.BilevelProblem(*reference.losses, init)
+    chosen = fb.fedbio(problem, fb.neumann(1, 0.5), 0.4, 0.3, local_steps=2, batch_size=3)
+    kinds = {}, {"dropout": 0.5}, {"client_chunk": 1}, {"record_every": 1, "diagnostics": "cheap"}
+    starts = []
+    for options in kinds:
+        made = Simulation(chosen, data, Options(**options))
+        before = len(traced)
+        starts.append((made.start(chosen.settings, 3).state, len(traced) - before))
+    assert starts[0][1] > 0
+    assert [count for _, count in starts[1:]] == [0, 0, 0]
+    for state, _ in starts[1:]:
+        identical(state, starts[0][0])
+
+
 def test_work_is_traced_for_its_bytes_only_where_they_are_asked_for(monkeypatch):
     """By a row of history, by whoever reads them, or where clients of unequal sizes ask what is read whole."""
     asked, weigh = [], simulation.traffic

@@ -69,10 +69,10 @@ class Cohort(NamedTuple):
         return jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, AXIS, tiled=True)[self.order], tree)
 
 
-def start(algorithm: Algorithm, layout: Layout, key: jax.Array) -> State:
-    """The state before round 0: every client starts from the same y_1."""
+def start(algorithm: Algorithm, places: int, key: jax.Array) -> State:
+    """The state before round 0 of so many clients, each of which starts from the same y_1."""
     local = algorithm.enroll(key)
-    stacked = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (layout.places, *leaf.shape)), local)
+    stacked = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (places, *leaf.shape)), local)
     zero = jnp.zeros((), jnp.int32)
     each = jnp.zeros(sum(1 for _ in phases_of(algorithm.plan)), jnp.int32)
     return State(algorithm.init(key), stacked, zero, zero, jnp.zeros((), float), each, each)

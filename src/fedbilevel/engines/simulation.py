@@ -109,12 +109,16 @@ class CompiledLoop:
         return {**measure(algorithm, self.measuring, fleet, state, self.level, cohort), **counted}
 
 
-@partial(jax.jit, static_argnames=("loop",))
 def begin(loop: CompiledLoop, settings: Any, seed: Any) -> State:
-    """Of one seed, or of several side by side."""
+    """Of one seed, or of several side by side.  How clients are laid out and what is recorded play no part in the program."""
+    state: State = _begin(loop.build, loop.layout.places, settings, seed)
+    return state
 
+
+@partial(jax.jit, static_argnames=("build", "places"))
+def _begin(build: Any, places: int, settings: Any, seed: Any) -> State:
     def of(seed: Any) -> State:
-        return start(loop.build(settings), loop.layout, jax.random.key(seed))
+        return start(build(settings), places, jax.random.key(seed))
 
     return jax.vmap(of)(seed) if jnp.ndim(seed) else of(seed)
 
