@@ -5,6 +5,7 @@ import numpy as np
 from tests.references.phi import adaptive
 
 STRIDES = 10
+NEAR = 0.1
 
 
 class Curved:
@@ -26,6 +27,12 @@ class Curved:
             self.look(client, x, y, rows)
         self.looked = True
         return adaptive(self.model, step=1 / self.largest[client])(client, x, y, rows)
+
+    def held(self, client):
+        return self.direction[client], self.largest[client]
+
+    def restore(self, client, held):
+        self.direction[client], self.largest[client] = held
 
     def look(self, client, x, y, rows):
         hessian, first = self.model.inner_hessian(client, x, y, rows.inner), self.largest[client] == 0
@@ -60,6 +67,7 @@ class Distance:
 
     def __init__(self, start, project=lambda x: x, search=False, settled=False):
         self.project, self.search, self.settled, self.returns, self.forgot = project, search, settled, 0, 0
+        self.guess = True
         self.begin(start, 0.1 * (np.sqrt(start.size) + np.linalg.norm(start)))
 
     def begin(self, start, reach):
@@ -71,12 +79,13 @@ class Distance:
 
     @property
     def probe(self):
-        return 0.2 * self.reach
+        """The first step of a search: None where nobody knows."""
+        return None if self.guess else 0.2 * self.reach
 
-    def found(self, x, away, rate):
-        new = self.project(x - away)
-        self.move = max(np.linalg.norm(away), 0.2 * self.reach)
-        least = 0.2 * self.reach if self.steepest is None else self.reach
+    def found(self, x, away, rate, probe):
+        new, self.searches, self.guess = self.project(x - away), 0, False
+        self.move = max(np.linalg.norm(away), probe)
+        least = probe if self.steepest is None else self.reach
         self.reach, self.away = max(np.linalg.norm(new - self.start), least), away
         self.energy = (self.reach / rate) ** 2 if rate else 0.0
         self.steepest = max(self.energy, self.steepest or 0)
@@ -86,6 +95,7 @@ class Distance:
     def moved(self, x, gradient):
         size = np.linalg.norm(gradient)
         if self.steepest and not size <= 10 * np.sqrt(self.steepest):
+            self.guess = False
             self.begin(self.sound, self.move / 10)
             self.returns += 1
             return self.start
@@ -148,7 +158,12 @@ class Together:
         self.largest = self.mean(active, [self.curved.largest[m] for m in active])
         return 1 / self.largest
 
-    def searched(self, rows, number, active, x, y):
+    def searches(self, rows, number, active, z, at=0):
+        """How many exchanges the searches took that are due, with ``z`` in place; ``at``: the first one's ordinal."""
+        z[0], z[1], count = self.searched(rows, number, active, *z[:2], at)
+        return count
+
+    def searched(self, rows, number, active, x, y, at=0):
         """(x, y, how many exchanges that took)."""
         count = self.rule.searches if active else 0
         if count:
@@ -157,23 +172,31 @@ class Together:
             found = []
             for m in active:
                 below = Settling(self.curved.model, self.first, len(self.weights), self.share, 21)
-                reads = rows(number, turn, m, STRIDES, train=25, val=1)
+                reads = rows(number, at + turn, m, STRIDES, train=25, val=1)
                 found.append(sought(below, below.phi, m, x, y, reads, self.rule.probe, self.project))
-            away, rate, y = (self.mean(active, part) for part in zip(*found, strict=True))
-            x = self.rule.found(x, away, rate)
+            *told, y = (self.mean(active, part) for part in zip(*found, strict=True))
+            x = self.rule.found(x, *told)
         return x, y, count
 
 
 def sought(below, phi, client, x, y, reads, probe, project):
-    """A client's search: (how far it went, that over the root mean square of its hypergradients, its y)."""
-    start, step, before, squares = x, None, None, []
+    """A client's search: (how far it went, that over the root mean square of its hypergradients, its first step, its y)."""
+    start, step, before, squares, sound = x, None, None, [], None
     for read in reads:
         y = below.settled(client, x, y, read, 8)
         nu = phi(client, x, y, read)
+        if squares and not nu @ nu <= 100 * max(squares):
+            (x, y), step = sound[:2], step / 10
+            below.restore(client, sound[2])
+            x = project(x - step * before)
+            continue
+        if probe is None:
+            probe = NEAR * abs(below.model.value(client, x, y, read.held_out())) / np.linalg.norm(nu)
         step = probe / np.linalg.norm(nu) if step is None else strode(step, nu, before)
+        sound = x, y, below.held(client)
         x, before = project(x - step * nu), nu
         squares.append(nu @ nu)
-    return start - x, max(np.linalg.norm(start - x), probe) / np.sqrt(np.mean(squares)), y
+    return start - x, max(np.linalg.norm(start - x), probe) / np.sqrt(np.mean(squares)), probe, y
 
 
 def strode(step, now, before):
