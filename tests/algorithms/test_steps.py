@@ -360,6 +360,18 @@ def test_a_first_step_where_the_loss_tells_no_length(value):
     close((found.step, found.probe), (0.4, 2.0))
 
 
+def test_clients_that_share_no_numbers_of_x():
+    """Each of four learns a number of its own: the mean moves each by a quarter, and the server by four times that."""
+    rows = {"own": np.eye(4)[:, None, :], "far": np.arange(1.0, 5)[:, None, None] * np.eye(4)[:, None, :]}
+    problem = fb.BilevelProblem(
+        lambda x, y, batch: 0.5 * jnp.sum((y - x * batch["own"][0]) ** 2),
+        lambda x, y, batch: 0.5 * jnp.sum((y - batch["far"][0]) ** 2),
+        lambda key: (jnp.zeros(4), jnp.zeros(4)),
+    )
+    found = fb.simulate(fb.fedbio(problem), fb.ClientData(rows, rows), 1, record_every=None)
+    close(found.outer, np.arange(1.0, 5), 1e-3)
+
+
 def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
     data, options = reference.data(), {"seed": 1, "dropout": 0.2, "record_every": None}
     for how in ({}, {"outer_optimizer": optax.adam(0.1), "inner_optimizer": optax.adam(0.1)}):

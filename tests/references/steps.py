@@ -82,7 +82,9 @@ class Distance:
         """The first step of a search: None where nobody knows."""
         return None if self.guess else 0.2 * self.reach
 
-    def found(self, x, away, rate, probe):
+    def found(self, x, away, rate, probe, spread):
+        wider = max(spread_over(away) / spread, 1) if spread else 1
+        away, rate = wider * away, wider * rate
         new, self.searches, self.guess = self.project(x - away), 0, False
         self.move = max(np.linalg.norm(away), probe)
         least = probe if self.steepest is None else self.reach
@@ -119,6 +121,11 @@ class Distance:
         self.move = max(np.linalg.norm(new - x), self.move / 3)
         self.sound, self.last, self.away = x, gradient, None
         return new
+
+
+def spread_over(away):
+    """(sum |v_i|)^2 / (n sum v_i^2): the share of numbers that are not zero, where those are equal."""
+    return np.sum(np.abs(away)) ** 2 / max(away.size * away @ away, 1e-30)
 
 
 def cosine(one, other):
@@ -180,7 +187,8 @@ class Together:
 
 
 def sought(below, phi, client, x, y, reads, probe, project):
-    """A client's search: (how far it went, that over the root mean square of its hypergradients, its first step, its y)."""
+    """A client's search: (how far it went, that over the root mean square of its hypergradients, its first step, over what
+    share of the numbers it went, its y)."""
     start, step, before, squares, sound = x, None, None, [], None
     for read in reads:
         y = below.settled(client, x, y, read, 8)
@@ -196,7 +204,13 @@ def sought(below, phi, client, x, y, reads, probe, project):
         sound = x, y, below.held(client)
         x, before = project(x - step * nu), nu
         squares.append(nu @ nu)
-    return start - x, max(np.linalg.norm(start - x), probe) / np.sqrt(np.mean(squares)), probe, y
+    return (
+        start - x,
+        max(np.linalg.norm(start - x), probe) / np.sqrt(np.mean(squares)),
+        probe,
+        spread_over(start - x),
+        y,
+    )
 
 
 def strode(step, now, before):

@@ -12,14 +12,21 @@ client goes back to the point before and makes a tenth of that step.
 The server takes the mean of where clients arrive, and r becomes the distance from the start: the clients' mean first step at
 least.  Each client also tells how far it went itself (its first step at least), over the root mean square of its g; the
 server's first step is at most the mean of that.  The lengths of g themselves would not do: where clients disagree, that of
-their mean is up to forty times shorter.  Clients search again where the round after the first search says that they stopped
-short, or after the server took a move back.  Momenta start anew after a search.
+their mean is up to forty times shorter.
+
+Where clients share no numbers of x, the mean of M moves each number by 1/M of what its own client found.  So a client also
+tells over what share of the n numbers its way a is spread, ||a||_1^2 / (n ||a||_2^2), and the server multiplies both means by
+how many times more the mean of a is spread over.  For clients that agree that is 1, and where they disagree at random in the
+same numbers too; for M clients that share none it is M.
+
+Clients search again where the round after the first search says that they stopped short, or after the server took a move back.
+Momenta start anew after a search.
 
 With a local lower level this is what clients do anyway, but for local steps that find their own length.  With a global one they
 search with y and Hessians of their own, which is another problem: not the right answer, but the right scale, and an x and a y
 to begin at.
 
-Up per client: x, two numbers, and y where it is shared; down: x, a number, and y.
+Up per client: x, three numbers, and y where it is shared; down: x, a number, and y.
 """
 
 from __future__ import annotations
@@ -76,12 +83,13 @@ class Look(NamedTuple):
 
 
 class Found(NamedTuple):
-    """How far a client went, that distance over the root mean square of its hypergradients, how long its first step was, and
-    its y where it is shared."""
+    """How far a client went, that distance over the root mean square of its hypergradients, how long its first step was, over
+    what share of the numbers of x it went, and its y where it is shared."""
 
     away: Tree
     rate: jax.Array
     probe: jax.Array
+    spread: jax.Array
     inner: Tree
 
 
@@ -116,7 +124,7 @@ class Search(NamedTuple):
 
         def absorb(server: Any, mean: Found) -> Any:
             point = getattr(server, "point", server)
-            outer, kept = self.above.found(point.outer, server.kept, mean.away, mean.rate, mean.probe)
+            outer, kept = self.above.found(point.outer, server.kept, mean.away, mean.rate, mean.probe, mean.spread)
             new = {"outer": outer, "inner": mean.inner} if self.shared else {"outer": outer}
             new = {"point": point._replace(**new)} if point is not server else new
             return self.anew(server._replace(**new, kept=kept))
@@ -154,4 +162,4 @@ class Search(NamedTuple):
         away, probe = subtract(message.outer, outer), jnp.where(pace.probe > 0, pace.probe, guess)
         far = jnp.maximum(squared_norm(away), probe**2)  # at a wall a client goes nowhere
         rate = jnp.where(pace.square > 0, jnp.sqrt(pace.count * far / jnp.maximum(pace.square, steps.TINY)), 0)
-        return Found(away, rate, probe, inner if self.shared else None), local
+        return Found(away, rate, probe, steps.spread_of(away), inner if self.shared else None), local

@@ -22,9 +22,10 @@ server moves x.  With g their mean, n the size of x, x_0 its start and r the lar
 
 r is (sqrt(n) + ||x_0||) / 10 where nobody searches; after a search E is such that r / sqrt(E) is what clients found.
 r / sqrt(E) is "distance over gradients" (M. Ivgi, O. Hinder, Y. Carmon, "DoG is SGD's Best Friend: A Parameter-Free Dynamic
-Step Size Schedule", ICML 2023).  s is the factor of the search, from g and the g before: to where the gradient would vanish if it went on
-changing like this, 3 at most.  It shortens steps that turn g round: distance over gradients alone does that slowly, and not
-where y and u lag behind x.  d <- max(||the move before||, d / 3): a single steep minibatch or a wall does not throw x far away.
+Step Size Schedule", ICML 2023).  s is the factor of the search, from g and the g before: to where the gradient would vanish if
+it went on changing like this, 3 at most.  It shortens steps that turn g round: distance over gradients alone does that slowly,
+and not where y and u lag behind x.  d <- max(||the move before||, d / 3): a single steep minibatch or a wall does not throw x
+far away.
 
 The first gradients are often the longest, and would hold steps back long after.  Until a g first turns against the g before
 (<g, g before> <= 0), they are forgotten where the two agree (a cosine of more than 0.3), as if none had been longer than those
@@ -324,6 +325,13 @@ def at_start(outer: Tree, reach: jax.Array | None = None) -> Travelled:
     )  # fmt: skip
 
 
+def spread_of(tree: Tree) -> jax.Array:
+    """Over what share of its n numbers a vector is spread: (sum |v_i|)^2 / (n sum v_i^2)."""
+    leaves = jax.tree.leaves(tree)
+    total, count = sum(jnp.sum(jnp.abs(leaf)) for leaf in leaves), sum(leaf.size for leaf in leaves)
+    return jnp.square(total) / jnp.maximum(count * squared_norm(tree), TINY)
+
+
 def first_distance(outer: Tree) -> jax.Array:
     """A guess, where nothing else is known of the scale of x."""
     count = sum(leaf.size for leaf in jax.tree.leaves(outer))
@@ -410,10 +418,13 @@ class Outer(NamedTuple):
         return self.step is None and self.optimizer is None
 
     def found(
-        self, outer: Tree, kept: Travelled, away: Tree, rate: jax.Array, probe: jax.Array
+        self, outer: Tree, kept: Travelled, away: Tree, rate: jax.Array, probe: jax.Array, spread: jax.Array
     ) -> tuple[Tree, Travelled]:
-        """x after a search: clients went by ``away`` on average, each by ``rate`` times the length of its gradients and by a
-        first step as long as ``probe``."""
+        """x after a search: clients went by ``away`` on average, each by ``rate`` times the length of its gradients, by a first
+        step as long as ``probe``, and over a share of ``spread`` of the numbers of x."""
+        # Where clients share no numbers of x, their mean moves each by a part of what its own client found.
+        wider = jnp.where(spread > 0, jnp.maximum(spread_of(away) / jnp.maximum(spread, TINY), 1), 1)
+        away, rate = scale(wider, away), wider * rate
         new, first = self.problem.into_set(subtract(outer, away)), kept.rounds == 0
         reach = jnp.maximum(_norm(subtract(new, kept.start)), jnp.where(first, probe, kept.reach))
         energy = jnp.where(rate == 0, 0, (reach / rate) ** 2)
