@@ -33,7 +33,7 @@ def fedbio(
     walks = not hasattr(outer_step, "moved")
     for number in range(rounds):
         active = dict(enumerate(weights)) if cohorts is None else cohorts[number]
-        due = lambda x, at: searched(active, outer_step, search, phi, rows, number, x, y, project, at)  # noqa: E731, B023
+        due = lambda x, at: searched(active, outer_step, search, phi, rows, number, x, y, project, local_steps, at)  # noqa: E731, B023
         x, alone = due(x, 0)
         if alone:
             continue
@@ -56,13 +56,14 @@ def fedbio(
     return x, np.stack(y)
 
 
-def searched(active, rule, search, phi, rows, number, x, y, project, at):
-    """x after the searches that are due, with y in place, and how many exchanges that took; ``at``: the first one's ordinal."""
+def searched(active, rule, search, phi, rows, number, x, y, project, more, at):
+    """x after the searches that are due, with y in place, and how many exchanges that took; ``at``: the first one's ordinal,
+    ``more``: how many times as large its minibatches are."""
     count = getattr(rule, "searches", 0) if active else 0
     for turn in range(count):
         found = []
         for client in active:
-            below, reads = search(), [rows(number, client, i, at + turn, STRIDES) for i in range(STRIDES)]
+            below, reads = search(), [rows(number, client, i, at + turn, STRIDES, more) for i in range(STRIDES)]
             oracle = below.phi if hasattr(phi, "__self__") else phi  # a series follows the curvature of the search
             *told, y[client] = sought(below, oracle, client, x, y[client], reads, rule.probe, project)
             found.append(told)

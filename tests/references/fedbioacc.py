@@ -24,7 +24,7 @@ def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previo
     done = 0
     for number in range(rounds):
         active = dict(enumerate(weights)) if cohorts is None else cohorts[number]
-        sent, due = [], partial(_searched, sites, active, k.outer_step, search, phi, rows, number, project)
+        sent, due = [], partial(_searched, sites, active, k.outer_step, search, phi, rows, number, project, local_steps)
         x, alone_ = due(x, 0)
         if alone_:
             done = 0  # momenta start anew
@@ -75,10 +75,10 @@ def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previo
     return x, np.stack([site.y for site in sites])
 
 
-def _searched(sites, active, rule, search, phi, rows, number, project, x, at):
+def _searched(sites, active, rule, search, phi, rows, number, project, more, x, at):
     """(x, how many exchanges that took) after the searches that are due, with y of every site in place."""
     ys = [site.y for site in sites]
-    x, count = searched(active, rule, search, phi, rows, number, x, ys, project, at)
+    x, count = searched(active, rule, search, phi, rows, number, x, ys, project, more, at)
     for site, y in zip(sites, ys, strict=True):
         site.y = y
     return x, count

@@ -136,8 +136,8 @@ class Together:
     """Steps that set themselves in a method with a global lower level: ``rule`` for x, a `Curved` for y and u, and the search
     with the series that sets itself, which draws 21 minibatches."""
 
-    def __init__(self, rule, curved, weights, share=1.0, first=None, project=lambda x: x):
-        self.rule, self.curved, self.weights, self.largest = rule, curved, weights, 0.0
+    def __init__(self, rule, curved, weights, share=1.0, first=None, project=lambda x: x, more=1):
+        self.more, self.rule, self.curved, self.weights, self.largest = more, rule, curved, weights, 0.0
         self.share, self.first, self.project = share, first, project
         self.share_out(1)
 
@@ -179,7 +179,7 @@ class Together:
             found = []
             for m in active:
                 below = Settling(self.curved.model, self.first, len(self.weights), self.share, 21)
-                reads = rows(number, at + turn, m, STRIDES, train=25, val=1)
+                reads = rows(number, at + turn, m, STRIDES, train=25, val=1, more=self.more)
                 found.append(sought(below, below.phi, m, x, y, reads, self.rule.probe, self.project))
             *told, y = (self.mean(active, part) for part in zip(*found, strict=True))
             x = self.rule.found(x, *told)

@@ -7,7 +7,8 @@ is.  In a later search it is 0.2 r long (r as in `fedbilevel.algorithms.steps`).
     eta <- eta min(1 / (1 - <g, g before> / max(||g||^2, ||g before||^2)), 3)
 
 to where a gradient that goes on changing like this would vanish.  Where g is ten times as long as any before, or no number, the
-client goes back to the point before and makes a tenth of that step.
+client goes back to the point before and makes a tenth of that step.  Minibatches are as large as those of all local steps of a
+round together: on those of one step, g says little of the next g where each row has a number of its own in x.
 
 The server takes the mean of where clients arrive, and r becomes the distance from the start: the clients' mean first step at
 least.  Each client also tells how far it went itself (its first step at least), over the root mean square of its g; the
@@ -136,9 +137,10 @@ class Search(NamedTuple):
         )
 
     def work(self, message: Look, local: Any, data: LocalData, key: jax.Array) -> tuple[Found, Any]:
-        """`STRIDES` steps of x, y settled before each."""
+        """`STRIDES` steps of x, y settled before each; a minibatch has the rows of all local steps of a round."""
         below = steps.settling(self.problem, self.hypergradient, None, None, self.sizes[0])
-        sampler = Sampler(*self.sizes, below.train_batches, self.hypergradient.val_batches)
+        sizes = (None if size is None else self.above.local_steps * size for size in self.sizes)
+        sampler = Sampler(*sizes, below.train_batches, self.hypergradient.val_batches)
 
         guess = steps.PROBE * steps.first_distance(message.outer)
 
