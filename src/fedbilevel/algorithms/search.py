@@ -18,7 +18,7 @@ their mean is up to forty times shorter.
 Where clients share no numbers of x, the mean of M moves each number by 1/M of what its own client found.  So a client also
 tells over what share of the n numbers its way a is spread, ||a||_1^2 / (n ||a||_2^2), and the server multiplies both means by
 how many times more the mean of a is spread over.  For clients that agree that is 1, and where they disagree at random in the
-same numbers too; for M clients that share none it is M.
+same numbers too; for M clients that share none and go equally far it is M.
 
 Clients search again where the round after the first search says that they stopped short, or after the server took a move back.
 Momenta start anew after a search.
