@@ -195,6 +195,7 @@ def sought(below, phi, client, x, y, reads, probe, project):
         nu = phi(client, x, y, read)
         if squares and not nu @ nu <= 100 * max(squares):
             (x, y), step = sound[:2], step / 10
+            probe = probe / 10 if len(squares) == 1 else probe
             below.restore(client, sound[2])
             x = project(x - step * before)
             continue

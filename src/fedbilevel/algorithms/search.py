@@ -65,6 +65,11 @@ class Pace(NamedTuple):
     def too_far(self, estimate: Tree) -> jax.Array:
         return (self.steepest > 0) & ~(squared_norm(estimate) <= steps.STEEPER**2 * self.steepest)
 
+    def taken_back(self) -> Pace:
+        """A tenth of the last step: where that was the first, this is now the first."""
+        probe = jnp.where(self.count == 1, self.probe / 10, self.probe)
+        return self._replace(step=self.step / 10, probe=probe)
+
     def after(self, estimate: Tree, loss: jax.Array, guess: jax.Array) -> Pace:
         square = squared_norm(estimate)
         norm = jnp.sqrt(jnp.maximum(square, steps.TINY))
@@ -150,7 +155,7 @@ class Search(NamedTuple):
             inner, settling = below.settled(outer, inner, batches, kept, SETTLING)
             (estimate,), used = below.estimator(kept)(self.problem, ((outer, inner),), batches)
             loss = self.problem.outer_loss(outer, inner, batches.val(0))
-            here, shorter = (outer, inner, kept), pace._replace(step=pace.step / 10)
+            here, shorter = (outer, inner, kept), pace.taken_back()
             sound, pace = select(pace.too_far(estimate), (sound, shorter), (here, pace.after(estimate, loss, guess)))
             outer = self.problem.into_set(step_along(sound[0], -pace.step, pace.last))
             return ((outer, *sound[1:]), pace, sound, calls.plus(looked).plus(settling).plus(used)), None
