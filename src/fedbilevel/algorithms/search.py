@@ -59,7 +59,7 @@ class Pace(NamedTuple):
     last: Tree
     square: jax.Array
     steepest: jax.Array
-    count: jax.Array
+    strides: jax.Array
     probe: jax.Array
 
     def too_far(self, estimate: Tree) -> jax.Array:
@@ -67,7 +67,7 @@ class Pace(NamedTuple):
 
     def taken_back(self) -> Pace:
         """A tenth of the last step: where that was the first, this is now the first."""
-        probe = jnp.where(self.count == 1, self.probe / 10, self.probe)
+        probe = jnp.where(self.strides == 1, self.probe / 10, self.probe)
         return self._replace(step=self.step / 10, probe=probe)
 
     def after(self, estimate: Tree, loss: jax.Array, guess: jax.Array) -> Pace:
@@ -77,7 +77,7 @@ class Pace(NamedTuple):
         own = jnp.where(jnp.isfinite(ahead) & (ahead > 0), ahead, guess)
         probe = jnp.where((self.probe > 0) | (square == 0), self.probe, own)
         step = jnp.where(self.square > 0, steps.strode(self.step, estimate, self.last), probe / norm)
-        return Pace(step, estimate, self.square + square, jnp.maximum(self.steepest, square), self.count + 1, probe)
+        return Pace(step, estimate, self.square + square, jnp.maximum(self.steepest, square), self.strides + 1, probe)
 
 
 class Look(NamedTuple):
@@ -144,8 +144,8 @@ class Search(NamedTuple):
     def work(self, message: Look, local: Any, data: LocalData, key: jax.Array) -> tuple[Found, Any]:
         """`STRIDES` steps of x, y settled before each; a minibatch has the rows of all local steps of a round."""
         below = steps.settling(self.problem, self.hypergradient, None, None, self.sizes[0])
-        sizes = (None if size is None else self.above.local_steps * size for size in self.sizes)
-        sampler = Sampler(*sizes, below.train_batches, self.hypergradient.val_batches)
+        train, val = (None if size is None else self.above.local_steps * size for size in self.sizes)
+        sampler = Sampler(train, val, below.train_batches, self.hypergradient.val_batches)
 
         guess = steps.PROBE * steps.first_distance(message.outer)
 
@@ -168,5 +168,5 @@ class Search(NamedTuple):
         local = counted(local if self.shared else local._replace(inner=inner), calls)
         away, probe = subtract(message.outer, outer), jnp.where(pace.probe > 0, pace.probe, guess)
         far = jnp.maximum(squared_norm(away), probe**2)  # at a wall a client goes nowhere
-        rate = jnp.where(pace.square > 0, jnp.sqrt(pace.count * far / jnp.maximum(pace.square, steps.TINY)), 0)
+        rate = jnp.where(pace.square > 0, jnp.sqrt(pace.strides * far / jnp.maximum(pace.square, steps.TINY)), 0)
         return Found(away, rate, probe, steps.spread_of(away), inner if self.shared else None), local
