@@ -12,8 +12,8 @@ round together: on those of one step, g says little of the next g where each row
 
 The server takes the mean of where clients arrive, and r becomes the distance from the start: the clients' mean first step at
 least.  Each client also tells how far it went itself (its first step at least), over the root mean square of its g; the
-server's first step is at most the mean of that.  The lengths of g themselves would not do: where clients disagree, that of
-their mean is up to forty times shorter.
+server's first step is at most the mean of that, or a third of it where y and u lag behind x.  The lengths of g themselves would
+not do: where clients disagree, that of their mean is up to forty times shorter.
 
 Where clients share no numbers of x, the mean of M moves each number by 1/M of what its own client found.  So a client also
 tells over what share of the n numbers its way a is spread, ||a||_1^2 / (n ||a||_2^2), and the server multiplies both means by

@@ -20,12 +20,12 @@ server moves x.  With g their mean, n the size of x, x_0 its start and r the lar
 
     E <- E + ||g||^2        eta <- min(eta s, r / sqrt(E), 3 d / ||g||)        x <- x - eta g
 
-r is (sqrt(n) + ||x_0||) / 10 where nobody searches; after a search E is such that r / sqrt(E) is what clients found.
-r / sqrt(E) is "distance over gradients" (M. Ivgi, O. Hinder, Y. Carmon, "DoG is SGD's Best Friend: A Parameter-Free Dynamic
-Step Size Schedule", ICML 2023).  s is the factor of the search, from g and the g before: to where the gradient would vanish if
-it went on changing like this, 3 at most.  It shortens steps that turn g round: distance over gradients alone does that slowly,
-and not where y and u lag behind x.  d <- max(||the move before||, d / 3): a single steep minibatch or a wall does not throw x
-far away.
+r is (sqrt(n) + ||x_0||) / 10 where nobody searches; after a search E is such that r / sqrt(E) is what clients found, or a third
+of that where y does not settle before each hypergradient: clients found it with a y that did.  r / sqrt(E) is "distance over
+gradients" (M. Ivgi, O. Hinder, Y. Carmon, "DoG is SGD's Best Friend: A Parameter-Free Dynamic Step Size Schedule", ICML 2023).
+s is the factor of the search, from g and the g before: to where the gradient would vanish if it went on changing like this, 3
+at most.  It shortens steps that turn g round: distance over gradients alone does that slowly, and not where y and u lag behind
+x.  d <- max(||the move before||, d / 3): a single steep minibatch or a wall does not throw x far away.
 
 The first gradients are often the longest, and would hold steps back long after.  Until a g first turns against the g before
 (<g, g before> <= 0), they are forgotten where the two agree (a cosine of more than 0.3), as if none had been longer than those
@@ -100,6 +100,8 @@ STRIDE = 3.0
 """A step of the search is at most so many times the one before, and so is a move of the server."""
 AGAIN = 2
 """So often clients search again where the round after the first search agrees with it."""
+LAGGING = 1 / 3
+"""The share of the clients' own step that the server begins with where y and u lag behind x."""
 STEEPER = 10.0
 """Moves are taken back where the gradient is so many times as long as any before."""
 TINY = 1e-30
@@ -424,7 +426,7 @@ class Outer(NamedTuple):
         step as long as ``probe``, and over a share of ``spread`` of the numbers of x."""
         # Where clients share no numbers of x, their mean moves each by a part of what its own client found.
         wider = jnp.where(spread > 0, jnp.maximum(spread_of(away) / jnp.maximum(spread, TINY), 1), 1)
-        away, rate = scale(wider, away), wider * rate
+        away, rate = scale(wider, away), wider * rate * (1 if self.settled else LAGGING)
         new, first = self.problem.into_set(subtract(outer, away)), kept.rounds == 0
         reach = jnp.maximum(_norm(subtract(new, kept.start)), jnp.where(first, probe, kept.reach))
         energy = jnp.where(rate == 0, 0, (reach / rate) ** 2)
