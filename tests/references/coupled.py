@@ -45,15 +45,15 @@ def fedbio_global(model, rows, *, rounds, local_steps, steps, radius, weights, c
     if itself:
         steps.share_out(local_steps)
     for number in range(rounds):
-        replies, at = [], 0
-        if itself:
-            z[0], z[1], at = steps.searched(rows, number, cohorts[number], *z[:2])
+        replies = []
+        if itself and steps.searches(rows, number, cohorts[number], z):
+            continue
         for m in cohorts[number]:
             own, total = z, 0.0
             if itself:
-                (read,) = rows(number, at, m, 1, train=1, val=1)
+                (read,) = rows(number, 0, m, 1, train=1, val=1)
                 rates = (0.0, *[steps.look(m, *z[:2], read) / steps.shares] * 2)
-            for read in rows(number, at, m, local_steps, train=1, val=1):
+            for read in rows(number, 0, m, local_steps, train=1, val=1):
                 along = directions(model, m, own, read)
                 own, total = stepped(own, rates, along, project, radius), total + along[0]
             replies.append([total / local_steps, *own[1:]] if itself else own)
@@ -64,6 +64,8 @@ def fedbio_global(model, rows, *, rounds, local_steps, steps, radius, weights, c
                 steps.headed(old[1], z[1])
                 z[0] = steps.rule.moved(old[0], z[0])
             z[0] = project(z[0])
+            if itself:
+                steps.searches(rows, number, cohorts[number], z, 1)
     return z[0], z[1]
 
 
@@ -74,18 +76,16 @@ def fedbioacc_global(model, rows, *, rounds, local_steps, steps, constants, weig
     z, shared, done, itself = first(model, project), None, 0, isinstance(steps, Together)
     sites = [SimpleNamespace(before=z, last=0, momenta=None) for _ in weights]
     for number in range(rounds):
-        replies, momenta, at = [], [], 0
-        if itself:
-            z = [*z]
-            z[0], z[1], at = steps.searched(rows, number, cohorts[number], *z[:2])
-            shared, done = (None, 0) if at else (shared, done)
+        replies, momenta = [], []
+        if itself and steps.searches(rows, number, cohorts[number], z):
+            continue
         for m in cohorts[number]:
             if itself:
-                rate = steps.look(m, *z[:2], rows(number, at, m, 1, train=1, val=1)[0])
+                rate = steps.look(m, *z[:2], rows(number, 0, m, 1, train=1, val=1)[0])
             site, own = sites[m], z
             before = site.before if site.last == done else z
             held = shared if averaged else site.momenta
-            for i, read in enumerate(rows(number, at, m, local_steps, train=1, val=1)):
+            for i, read in enumerate(rows(number, 0, m, local_steps, train=1, val=1)):
                 now, then = directions(model, m, own, read), directions(model, m, before, read)
                 if held is not None:
                     now = [n + s * (h - t) for n, s, h, t in zip(now, kept(done + i), held, then, strict=True)]
@@ -102,6 +102,8 @@ def fedbioacc_global(model, rows, *, rounds, local_steps, steps, constants, weig
                 steps.told(cohorts[number])
                 z[0] = steps.rule.moved(old, shared[0])
             z[0] = project(z[0])
+            if itself and steps.searches(rows, number, cohorts[number], z, 1):
+                shared, done = None, 0
     return z[0], z[1]
 
 
@@ -113,16 +115,15 @@ def simfbo(
     if itself:
         steps.share_out(most)
     for number in range(rounds):
-        sums, at = [], 0
-        if itself:
-            z = [*z]
-            z[0], z[1], at = steps.searched(rows, number, cohorts[number], *z[:2])
+        sums = []
+        if itself and steps.searches(rows, number, cohorts[number], z):
+            continue
         for m in cohorts[number]:
             own, total = z, [np.zeros_like(part) for part in z]
             if itself:
-                (read,) = rows(number, at, m, 1, train=1, val=1)
+                (read,) = rows(number, 0, m, 1, train=1, val=1)
                 rates = (0.0, *[steps.look(m, *z[:2], read) / steps.shares] * 2)
-            for read in rows(number, at, m, most, train=1, val=1)[: local_steps[m]]:
+            for read in rows(number, 0, m, most, train=1, val=1)[: local_steps[m]]:
                 along = directions(model, m, own, read)
                 own, total = stepped(own, rates, along, project), combined(1, total, 1, along)
             sums.append([part / local_steps[m] for part in total] if normalised else total)
@@ -132,10 +133,11 @@ def simfbo(
             along, old = [scale * part for part in mean(sums, shares)], z
             if itself:
                 server_steps = (0.0, *[steps.told(cohorts[number]) / steps.shares] * 2)
-            z = stepped(z, server_steps, along, project, radius)
+            z = [*stepped(z, server_steps, along, project, radius)]
             if itself:
                 steps.headed(old[1], z[1])
                 z[0] = project(steps.rule.moved(old[0], along[0] / most))
+                steps.searches(rows, number, cohorts[number], z, 1)
     return z[0], z[1]
 
 
@@ -146,13 +148,11 @@ def fedmsa(model, rows, *, rounds, local_steps, steps, rho, weights, cohorts, pr
         shares = [weights[m] for m in cohorts[number]]
         if not shares:
             continue
-        estimates, at = [], 0
-        if itself:
-            z = [*z]
-            z[0], z[1], at = steps.searched(rows, number, cohorts[number], *z[:2])
-            h, done = (None, 0) if at else (h, done)
+        estimates = []
+        if itself and steps.searches(rows, number, cohorts[number], z):
+            continue
         for m in cohorts[number]:
-            (read,) = rows(number, at, m, 1, train=1, val=1)
+            (read,) = rows(number, 0, m, 1, train=1, val=1)
             now = directions(model, m, z, read)
             if itself:
                 steps.look(m, *z[:2], read)
@@ -167,7 +167,7 @@ def fedmsa(model, rows, *, rounds, local_steps, steps, rho, weights, cohorts, pr
             rates = (0.0, *[steps.told(cohorts[number])] * 2)
         for m in cohorts[number]:
             before, own, along, total = z, stepped(z, rates, h, project), h, h[0]
-            for read in rows(number, at + 1, m, local_steps - 1, train=1, val=1):
+            for read in rows(number, 1, m, local_steps - 1, train=1, val=1):
                 gap = combined(1, along, -1, directions(model, m, before, read))
                 along = combined(1, directions(model, m, own, read), 1, gap)
                 before, own, total = own, stepped(own, rates, along, project), total + along[0]
@@ -176,4 +176,6 @@ def fedmsa(model, rows, *, rounds, local_steps, steps, rho, weights, cohorts, pr
         if itself:
             z[0] = steps.rule.moved(old, z[0] / local_steps)
         z[0] = project(z[0])
+        if itself and steps.searches(rows, number, cohorts[number], z, 2):
+            h, done = None, 0
     return z[0], z[1]

@@ -25,20 +25,23 @@ def fedbio(
     ``model.inner_gradient(client, x, y, row numbers)`` and ``phi(client, x, y, Rows)`` are the derivative oracles,
     ``cohorts[r]`` the weights of those who reply in round r (default: everybody, with ``weights``).  Steps that are not
     numbers: ``inner_step(client, x, y, gradient, Rows)`` is the next y; ``outer_step.length`` is that of a local step and
-    ``outer_step.moved(x, mean hypergradient)`` the next x.  ``outer_step.searches`` exchanges come first, in
-    which clients search with a ``search()`` of their own.
+    ``outer_step.moved(x, mean hypergradient)`` the next x.  Where it asks for ``outer_step.searches``, clients search with a
+    ``search()`` of their own at the end of the round; a round that begins with such a wish is that search alone.
     """
     x, y = project(start[0]), [start[1] for _ in weights]
     down = inner_step if callable(inner_step) else lambda client, x, y, omega, rows: y - inner_step * omega
     walks = not hasattr(outer_step, "moved")
     for number in range(rounds):
         active = dict(enumerate(weights)) if cohorts is None else cohorts[number]
-        x, at = searched(active, outer_step, search, phi, rows, number, x, y, project)
+        due = lambda x, at: searched(active, outer_step, search, phi, rows, number, x, y, project, local_steps, at)  # noqa: E731, B023
+        x, alone = due(x, 0)
+        if alone:
+            continue
         replies, shares, eta = [], [], outer_step if walks else outer_step.length
         for client in active:
             own, total = x, 0.0
             for i in range(local_steps):
-                read = rows(number, client, i, at)
+                read = rows(number, client, i)
                 if hasattr(inner_step, "settled"):
                     y[client] = inner_step.settled(client, own, y[client], read, 1)
                 omega = model.inner_gradient(client, own, y[client], read.inner)
@@ -49,20 +52,22 @@ def fedbio(
             shares.append(active[client])
         if replies:
             mean = np.average(replies, axis=0, weights=shares)
-            x = project(mean if walks else outer_step.moved(x, mean))
+            x, _ = due(project(mean if walks else outer_step.moved(x, mean)), 1)
     return x, np.stack(y)
 
 
-def searched(active, rule, search, phi, rows, number, x, y, project):
-    """x after the searches that are due, with y in place, and how many exchanges that took."""
+def searched(active, rule, search, phi, rows, number, x, y, project, more, at):
+    """x after the searches that are due, with y in place, and how many exchanges that took; ``at``: the first one's ordinal,
+    ``more``: how many times as large its minibatches are."""
     count = getattr(rule, "searches", 0) if active else 0
     for turn in range(count):
         found = []
         for client in active:
-            below, reads = search(), [rows(number, client, i, turn, STRIDES) for i in range(STRIDES)]
+            below, reads = search(), [rows(number, client, i, at + turn, STRIDES, more) for i in range(STRIDES)]
             oracle = below.phi if hasattr(phi, "__self__") else phi  # a series follows the curvature of the search
-            away, rate, y[client] = sought(below, oracle, client, x, y[client], reads, rule.probe, project)
-            found.append((away, rate))
-        away, rate = (np.average(part, axis=0, weights=list(active.values())) for part in zip(*found, strict=True))
-        x = rule.found(x, away, rate)
+            *told, y[client] = sought(below, oracle, client, x, y[client], reads, rule.probe, project)
+            found.append(told)
+        x = rule.found(
+            x, *(np.average(part, axis=0, weights=list(active.values())) for part in zip(*found, strict=True))
+        )
     return x, count

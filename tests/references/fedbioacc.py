@@ -1,5 +1,6 @@
 """FedBiOAcc (Alg. 3), naively: lists of clients, no JAX."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,11 +24,11 @@ def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previo
     done = 0
     for number in range(rounds):
         active = dict(enumerate(weights)) if cohorts is None else cohorts[number]
-        sent, ys = [], [site.y for site in sites]
-        x, at = searched(active, k.outer_step, search, phi, rows, number, x, ys, project)
-        done = 0 if at else done  # momenta start anew
-        for site, y in zip(sites, ys, strict=True):
-            site.y = y
+        sent, due = [], partial(_searched, sites, active, k.outer_step, search, phi, rows, number, project, local_steps)
+        x, alone_ = due(x, 0)
+        if alone_:
+            done = 0  # momenta start anew
+            continue
         for m in active:
             site, own, momentum = sites[m], x, nu[m]
             missed = site.last != done
@@ -37,7 +38,7 @@ def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previo
             own_before = before if previous == "paper" and walks else x if missed else site.x_before
             omega_before = site.x_before if missed else own_before  # omega is the client's own, nu the server's
             for i in range(local_steps):
-                t, read = done + i + 1, rows(number, m, i, at)
+                t, read = done + i + 1, rows(number, m, i)
                 if hasattr(k.inner_step, "settled"):
                     site.y = k.inner_step.settled(m, own, site.y, read, 1)
                 omega, estimate = model.inner_gradient(m, own, site.y, read.inner), phi(m, own, site.y, read)
@@ -67,7 +68,17 @@ def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previo
             after = k.outer_step.moved(x, mean_nu)
         elif previous == "paper" and not three_vectors:
             after = before - eta(done) * mean_nu
-        x = project(after)
         if average_momentum:
             nu = [mean_nu for _ in weights]
+        x, again = due(project(after), 1)
+        done = 0 if again else done
     return x, np.stack([site.y for site in sites])
+
+
+def _searched(sites, active, rule, search, phi, rows, number, project, more, x, at):
+    """(x, how many exchanges that took) after the searches that are due, with y of every site in place."""
+    ys = [site.y for site in sites]
+    x, count = searched(active, rule, search, phi, rows, number, x, ys, project, more, at)
+    for site, y in zip(sites, ys, strict=True):
+        site.y = y
+    return x, count

@@ -1,7 +1,7 @@
 """FedNest, LFedNest, AggITD and FedMBO, naively: lists of clients, no JAX.
 
 ``rows(round, ordinal, client, ...)`` tells the minibatches, ``lengths[round]`` how many factors the series gets (or
-``lengths(round, ordinal)``, where searches move the draw) and
+``lengths(round, ordinal)``) and
 ``sources(round, ordinal, clients)`` who hands his vector to whom.  Ordinals count the exchanges and the server's own steps.
 """
 
@@ -67,9 +67,9 @@ def drawn(lengths, number, ordinal):
     return lengths(number, ordinal) if callable(lengths) else lengths[number]
 
 
-def begun(step, rows, number, active, x, y):
-    """(x, y, the ordinal of the broadcast) after a search, where one is due."""
-    return step.searched(rows, number, active, x, y) if isinstance(step, Together) else (x, y, 0)
+def searched(step, rows, number, active, x, y, at=0):
+    """(x, y, how many exchanges that took) after the searches that are due."""
+    return step.searched(rows, number, active, x, y, at) if isinstance(step, Together) else (x, y, 0)
 
 
 def improve(exchange, ordinal, x, y, *, inner_rounds, local_steps):
@@ -93,9 +93,11 @@ def fednest(model, rows, lengths, *, rounds, inner, outer_step, series_step, ter
     for number in range(rounds):
         if not cohorts[number]:
             continue
-        x, y, at = begun(step, rows, number, cohorts[number], x, y)
+        x, y, alone = searched(step, rows, number, cohorts[number], x, y)
+        if alone:
+            continue
         exchange = Exchange(model, rows, number, cohorts[number], weights, step)
-        at, y = improve(exchange, at + 1, x, y, **inner)
+        at, y = improve(exchange, 1, x, y, **inner)
         length = drawn(lengths, number, at) if series == "random" else terms - 1
         at += series == "random"  # the draw
         series_step = exchange.rate if itself else series_step
@@ -108,6 +110,7 @@ def fednest(model, rows, lengths, *, rounds, inner, outer_step, series_step, ter
         h = exchange.mean(exchange.hypergradients(at + 1, x, y, [adjoint] * len(cohorts[number])))
         if itself or count == 1:
             x = project(step.rule.moved(x, h) if itself else x - outer_step * h)
+            x, y, _ = searched(step, rows, number, cohorts[number], x, y, at + 2)
             continue
         ends = []
         for m in cohorts[number]:
@@ -129,14 +132,16 @@ def lfednest(model, phi, rows, *, rounds, inner_rounds, local_steps, inner_step,
         shares = [weights[m] for m in cohorts[number]]
         if not shares:
             continue
-        x, y, at = begun(inner_step, rows, number, cohorts[number], x, y)
+        x, y, alone = searched(inner_step, rows, number, cohorts[number], x, y)
+        if alone:
+            continue
         for turn in range(inner_rounds):
             ends = []
             for m in cohorts[number]:
                 own = y
                 if itself:
-                    rate = inner_step.look(m, x, y, rows(number, at + 1 + turn, m)[0])
-                for r in rows(number, at + 1 + turn, m, local_steps):
+                    rate = inner_step.look(m, x, y, rows(number, 1 + turn, m)[0])
+                for r in rows(number, 1 + turn, m, local_steps):
                     own = own - rate / local_steps * model.inner_gradient(m, x, own, r.inner)
                 ends.append(own)
             y = np.average(ends, axis=0, weights=shares)
@@ -145,12 +150,13 @@ def lfednest(model, phi, rows, *, rounds, inner_rounds, local_steps, inner_step,
         ends = []
         for m in cohorts[number]:
             own, total = x, 0.0
-            for r in rows(number, at + 1 + inner_rounds, m, local_steps, train=batches[0], val=batches[1]):
+            for r in rows(number, 1 + inner_rounds, m, local_steps, train=batches[0], val=batches[1]):
                 nu = phi(m, own, y, r)
                 own, total = own if itself else project(own - outer_step / local_steps * nu), total + nu
             ends.append(total / local_steps if itself else own)
         mean = np.average(ends, axis=0, weights=shares)
         x = project(inner_step.rule.moved(x, mean) if itself else mean)
+        x, y, _ = searched(inner_step, rows, number, cohorts[number], x, y, 2 + inner_rounds)
     return x, y
 
 
@@ -162,9 +168,11 @@ def aggitd(model, rows, lengths, *, rounds, terms, local_steps, inner_step, oute
     for number in range(rounds):
         if not cohorts[number]:
             continue
-        x, y, at = begun(inner_step, rows, number, cohorts[number], x, y)
-        length = drawn(lengths, number, at + 1)
-        exchange, at, z = Exchange(model, rows, number, cohorts[number], weights, inner_step), at + 2, None
+        x, y, alone = searched(inner_step, rows, number, cohorts[number], x, y)
+        if alone:
+            continue
+        length = drawn(lengths, number, 1)
+        exchange, at, z = Exchange(model, rows, number, cohorts[number], weights, inner_step), 2, None
         for t in range(terms):
             both = None if t < length else (0, 1)
             before = exchange.rate if itself and t > length else None  # what went out with z
@@ -183,6 +191,7 @@ def aggitd(model, rows, lengths, *, rounds, terms, local_steps, inner_step, oute
                 at += 1
         h = exchange.mean(exchange.hypergradients(at, x, y, [z] * len(cohorts[number])))
         x = project(inner_step.rule.moved(x, h) if itself else x - outer_step * h)
+        x, y, _ = searched(inner_step, rows, number, cohorts[number], x, y, at + 1)
     return x, y
 
 
@@ -194,9 +203,11 @@ def fedmbo(model, rows, lengths, sources, *, rounds, inner, outer_step, series_s
         active = cohorts[number]
         if not active:
             continue
-        x, y, at = begun(step, rows, number, active, x, y)
+        x, y, alone = searched(step, rows, number, active, x, y)
+        if alone:
+            continue
         exchange = Exchange(model, rows, number, active, weights, step)
-        at, y = improve(exchange, at + 1, x, y, **inner)
+        at, y = improve(exchange, 1, x, y, **inner)
         at += 1  # the draw
         series_step = exchange.rate if itself else series_step
         shares = len(active) * np.array(exchange.shares) / sum(exchange.shares)
@@ -214,4 +225,5 @@ def fedmbo(model, rows, lengths, sources, *, rounds, inner, outer_step, series_s
             vectors = [vectors[i] for i in sources(number, at, active)]
         h = exchange.mean(exchange.hypergradients(at + 1, x, y, vectors))
         x = project(step.rule.moved(x, h) if itself else x - outer_step * h)
+        x, y, _ = searched(step, rows, number, active, x, y, at + 2)
     return x, y

@@ -79,10 +79,10 @@ class Quadratic(Reference):
         response = np.linalg.solve(self.inner_hessian(m, x, y), self.mean(m, 0, "A", None))
         return in_outer + response.T @ in_inner
 
-    def value(self, m, x, y):
+    def value(self, m, x, y, rows=None):
         """f_m(x, y)."""
-        val = self.clients[m][1]
-        near_p, near_q = np.mean(np.sum((y - val["p"]) ** 2, 1)), np.mean(np.sum((x - val["q"]) ** 2, 1))
+        p, q = (leaf if rows is None else leaf[rows] for leaf in (self.clients[m][1][name] for name in "pq"))
+        near_p, near_q = np.mean(np.sum((y - p) ** 2, 1)), np.mean(np.sum((x - q) ** 2, 1))
         return 0.5 * near_p + 0.5 * RIDGE * near_q + x @ TIE @ y
 
     def common(self, weights):

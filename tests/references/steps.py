@@ -5,6 +5,7 @@ import numpy as np
 from tests.references.phi import adaptive
 
 STRIDES = 10
+NEAR = 0.1
 
 
 class Curved:
@@ -26,6 +27,12 @@ class Curved:
             self.look(client, x, y, rows)
         self.looked = True
         return adaptive(self.model, step=1 / self.largest[client])(client, x, y, rows)
+
+    def held(self, client):
+        return self.direction[client], self.largest[client]
+
+    def restore(self, client, held):
+        self.direction[client], self.largest[client] = held
 
     def look(self, client, x, y, rows):
         hessian, first = self.model.inner_hessian(client, x, y, rows.inner), self.largest[client] == 0
@@ -60,6 +67,7 @@ class Distance:
 
     def __init__(self, start, project=lambda x: x, search=False, settled=False):
         self.project, self.search, self.settled, self.returns, self.forgot = project, search, settled, 0, 0
+        self.guess = True
         self.begin(start, 0.1 * (np.sqrt(start.size) + np.linalg.norm(start)))
 
     def begin(self, start, reach):
@@ -71,12 +79,15 @@ class Distance:
 
     @property
     def probe(self):
-        return 0.2 * self.reach
+        """The first step of a search: None where nobody knows."""
+        return None if self.guess else 0.2 * self.reach
 
-    def found(self, x, away, rate):
-        new = self.project(x - away)
-        self.move = max(np.linalg.norm(away), 0.2 * self.reach)
-        least = 0.2 * self.reach if self.steepest is None else self.reach
+    def found(self, x, away, rate, probe, spread):
+        wider = max(spread_over(away) / spread, 1) if spread else 1
+        away, rate = wider * away, wider * rate * (1 if self.settled else 1 / 3)
+        new, self.searches, self.guess = self.project(x - away), 0, False
+        self.move = max(np.linalg.norm(away), probe)
+        least = probe if self.steepest is None else self.reach
         self.reach, self.away = max(np.linalg.norm(new - self.start), least), away
         self.energy = (self.reach / rate) ** 2 if rate else 0.0
         self.steepest = max(self.energy, self.steepest or 0)
@@ -86,6 +97,7 @@ class Distance:
     def moved(self, x, gradient):
         size = np.linalg.norm(gradient)
         if self.steepest and not size <= 10 * np.sqrt(self.steepest):
+            self.guess = False
             self.begin(self.sound, self.move / 10)
             self.returns += 1
             return self.start
@@ -111,6 +123,11 @@ class Distance:
         return new
 
 
+def spread_over(away):
+    """(sum |v_i|)^2 / (n sum v_i^2): the share of numbers that are not zero, where those are equal."""
+    return np.sum(np.abs(away)) ** 2 / max(away.size * away @ away, 1e-30)
+
+
 def cosine(one, other):
     return one @ other / (np.linalg.norm(one) * np.linalg.norm(other))
 
@@ -119,8 +136,8 @@ class Together:
     """Steps that set themselves in a method with a global lower level: ``rule`` for x, a `Curved` for y and u, and the search
     with the series that sets itself, which draws 21 minibatches."""
 
-    def __init__(self, rule, curved, weights, share=1.0, first=None, project=lambda x: x):
-        self.rule, self.curved, self.weights, self.largest = rule, curved, weights, 0.0
+    def __init__(self, rule, curved, weights, share=1.0, first=None, project=lambda x: x, more=1):
+        self.more, self.rule, self.curved, self.weights, self.largest = more, rule, curved, weights, 0.0
         self.share, self.first, self.project = share, first, project
         self.share_out(1)
 
@@ -148,7 +165,12 @@ class Together:
         self.largest = self.mean(active, [self.curved.largest[m] for m in active])
         return 1 / self.largest
 
-    def searched(self, rows, number, active, x, y):
+    def searches(self, rows, number, active, z, at=0):
+        """How many exchanges the searches took that are due, with ``z`` in place; ``at``: the first one's ordinal."""
+        z[0], z[1], count = self.searched(rows, number, active, *z[:2], at)
+        return count
+
+    def searched(self, rows, number, active, x, y, at=0):
         """(x, y, how many exchanges that took)."""
         count = self.rule.searches if active else 0
         if count:
@@ -157,23 +179,39 @@ class Together:
             found = []
             for m in active:
                 below = Settling(self.curved.model, self.first, len(self.weights), self.share, 21)
-                reads = rows(number, turn, m, STRIDES, train=25, val=1)
+                reads = rows(number, at + turn, m, STRIDES, train=25, val=1, more=self.more)
                 found.append(sought(below, below.phi, m, x, y, reads, self.rule.probe, self.project))
-            away, rate, y = (self.mean(active, part) for part in zip(*found, strict=True))
-            x = self.rule.found(x, away, rate)
+            *told, y = (self.mean(active, part) for part in zip(*found, strict=True))
+            x = self.rule.found(x, *told)
         return x, y, count
 
 
 def sought(below, phi, client, x, y, reads, probe, project):
-    """A client's search: (how far it went, that over the root mean square of its hypergradients, its y)."""
-    start, step, before, squares = x, None, None, []
+    """A client's search: (how far it went, that over the root mean square of its hypergradients, its first step, over what
+    share of the numbers it went, its y)."""
+    start, step, before, squares, sound = x, None, None, [], None
     for read in reads:
         y = below.settled(client, x, y, read, 8)
         nu = phi(client, x, y, read)
+        if squares and not nu @ nu <= 100 * max(squares):
+            (x, y), step = sound[:2], step / 10
+            probe = probe / 10 if len(squares) == 1 else probe
+            below.restore(client, sound[2])
+            x = project(x - step * before)
+            continue
+        if probe is None:
+            probe = NEAR * abs(below.model.value(client, x, y, read.held_out())) / np.linalg.norm(nu)
         step = probe / np.linalg.norm(nu) if step is None else strode(step, nu, before)
+        sound = x, y, below.held(client)
         x, before = project(x - step * nu), nu
         squares.append(nu @ nu)
-    return start - x, max(np.linalg.norm(start - x), probe) / np.sqrt(np.mean(squares)), y
+    return (
+        start - x,
+        max(np.linalg.norm(start - x), probe) / np.sqrt(np.mean(squares)),
+        probe,
+        spread_over(start - x),
+        y,
+    )
 
 
 def strode(step, now, before):

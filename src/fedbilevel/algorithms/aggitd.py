@@ -154,8 +154,7 @@ def aggitd(
     return Algorithm(
         init,
         partial(enroll, problem, below),
-        plan=(
-            *nested.search,
+        plan=nested.plan(
             BROADCAST,
             draw_terms(terms),
             Repeat((anchor, *local), terms - 1, lambda server: server.factors),

@@ -25,7 +25,7 @@ from fedbilevel.algorithms.local import Local, Told, inner_gradients
 from fedbilevel.algorithms.search import Search
 from fedbilevel.calculus import Calls, Loss, Tree, no_calls, scale, squared_norm, step_along, subtract, zeros
 from fedbilevel.hypergradients import outer_gradients
-from fedbilevel.plan import Item, View
+from fedbilevel.plan import Item, Plan, View
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, Sampler
 
@@ -91,11 +91,10 @@ class Meeting(NamedTuple):
     sizes: tuple[int | None, int | None]
     anew: Callable[[Any], Any] | None = None
 
-    @property
-    def search(self) -> tuple[Item, ...]:
-        """What plans begin with."""
+    def plan(self, *phases: Item) -> Plan:
+        """Rounds of these phases, and the searches that they ask for."""
         anew = self.anew or (lambda server: server._replace(heading=self.below.ahead(server.point.inner)))
-        return Search(self.problem, self.above, automatic(self.sizes[0]), self.sizes, anew).plan()
+        return Search(self.problem, self.above, automatic(self.sizes[0]), self.sizes, anew).plan(*phases)
 
     def init(self, key: jax.Array) -> Server:
         point = first_point(self.problem, key)

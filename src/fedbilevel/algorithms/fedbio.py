@@ -12,8 +12,7 @@ then x is averaged over the clients; y never leaves its client.  Up per round an
 Differences from the paper: every round has exactly I local steps (the printed rule ``t + 1 mod I = 0`` makes the first one
 shorter); the outer variable is projected onto X after each update where the problem has a projection.  Steps set themselves
 unless they are given, or follow an optimizer (`fedbilevel.algorithms.steps`): clients then reply the sum of their nu_t, which
-is as long as x, and where eta is not given x stands still within a round.  Before the first one clients search for the scale
-of x, an exchange of its own.
+is as long as x, and where eta is not given x stands still within a round, and the first round is a search for the scale of x.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ def fedbio(
     return Algorithm(
         init,
         enroll,
-        plan=(*search.plan(), phase("local", lambda server: server.outer, loop, absorb)),
+        plan=search.plan(phase("local", lambda server: server.outer, loop, absorb)),
         check=lambda data: steps.check_optimizers(problem, inner_optimizer, outer_optimizer),
         remark=lambda server: above.remark(server.kept),
     )

@@ -109,7 +109,7 @@ def fedbio_global(
     return Algorithm(
         meeting.init,
         meeting.enroll,
-        plan=(*meeting.search, Phase("local", meeting.told, work, absorb)),
+        plan=meeting.plan(Phase("local", meeting.told, work, absorb)),
         outer=meeting.outer,
         view=meeting.view,
         check=meeting.check,

@@ -330,7 +330,7 @@ def fedbioacc(
     return Algorithm(
         init,
         enroll,
-        plan=(*search.plan(), phase("local", message_of, loop, absorb)),
+        plan=search.plan(phase("local", message_of, loop, absorb)),
         view=view,
         check=lambda data: steps.check_optimizers(problem, inner_optimizer, outer_optimizer),
         remark=lambda server: above.remark(server.kept),

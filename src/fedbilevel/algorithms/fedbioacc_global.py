@@ -223,7 +223,7 @@ def fedbioacc_global(
     return Algorithm(
         init,
         enroll,
-        plan=(*meeting.search, Phase("local", lambda server: Message(*server[:4]), work, absorb)),
+        plan=meeting.plan(Phase("local", lambda server: Message(*server[:4]), work, absorb)),
         outer=meeting.outer,
         view=meeting.view,
         check=meeting.check,

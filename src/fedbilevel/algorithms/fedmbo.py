@@ -165,8 +165,7 @@ def fedmbo(
     return Algorithm(
         init,
         enroll,
-        plan=(
-            *nested.search,
+        plan=nested.plan(
             BROADCAST,
             Repeat(nested.inner_phases(), inner_rounds),
             draw_terms(terms),

@@ -176,7 +176,7 @@ def fedmsa(
     return Algorithm(
         init,
         enroll,
-        plan=(*meeting.search, momenta, *(() if local_steps == 1 else (local,))),
+        plan=meeting.plan(momenta, *(() if local_steps == 1 else (local,))),
         outer=lambda server: server.point.outer,
         view=lambda server, local: View(inner=server.point.inner, calls=local.calls),
         check=above.check,

@@ -155,8 +155,7 @@ def fednest(
     return Algorithm(
         init,
         partial(enroll, problem, below),
-        plan=(
-            *nested.search,
+        plan=nested.plan(
             BROADCAST,
             Repeat(nested.inner_phases(), inner_rounds),
             *(() if summed else (draw_terms(terms),)),

@@ -138,7 +138,7 @@ def lfednest(
     return Algorithm(
         init,
         partial(enroll, problem, below, hypergradient=hypergradient),
-        plan=(*search.plan(), BROADCAST, Repeat((inner,), inner_rounds), outer),
+        plan=search.plan(BROADCAST, Repeat((inner,), inner_rounds), outer),
         check=above.check,
         remark=lambda server: above.remark(server.kept),
     )

@@ -22,7 +22,7 @@ from fedbilevel.algorithms.local import Told, inner_gradients
 from fedbilevel.algorithms.search import Search
 from fedbilevel.calculus import Calls, Tree, add, counted, hessian_vector, no_calls, step_along, subtract, zeros
 from fedbilevel.hypergradients import assemble, outer_gradients
-from fedbilevel.plan import Item, Phase, ServerStep
+from fedbilevel.plan import Item, Phase, Plan, ServerStep
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData, Sampler
 
@@ -56,11 +56,10 @@ class Nested(NamedTuple):
     below: steps.Shared
     """Its steps: beta, and that of the series where there is one."""
 
-    @property
-    def search(self) -> tuple[Item, ...]:
-        """What plans begin with."""
+    def plan(self, *phases: Item) -> Plan:
+        """Rounds of these phases, and the searches that they ask for."""
         sizes = self.batch_size, self.outer_batch_size
-        return Search(self.problem, self.above, automatic(self.batch_size), sizes).plan()
+        return Search(self.problem, self.above, automatic(self.batch_size), sizes).plan(*phases)
 
     def no_direction(self, variable: Tree) -> Tree:
         """The server's place for a mean direction, where it needs one."""

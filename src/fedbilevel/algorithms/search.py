@@ -1,21 +1,33 @@
-"""The exchange in which clients look for the scale of x, before the first round of steps that set themselves.
+"""The exchange in which clients look for the scale of x: the first round of steps that set themselves.
 
-Each client by itself settles y by 32 inner steps before each of ten hypergradients g, and walks by eta g: the first step is
-0.2 r long (r as in `fedbilevel.algorithms.steps`), the others by
+Each client by itself settles y by 32 inner steps before each of ten hypergradients g, and walks by eta g.  The first step is
+0.1 |f| / ||g|| long: a share of the way on which its outer loss f would fall to zero along a straight line, in whatever unit x
+is.  In a later search it is 0.2 r long (r as in `fedbilevel.algorithms.steps`).  The others follow by
 
     eta <- eta min(1 / (1 - <g, g before> / max(||g||^2, ||g before||^2)), 3)
 
-to where a gradient that goes on changing like this would vanish.  The server takes the mean of where clients arrive, and r
-becomes the distance from the start.  Each client also tells how far it went itself (its first step at least), over the root
-mean square of its g; the server's first step is at most the mean of that.  The lengths of g themselves would not do: where
-clients disagree, that of their mean is up to forty times shorter.  Clients search again where the round after the first search
-says that they stopped short, or after the server took a move back.  Momenta start anew after a search.
+to where a gradient that goes on changing like this would vanish.  Where g is ten times as long as any before, or no number, the
+client goes back to the point before and makes a tenth of that step.  Minibatches are as large as those of all local steps of a
+round together: on those of one step, g says little of the next g where each row has a number of its own in x.
+
+The server takes the mean of where clients arrive, and r becomes the distance from the start: the clients' mean first step at
+least.  Each client also tells how far it went itself (its first step at least), over the root mean square of its g; the
+server's first step is at most the mean of that, or a third of it where y and u lag behind x.  The lengths of g themselves would
+not do: where clients disagree, that of their mean is up to forty times shorter.
+
+Where clients share no numbers of x, the mean of M moves each number by 1/M of what its own client found.  So a client also
+tells over what share of the n numbers its way a is spread, ||a||_1^2 / (n ||a||_2^2), and the server multiplies both means by
+how many times more the mean of a is spread over.  For clients that agree that is 1, and where they disagree at random in the
+same numbers too; for M clients that share none and go equally far it is M.
+
+Clients search again where the round after the first search says that they stopped short, or after the server took a move back.
+Momenta start anew after a search.
 
 With a local lower level this is what clients do anyway, but for local steps that find their own length.  With a global one they
 search with y and Hessians of their own, which is another problem: not the right answer, but the right scale, and an x and a y
 to begin at.
 
-Up per client: x, a number, and y where it is shared; down: the same.
+Up per client: x, three numbers, and y where it is shared; down: x, a number, and y.
 """
 
 from __future__ import annotations
@@ -27,32 +39,49 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.algorithms import steps
-from fedbilevel.calculus import Tree, counted, dtype_of, no_calls, squared_norm, step_along, subtract, zeros
-from fedbilevel.plan import Item, Phase, Repeat
+from fedbilevel.calculus import Tree, counted, dtype_of, no_calls, select, squared_norm, step_along, subtract, zeros
+from fedbilevel.plan import Item, Phase, Plan, Repeat
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData, Sampler
 
 SETTLING = 8
 """Times as many inner steps before a hypergradient as in a round."""
 STRIDES = 10
+NEAR = 0.1
+"""The first step of a first search, as a share of the way on which the outer loss would fall to zero along a straight line."""
 
 
 class Pace(NamedTuple):
-    """Of a search: the step of x, the last hypergradient, and the sum of all their squared norms."""
+    """Of a search: the step of x, the last hypergradient, the sum of all their squared norms and the largest of these, how many
+    they were, and how long the first step was; 0 where nobody knows yet."""
 
     step: jax.Array
     last: Tree
     square: jax.Array
+    steepest: jax.Array
+    strides: jax.Array
+    probe: jax.Array
 
-    def after(self, estimate: Tree, probe: jax.Array) -> Pace:
+    def too_far(self, estimate: Tree) -> jax.Array:
+        return (self.steepest > 0) & ~(squared_norm(estimate) <= steps.STEEPER**2 * self.steepest)
+
+    def taken_back(self) -> Pace:
+        """A tenth of the last step: where that was the first, this is now the first."""
+        probe = jnp.where(self.strides == 1, self.probe / 10, self.probe)
+        return self._replace(step=self.step / 10, probe=probe)
+
+    def after(self, estimate: Tree, loss: jax.Array, guess: jax.Array) -> Pace:
         square = squared_norm(estimate)
-        first = probe / jnp.sqrt(jnp.maximum(square, steps.TINY))
-        step = jnp.where(self.square > 0, steps.strode(self.step, estimate, self.last), first)
-        return Pace(step, estimate, self.square + square)
+        norm = jnp.sqrt(jnp.maximum(square, steps.TINY))
+        ahead = NEAR * jnp.abs(loss) / norm
+        own = jnp.where(jnp.isfinite(ahead) & (ahead > 0), ahead, guess)
+        probe = jnp.where((self.probe > 0) | (square == 0), self.probe, own)
+        step = jnp.where(self.square > 0, steps.strode(self.step, estimate, self.last), probe / norm)
+        return Pace(step, estimate, self.square + square, jnp.maximum(self.steepest, square), self.strides + 1, probe)
 
 
 class Look(NamedTuple):
-    """x, y where it is shared, and how long the first step of a search is."""
+    """x, y where it is shared, and how long the first step of a search is; 0 where nobody knows yet."""
 
     outer: Tree
     inner: Tree
@@ -60,10 +89,13 @@ class Look(NamedTuple):
 
 
 class Found(NamedTuple):
-    """How far a client went, that distance over the root mean square of its hypergradients, and its y where it is shared."""
+    """How far a client went, that distance over the root mean square of its hypergradients, how long its first step was, over
+    what share of the numbers of x it went, and its y where it is shared."""
 
     away: Tree
     rate: jax.Array
+    probe: jax.Array
+    spread: jax.Array
     inner: Tree
 
 
@@ -85,50 +117,56 @@ class Search(NamedTuple):
     def shared(self) -> bool:
         return self.problem.lower_level == "global"
 
-    def plan(self) -> tuple[Item, ...]:
-        """What a plan begins with, for servers with x as ``outer``, y as ``inner`` where it is shared (or both within
-        ``point``) and ``kept``."""
+    def plan(self, *phases: Item) -> Plan:
+        """A plan whose rounds are ``phases`` and the searches that these ask for; the first round is a search alone.  For
+        servers with x as ``outer``, y as ``inner`` where it is shared (or both within ``point``) and ``kept``."""
         if not self.above.itself:
-            return ()
+            return phases
 
         def send(server: Any) -> Look:
-            point = getattr(server, "point", server)
-            return Look(point.outer, point.inner if self.shared else None, steps.PROBE * server.kept.reach)
+            point, kept = getattr(server, "point", server), server.kept
+            probe = jnp.where(kept.guess, 0, steps.PROBE * kept.reach)
+            return Look(point.outer, point.inner if self.shared else None, probe)
 
         def absorb(server: Any, mean: Found) -> Any:
             point = getattr(server, "point", server)
-            outer, kept = self.above.found(point.outer, server.kept, mean.away, mean.rate)
+            outer, kept = self.above.found(point.outer, server.kept, mean.away, mean.rate, mean.probe, mean.spread)
             new = {"outer": outer, "inner": mean.inner} if self.shared else {"outer": outer}
             new = {"point": point._replace(**new)} if point is not server else new
             return self.anew(server._replace(**new, kept=kept))
 
         phase = Phase("search", send, self.work, absorb)
-        return (Repeat((phase,), steps.AGAIN, lambda server: server.kept.searches),)
+        return (
+            Repeat(phases, 1, lambda server: jnp.where(server.kept.searches > 0, 0, 1)),
+            Repeat((phase,), steps.AGAIN, lambda server: server.kept.searches),
+        )
 
     def work(self, message: Look, local: Any, data: LocalData, key: jax.Array) -> tuple[Found, Any]:
-        """`STRIDES` steps of x, y settled before each."""
+        """`STRIDES` steps of x, y settled before each; a minibatch has the rows of all local steps of a round."""
         below = steps.settling(self.problem, self.hypergradient, None, None, self.sizes[0])
-        sampler = Sampler(*self.sizes, below.train_batches, self.hypergradient.val_batches)
+        train, val = (None if size is None else self.above.local_steps * size for size in self.sizes)
+        sampler = Sampler(train, val, below.train_batches, self.hypergradient.val_batches)
+
+        guess = steps.PROBE * steps.first_distance(message.outer)
 
         def step(walk: tuple[Any, ...], batches: Batches) -> tuple[tuple[Any, ...], None]:
-            outer, inner, pace, kept, calls = walk
+            (outer, inner, kept), pace, sound, calls = walk
             kept, looked = below.look((outer, inner), batches, kept)
             inner, settling = below.settled(outer, inner, batches, kept, SETTLING)
             (estimate,), used = below.estimator(kept)(self.problem, ((outer, inner),), batches)
-            pace = pace.after(estimate, message.probe)
-            outer = self.problem.into_set(step_along(outer, -pace.step, estimate))
-            return (outer, inner, pace, kept, calls.plus(looked).plus(settling).plus(used)), None
+            loss = self.problem.outer_loss(outer, inner, batches.val(0))
+            here, shorter = (outer, inner, kept), pace.taken_back()
+            sound, pace = select(pace.too_far(estimate), (sound, shorter), (here, pace.after(estimate, loss, guess)))
+            outer = self.problem.into_set(step_along(sound[0], -pace.step, pace.last))
+            return ((outer, *sound[1:]), pace, sound, calls.plus(looked).plus(settling).plus(used)), None
 
         zero, inner = jnp.zeros((), dtype_of(message.outer)), message.inner if self.shared else local.inner
-        begun = (
-            Pace(zero, zeros(message.outer), zero),
-            below.start(inner, jax.random.key(0)),
-            no_calls(self.hypergradient),
-        )
-        first = (message.outer, inner, *begun)
-        (outer, inner, pace, _, calls), _ = sampler.walk(step, first, data, key, STRIDES)
+        start = message.outer, inner, below.start(inner, jax.random.key(0))
+        pace = Pace(zero, zeros(message.outer), zero, zero, zero, message.probe)
+        first = (start, pace, start, no_calls(self.hypergradient))
+        ((outer, inner, _), pace, _, calls), _ = sampler.walk(step, first, data, key, STRIDES)
         local = counted(local if self.shared else local._replace(inner=inner), calls)
-        away = subtract(message.outer, outer)
-        far = jnp.maximum(squared_norm(away), message.probe**2)  # at a wall a client goes nowhere
-        rate = jnp.where(pace.square > 0, jnp.sqrt(STRIDES * far / jnp.maximum(pace.square, steps.TINY)), 0)
-        return Found(away, rate, inner if self.shared else None), local
+        away, probe = subtract(message.outer, outer), jnp.where(pace.probe > 0, pace.probe, guess)
+        far = jnp.maximum(squared_norm(away), probe**2)  # at a wall a client goes nowhere
+        rate = jnp.where(pace.square > 0, jnp.sqrt(pace.strides * far / jnp.maximum(pace.square, steps.TINY)), 0)
+        return Found(away, rate, probe, steps.spread_of(away), inner if self.shared else None), local

@@ -205,10 +205,11 @@ def _algorithm(
         if each and len(counts) != data.clients:
             raise ValueError(f"local_steps has {len(counts)} numbers, but there are {data.clients} clients.")
 
+    local = Phase("local", meeting.told, work, absorb)
     return Algorithm(
         meeting.init,
         meeting.enroll,
-        plan=(*(meeting.search if server_rates[0] is None else ()), Phase("local", meeting.told, work, absorb)),
+        plan=meeting.plan(local) if server_rates[0] is None else (local,),
         outer=meeting.outer,
         view=meeting.view,
         check=check,

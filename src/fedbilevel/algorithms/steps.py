@@ -14,17 +14,18 @@ number, and all move y (and u, the adjoint) by 1 over the clients' mean.  Where 
 SimFBO, ShroFBO) that step is shared out over k of the I local steps of a round: k = I at first and after a search, half of it
 after a round in which y did not turn back (it is still far away), twice after another.
 
-*Outer step "auto".*  First the clients search for the scale of x, in an exchange of its own (`fedbilevel.algorithms.search`).
+*Outer step "auto".*  First the clients search for the scale of x, in a round of its own (`fedbilevel.algorithms.search`).
 Then x stands still within a round.  Clients reply the sum of their hypergradients instead of x, which is as long, and the
 server moves x.  With g their mean, n the size of x, x_0 its start and r the largest distance ||x - x_0|| so far,
 
     E <- E + ||g||^2        eta <- min(eta s, r / sqrt(E), 3 d / ||g||)        x <- x - eta g
 
-r is (sqrt(n) + ||x_0||) / 10 before the search; after it E is such that r / sqrt(E) is what clients found.  r / sqrt(E) is
-"distance over gradients" (M. Ivgi, O. Hinder, Y. Carmon, "DoG is SGD's Best Friend: A Parameter-Free Dynamic Step Size
-Schedule", ICML 2023).  s is the factor of the search, from g and the g before: to where the gradient would vanish if it went on
-changing like this, 3 at most.  It shortens steps that turn g round: distance over gradients alone does that slowly, and not
-where y and u lag behind x.  d <- max(||the move before||, d / 3): a single steep minibatch or a wall does not throw x far away.
+r is (sqrt(n) + ||x_0||) / 10 where nobody searches; after a search E is such that r / sqrt(E) is what clients found, or a third
+of that where y does not settle before each hypergradient: clients found it with a y that did.  r / sqrt(E) is "distance over
+gradients" (M. Ivgi, O. Hinder, Y. Carmon, "DoG is SGD's Best Friend: A Parameter-Free Dynamic Step Size Schedule", ICML 2023).
+s is the factor of the search, from g and the g before: to where the gradient would vanish if it went on changing like this, 3
+at most.  It shortens steps that turn g round: distance over gradients alone does that slowly, and not where y and u lag behind
+x.  d <- max(||the move before||, d / 3): a single steep minibatch or a wall does not throw x far away.
 
 The first gradients are often the longest, and would hold steps back long after.  Until a g first turns against the g before
 (<g, g before> <= 0), they are forgotten where the two agree (a cosine of more than 0.3), as if none had been longer than those
@@ -37,7 +38,7 @@ their own before each hypergradient forget: where y and u lag behind x, gradient
 enough.
 
 Where the first g after a search points the way the clients went, with a cosine of at least 0.3, they stopped short: two more
-searches come before the next round, once.  Where a move makes the gradient ten times as long as any before, or no number at
+searches follow in the same round, once.  Where a move makes the gradient ten times as long as any before, or no number at
 all, it was too long: the server goes back to the point before it, takes a tenth of its length for r, and begins anew from
 there.
 
@@ -99,6 +100,8 @@ STRIDE = 3.0
 """A step of the search is at most so many times the one before, and so is a move of the server."""
 AGAIN = 2
 """So often clients search again where the round after the first search agrees with it."""
+LAGGING = 1 / 3
+"""The share of the clients' own step that the server begins with where y and u lag behind x."""
 STEEPER = 10.0
 """Moves are taken back where the gradient is so many times as long as any before."""
 TINY = 1e-30
@@ -294,9 +297,9 @@ def settling(problem: BilevelProblem, hypergradient: Any, step: Any, optimizer: 
 class Travelled(NamedTuple):
     """What the server keeps for its step: ``reach`` is r, ``energy`` E, ``step`` the last eta, ``steepest`` the largest ||g||^2
     that was sound, ``sound`` the point where that of the last round was, ``length`` of the last move, ``last`` the last g or,
-    where clients have just searched (``searched``), how far they went; ``searches``: how often clients search before the next
-    round; ``again``: whether more may come than those; ``steady``: whether no gradient has turned yet, ``lately``
-    the largest ||g||^2 of late."""
+    where clients have just searched (``searched``), how far they went; ``searches``: how often clients search next; ``again``:
+    whether more may come than those; ``steady``: whether no gradient has turned yet, ``lately`` the largest ||g||^2 of late;
+    ``guess``: whether nothing is known of the scale of x."""
 
     start: Tree
     sound: Tree
@@ -312,17 +315,29 @@ class Travelled(NamedTuple):
     rounds: jax.Array
     steady: jax.Array
     lately: jax.Array
+    guess: jax.Array
 
 
 def at_start(outer: Tree, reach: jax.Array | None = None) -> Travelled:
-    like = dtype_of(outer)
-    count = sum(leaf.size for leaf in jax.tree.leaves(outer))
-    if reach is None:
-        reach = FIRST_DISTANCE * (jnp.sqrt(jnp.asarray(count, like)) + _norm(outer))
+    like, guess = dtype_of(outer), reach is None
+    reach = first_distance(outer) if reach is None else reach
     zero, none, true = jnp.zeros((), like), jnp.zeros((), jnp.int32), jnp.asarray(True)
     return Travelled(
-        outer, outer, reach, zero, zero, zero, reach, zeros(outer), ~true, none + 1, true, none, true, zero
-    )
+        outer, outer, reach, zero, zero, zero, reach, zeros(outer), ~true, none + 1, true, none, true, zero, jnp.asarray(guess)
+    )  # fmt: skip
+
+
+def spread_of(tree: Tree) -> jax.Array:
+    """Over what share of its n numbers a vector is spread: (sum |v_i|)^2 / (n sum v_i^2)."""
+    leaves = jax.tree.leaves(tree)
+    total, count = sum(jnp.sum(jnp.abs(leaf)) for leaf in leaves), sum(leaf.size for leaf in leaves)
+    return jnp.square(total) / jnp.maximum(count * squared_norm(tree), TINY)
+
+
+def first_distance(outer: Tree) -> jax.Array:
+    """A guess, where nothing else is known of the scale of x."""
+    count = sum(leaf.size for leaf in jax.tree.leaves(outer))
+    return FIRST_DISTANCE * (jnp.sqrt(jnp.asarray(count, dtype_of(outer))) + _norm(outer))
 
 
 def strode(step: jax.Array, now: Tree, before: Tree) -> jax.Array:
@@ -355,7 +370,7 @@ def travelled(
     went = Travelled(
         kept.start, outer, jnp.maximum(kept.reach, _norm(subtract(new, kept.start))), energy,
         jnp.maximum(kept.steepest, square), step, jnp.maximum(_norm(subtract(new, outer)), kept.length / STRIDE), gradient,
-        jnp.asarray(False), more, kept.again & (more == 0), kept.rounds + 1, steady, lately,
+        jnp.asarray(False), more, kept.again & (more == 0), kept.rounds + 1, steady, lately, kept.guess,
     )  # fmt: skip
     # A move is judged one round later, at the point it led to.
     known = (kept.rounds > 0) & (kept.steepest > 0)  # not where all clients searched in vain
@@ -404,16 +419,23 @@ class Outer(NamedTuple):
         """Whether x moves by distance over gradients."""
         return self.step is None and self.optimizer is None
 
-    def found(self, outer: Tree, kept: Travelled, away: Tree, rate: jax.Array) -> tuple[Tree, Travelled]:
-        """x after a search: clients went by ``away`` on average, each by ``rate`` times the length of its gradients."""
+    def found(
+        self, outer: Tree, kept: Travelled, away: Tree, rate: jax.Array, probe: jax.Array, spread: jax.Array
+    ) -> tuple[Tree, Travelled]:
+        """x after a search: clients went by ``away`` on average, each by ``rate`` times the length of its gradients, by a first
+        step as long as ``probe``, and over a share of ``spread`` of the numbers of x."""
+        # Where clients share no numbers of x, their mean moves each by a part of what its own client found.
+        wider = jnp.where(spread > 0, jnp.maximum(spread_of(away) / jnp.maximum(spread, TINY), 1), 1)
+        away, rate = scale(wider, away), wider * rate * (1 if self.settled else LAGGING)
         new, first = self.problem.into_set(subtract(outer, away)), kept.rounds == 0
-        reach = jnp.maximum(_norm(subtract(new, kept.start)), jnp.where(first, PROBE, 1) * kept.reach)
+        reach = jnp.maximum(_norm(subtract(new, kept.start)), jnp.where(first, probe, kept.reach))
         energy = jnp.where(rate == 0, 0, (reach / rate) ** 2)
         went = kept._replace(
             reach=reach, energy=energy, steepest=jnp.maximum(kept.steepest, energy), last=away, searched=jnp.asarray(True),
-            length=jnp.maximum(_norm(away), PROBE * kept.reach), rounds=kept.rounds + 1,
+            length=jnp.maximum(_norm(away), probe), rounds=kept.rounds + 1, guess=jnp.asarray(False),
+            searches=jnp.zeros_like(kept.searches),
         )  # fmt: skip
-        back = at_start(kept.sound, kept.length / 10)
+        back = at_start(kept.sound, jnp.where(kept.guess, probe / PROBE, kept.length) / 10)
         return select(all_finite(new) & jnp.isfinite(energy), (new, went), (kept.sound, back))  # type: ignore[no-any-return]
 
     def along(self, outer: Tree, kept: Any, gradient: Tree) -> tuple[Tree, Any]:
