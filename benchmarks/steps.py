@@ -200,7 +200,7 @@ def verdict(file: str) -> str:
     met = middle <= MEDIAN and above == 0 and missed == 0
     return (
         f"**The bar is {'met' if met else 'missed'}.** The median is {middle:.2f}, the worst line {known.max():.2f}. "
-        f"Of {len(both)} lines, {above} are above {WORST}; on {missed or 'none'}, fewer draws reach the target than with "
+        f"Of {len(both)} lines, {above} {'is' if above == 1 else 'are'} above {WORST}; on {missed or 'none'}, fewer draws reach the target than with "
         "tuned steps."
     )
 
