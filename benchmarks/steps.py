@@ -197,10 +197,10 @@ def verdict(file: str) -> str:
     missed = sum(auto["reached"] < tuned["reached"] for tuned, auto in both)
     known = ratios[np.isfinite(ratios)]
     middle, above = float(np.median(known)), int((known > WORST).sum())
-    met = middle <= MEDIAN and above == 0 and missed == 0
+    met, verb = middle <= MEDIAN and above == 0 and missed == 0, "is" if above == 1 else "are"
     return (
         f"**The bar is {'met' if met else 'missed'}.** The median is {middle:.2f}, the worst line {known.max():.2f}. "
-        f"Of {len(both)} lines, {above} {'is' if above == 1 else 'are'} above {WORST}; on {missed or 'none'}, fewer draws reach the target than with "
+        f"Of {len(both)} lines, {above} {verb} above {WORST}; on {missed or 'none'}, fewer draws reach the target than with "
         "tuned steps."
     )
 
