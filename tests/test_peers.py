@@ -172,7 +172,8 @@ def test_lines_count_what_scripts_share_and_no_imports(peers, monkeypatch, tmp_p
 def test_all_that_a_peer_started_is_ended(peers, tmp_path):
     """Also what it put into a session of its own, as Ray does."""
     told = tmp_path / "child"
-    child = f"import os, time; os.setsid(); open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    busy = "while time.process_time() < 0.1: pass"  # a clock tick is 0.01 s, and may miss what is shorter
+    child = f"import os, time\n{busy}\nos.setsid(); open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     parent = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", parent], start_new_session=True)
     watch = peers.Watch(process.pid)

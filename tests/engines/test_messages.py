@@ -13,6 +13,7 @@ import fedbilevel as fb
 from fedbilevel.calculus import bytes_of
 from fedbilevel.engines.messages import in_messages, lengthened, shortened
 from fedbilevel.engines.simulation import Options, Simulation
+from fedbilevel.plan import phases_of
 from tests.contracts import cases
 from tests.references.quadratic import quadratic
 
@@ -89,10 +90,10 @@ def test_bytes_are_those_of_the_arrays_that_travel(name):
     after = Simulation(made, data, Options(message_dtype="bfloat16")).traffic
     rounded_one = in_messages(made, "bfloat16")
     server = rounded_one.init(jax.random.key(0))
-    phases = [item for item in rounded_one.plan if isinstance(item, fb.Phase)]
-    assert after.phases[-1][0] >= bytes_of(phases[-1].send(server))
-    message = made.plan[-1].send(made.init(jax.random.key(0))) if isinstance(made.plan[-1], fb.Phase) else None
-    if message is not None and made.plan[-1].relay is None:
+    last, rounded_last = ([*phases_of(one.plan)][-1][0] for one in (made, rounded_one))
+    assert after.phases[-1][0] >= bytes_of(rounded_last.send(server))
+    message = last.send(made.init(jax.random.key(0)))
+    if last.relay is None:
         wide = [leaf for leaf in jax.tree.leaves(message) if leaf.size > 1]
         assert before.phases[-1][0] - after.phases[-1][0] == sum(6 * leaf.size for leaf in wide)  # float64 in tests
     assert after.up < before.up / 2

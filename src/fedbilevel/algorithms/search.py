@@ -75,6 +75,9 @@ class Pace(NamedTuple):
         norm = jnp.sqrt(jnp.maximum(square, steps.TINY))
         ahead = NEAR * jnp.abs(loss) / norm
         own = jnp.where(jnp.isfinite(ahead) & (ahead > 0), ahead, guess)
+        own = jnp.where(
+            jnp.isfinite(square), own, jnp.nan
+        )  # no number where nobody has moved yet: no length would help
         probe = jnp.where((self.probe > 0) | (square == 0), self.probe, own)
         step = jnp.where(self.square > 0, steps.strode(self.step, estimate, self.last), probe / norm)
         return Pace(step, estimate, self.square + square, jnp.maximum(self.steepest, square), self.strides + 1, probe)
@@ -166,7 +169,7 @@ class Search(NamedTuple):
         first = (start, pace, start, no_calls(self.hypergradient))
         ((outer, inner, _), pace, _, calls), _ = sampler.walk(step, first, data, key, STRIDES)
         local = counted(local if self.shared else local._replace(inner=inner), calls)
-        away, probe = subtract(message.outer, outer), jnp.where(pace.probe > 0, pace.probe, guess)
+        away, probe = subtract(message.outer, outer), jnp.where(pace.probe == 0, guess, pace.probe)
         far = jnp.maximum(squared_norm(away), probe**2)  # at a wall a client goes nowhere
         rate = jnp.where(pace.square > 0, jnp.sqrt(pace.strides * far / jnp.maximum(pace.square, steps.TINY)), 0)
         return Found(away, rate, probe, steps.spread_of(away), inner if self.shared else None), local

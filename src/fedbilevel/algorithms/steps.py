@@ -436,7 +436,9 @@ class Outer(NamedTuple):
             searches=jnp.zeros_like(kept.searches),
         )  # fmt: skip
         back = at_start(kept.sound, jnp.where(kept.guess, probe / PROBE, kept.length) / 10)
-        return select(all_finite(new) & jnp.isfinite(energy), (new, went), (kept.sound, back))  # type: ignore[no-any-return]
+        # Without a first step there is nothing to take back: the engine says what is wrong with the numbers.
+        sound = (all_finite(new) & jnp.isfinite(energy)) | jnp.isnan(probe)
+        return select(sound, (new, went), (kept.sound, back))  # type: ignore[no-any-return]
 
     def along(self, outer: Tree, kept: Any, gradient: Tree) -> tuple[Tree, Any]:
         """x after one step of the server along the mean hypergradient."""
