@@ -96,7 +96,8 @@ def test_bytes_are_those_of_the_arrays_that_travel(name):
     if last.relay is None:
         wide = [leaf for leaf in jax.tree.leaves(message) if leaf.size > 1]
         assert before.phases[-1][0] - after.phases[-1][0] == sum(6 * leaf.size for leaf in wide)  # float64 in tests
-    assert after.up < before.up / 2
+    singles = 2 * 3 * 8 if name == "fedbio_auto" else 0  # of two searches, which travel as they are
+    assert after.up - singles < (before.up - singles) / 2
     assert after.down < before.down / 1.5
 
 
