@@ -17,7 +17,10 @@ pytest.importorskip("nvflare", reason="needs the federation extra: pip install '
 from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.f3.cellnet import cell
+from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
+from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
 from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
@@ -298,6 +301,28 @@ def test_a_kit_that_is_in_use_twice_is_written_down(tmp_path, monkeypatch):
     assert read_twins(tmp_path) == {}
     properties[steward.FLContextKey.COMMUNICATION_ERROR] = "already registered"
     assert steward.ClientManager.heartbeat(None, "token", "site-1", "site-1", context)
+    assert time.time() - read_twins(tmp_path)["site-1"] < 60
+
+
+def test_a_kit_whose_copy_never_gets_to_register_is_written_down_too(tmp_path, monkeypatch):
+    """Two processes of one name drive each other off the line: the copy gave up, and nobody had been told of it."""
+    monkeypatch.setattr(steward.Steward, "kit", tmp_path)
+    line = SfmEndpoint(Endpoint("site-1"))
+
+    def connects(process):
+        """As NVFlare does it: what a process says of itself when it connects, then the connection."""
+        said = []
+        monkeypatch.setattr(mended, "PROCESS", process)
+        peer = SfmConnection(SimpleNamespace(name=process), Endpoint("site-1", {"fqcn": "site-1"}))
+        monkeypatch.setattr(SfmConnection, "send_dict", lambda _, kind, stream, data: said.append(data))
+        peer.send_handshake(1)
+        line.endpoint = Endpoint("site-1", said[0])
+        line.add_connection(SimpleNamespace(conn=SimpleNamespace(close=lambda: None), get_name=lambda: process))
+
+    for process in ("original", "original", "restarted", "restarted", "restarted again"):
+        connects(process)
+    assert read_twins(tmp_path) == {}, "a site may be started again, and may connect anew as often as it likes"
+    connects("restarted")
     assert time.time() - read_twins(tmp_path)["site-1"] < 60
 
 

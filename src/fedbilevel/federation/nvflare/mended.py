@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.f3.cellnet import cell
+from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
@@ -131,3 +133,18 @@ Auditor.add_event, Auditor.add_job_event = _bounded(Auditor.add_event), _bounded
 logging.getLogger("nvflare.private.fed.client.fed_client.FederatedClient").addFilter(
     lambda record: not record.getMessage().startswith(("pull_task completed", "Starting to push"))
 )
+
+# Two processes of one name drive each other off the line, and NVFlare's server cannot tell them from one process whose line is
+# bad.  Here each says at every connection which process it is: by a number of its own, that says nothing else.
+
+PROCESS = secrets.token_hex(8)
+PROCESS_KEY = "fedbilevel_process"
+_greet = SfmConnection.send_handshake
+
+
+def _introduced(connection: SfmConnection, frame_type: int) -> None:
+    connection.local_endpoint.properties[PROCESS_KEY] = PROCESS
+    _greet(connection, frame_type)
+
+
+SfmConnection.send_handshake = _introduced

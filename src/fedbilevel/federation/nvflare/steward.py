@@ -2,7 +2,8 @@
 
 A site whose worker dies reports that, and NVFlare ends the job for all.  Here the coordinator is told that the site has left,
 and decides by itself whether the others are enough.  A site that is there twice, because its kit was copied, takes the place of
-the original; here it is written down.  All who ask which jobs run are told from one list, which every question empties first:
+the original; here it is written down, where the two drive each other off the line too: a process that comes back after another
+of its name is there beside it.  All who ask which jobs run are told from one list, which every question empties first:
 of two who ask at once, one could miss jobs that run, and take them for ended.  Here each has a list of its own.
 """
 
@@ -11,12 +12,14 @@ from __future__ import annotations
 import copy
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
 from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey
 from nvflare.private.fed.server.client_manager import ClientManager
 from nvflare.private.fed.server.fed_server import FederatedServer
@@ -24,12 +27,15 @@ from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.private.fed.server.server_engine_internal_spec import EngineInfo
 
 from fedbilevel import storage
-from fedbilevel.federation.nvflare import console
-from fedbilevel.federation.nvflare import mended as mended
+from fedbilevel.federation.nvflare import console, mended
 from fedbilevel.federation.nvflare.job import TWINS, read_twins
 
 _failed, _heard, _known = FederatedServer.process_job_failure, ClientManager.heartbeat, ServerEngine.get_engine_info
-_asking = threading.Lock()
+_add = SfmEndpoint.add_connection
+_asking, _writing = threading.Lock(), threading.Lock()
+REMEMBERED = 16
+"""Processes of a site."""
+_processes: dict[str, deque[str]] = {}
 
 
 class Steward(FLComponent):  # type: ignore[misc]
@@ -54,11 +60,33 @@ def _left(server: Any, request: Any) -> Any:
     return reply
 
 
+def _twice(site: str) -> None:
+    if Steward.kit is not None:
+        with _writing:
+            storage.write_json(Steward.kit / TWINS, {**read_twins(Steward.kit), site: time.time()})
+
+
 def _noticed(manager: Any, token: str, client_name: str, client_fqcn: str, fl_ctx: FLContext) -> Any:
     answer = _heard(manager, token, client_name, client_fqcn, fl_ctx)
-    if Steward.kit is not None and fl_ctx.get_prop(FLContextKey.COMMUNICATION_ERROR) is not None:
-        storage.write_json(Steward.kit / TWINS, {**read_twins(Steward.kit), client_name: time.time()})
+    if fl_ctx.get_prop(FLContextKey.COMMUNICATION_ERROR) is not None:
+        _twice(client_name)
     return answer
+
+
+def _arrived(line: Any, connection: Any) -> None:
+    """Who is started again does not come back as the process that it was before: that one would be there as well."""
+    site, process = line.endpoint.name, line.endpoint.properties.get(mended.PROCESS_KEY)
+    if isinstance(process, str) and "." not in site:  # workers have a dot in their names, and a name for every job
+        with _writing:
+            there = _processes.setdefault(site, deque(maxlen=REMEMBERED))
+            came_back = process in there and there[-1] != process
+            if came_back:
+                there.remove(process)
+            if came_back or process not in there:
+                there.append(process)
+        if came_back:
+            _twice(site)
+    _add(line, connection)
 
 
 def _listed(engine: Any) -> EngineInfo:
@@ -67,3 +95,4 @@ def _listed(engine: Any) -> EngineInfo:
 
 
 FederatedServer.process_job_failure, ClientManager.heartbeat, ServerEngine.get_engine_info = _left, _noticed, _listed
+SfmEndpoint.add_connection = _arrived
