@@ -237,11 +237,12 @@ def stress() -> str:
             str(len(run["tests"]) - len(bad)),
             str(len(bad)),
             f"{run['seconds'] / 60:.0f} min",
+            str(run.get("together", 1)),
             f"{run['load']:.0f}",
         ]
         rows.append([run["ended"], f"`{run['commit']}`", run["outcome"], *counts])
         failed += [f"- `{run['commit']}`, {how}: `{name}`" for name, how in bad.items()]
-    head = ["ended", "commit", "suite", "tests passed", "other", "took", "load"]
+    head = ["ended", "commit", "suite", "tests passed", "other", "took", "suites at a time", "load"]
     others = "\n\nTests that did not pass:\n\n" + "\n".join(failed) if failed else ""
     return (
         f"**{min(in_a_row(runs), TIMES)} of {TIMES}** suites in a row have passed, beside {LOOPS} loops that never rest, on "

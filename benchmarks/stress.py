@@ -2,14 +2,17 @@
 
     python benchmarks/stress.py                      # until ten whole suites in a row have passed beside four loops
     python benchmarks/stress.py --once               # one more of them: some ten minutes on two cores, an hour at most
+    python benchmarks/stress.py --together 2         # two suites at a time, which is harder still; as root on Linux
     python benchmarks/stress.py --once -- -k kills   # some tests only; nothing is kept
 
 What follows ``--`` goes to pytest.  The tests assert that runs are complete, with the numbers of a run without faults and every
 exchange once: a run that is lost or doubled fails its test.  A suite that takes longer than ``--limit`` seconds counts as hung,
-and is stopped with all it started; one that leaves processes behind has failed.
+and is stopped with all it started; one that leaves processes behind has failed.  Each of several suites has a loopback of its
+own, in a network namespace: the tutorial names a port.
 
-Every suite is kept in results/stress.json as soon as it is over, with the commit it was run on and the machine's load, so they
-can be collected as the machine has time for them.  One that does not pass ends the command, and the count begins again.
+Every suite is kept in results/stress.json as soon as it is over, with the commit it was run on, how many ran at a time and the
+machine's load, so they can be collected as the machine has time for them.  One that does not pass ends the command, and the
+count begins again.
 """
 
 import argparse
@@ -25,6 +28,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import harness
@@ -40,6 +45,7 @@ LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum
 """Ends with whoever started it."""
 SAID = re.compile(r"^(?:\[gw\d+\] \[ *\d+%\] ([A-Z]+) )?tests/(\S+::.+?) *$", re.MULTILINE)
 """A line when a test begins, and one when it has ended."""
+ALONE = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 TIMES, LOOPS = 10, 4
 
 
@@ -69,12 +75,12 @@ def started_in(folder: str) -> list[psutil.Process]:
     ]
 
 
-def once(further: list[str], limit: float) -> dict[str, Any]:
+def once(further: list[str], limit: float, before: list[str]) -> dict[str, Any]:
     """One run of the suite: how it and each of its tests ended, in how many seconds."""
     began, folder = time.monotonic(), tempfile.mkdtemp()
     with tempfile.TemporaryFile("w+") as output:
         suite = subprocess.Popen(
-            [*SUITE, f"--basetemp={folder}/suite", *further], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
+            [*before, *SUITE, f"--basetemp={folder}/suite", *further], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
         try:
@@ -120,28 +126,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--once", action="store_true", help="one suite, however many have passed")
     parser.add_argument("--limit", type=float, default=3600.0)
+    parser.add_argument(
+        "--together", type=int, default=1, help="so many suites at a time, each with federations of its own"
+    )
     parser.add_argument("further", nargs="*", help="for pytest")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     while options.once or in_a_row(stored()) < TIMES:
         tested = commit()
-        with busy(LOOPS):
-            found = once(options.further, options.limit)
-        load = round(os.getloadavg()[2], 1)
-        print(f"{found['outcome']} in {found['seconds']} s, {dict(Counter(found['tests'].values()))}, load {load}")
-        for name, how in found["tests"].items():
-            if how != "passed":
-                print(f"  {how}: {name}", flush=True)
+        with busy(LOOPS), ThreadPoolExecutor(options.together) as pool:
+            suite = partial(once, options.further, options.limit, ALONE if options.together > 1 else [])
+            found = [one.result() for one in [pool.submit(suite) for _ in range(options.together)]]
+        load, ended = round(os.getloadavg()[2], 1), time.strftime("%Y-%m-%d %H:%M")
+        for one in found:
+            print(f"{one['outcome']} in {one['seconds']} s, {dict(Counter(one['tests'].values()))}, load {load}")
+            for name, how in one["tests"].items():
+                if how != "passed":
+                    print(f"  {how}: {name}", flush=True)
         if commit() != tested:
             raise SystemExit("The code was changed meanwhile: this does not count.")
         if not options.further:
-            ended = time.strftime("%Y-%m-%d %H:%M")
-            runs = [*stored(), {"commit": tested, "ended": ended, "load": load, **found}]
+            about = {"commit": tested, "ended": ended, "load": load, "together": options.together}
+            runs = [*stored(), *({**about, **one} for one in found)]
             harness.save("stress", len(runs), runs)
             harness.write_pages()
             print(f"{in_a_row(runs)} of {TIMES} in a row", flush=True)
-        if options.once or found["outcome"] != "passed":
-            return int(found["outcome"] != "passed")
+        failed = any(one["outcome"] != "passed" for one in found)
+        if options.once or failed:
+            return int(failed)
     return 0
 
 
