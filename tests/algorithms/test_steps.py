@@ -218,6 +218,31 @@ def test_steps_shrink_in_noise():
         assert many < few
 
 
+@pytest.mark.parametrize("settled", [True, False])
+def test_where_y_lags_clients_may_turn_out_later_to_have_stopped_short(settled):
+    """Gradients across the way that clients went, each three times as long as the one before, and then one along it: they
+    search again, but not where the first gradient is to be believed, nor once gradients no longer grow."""
+    across, along, problem, x = jnp.array([0.0, 1.0]), jnp.array([1.0, 0.0]), changed(), jnp.zeros(2)
+    above = steps.Outer(problem, None, 1, settled=settled)
+    rule, asked = Distance(np.zeros(2), search=True, settled=settled), []
+    for gradients in (
+        [0.01 * across, 0.03 * across, 0.09 * along],
+        [0.01 * across, 0.01 * across, 0.09 * along],
+    ):
+        x, kept = above.found(
+            jnp.zeros(2), steps.at_start(jnp.zeros(2)), -along, jnp.ones(()), jnp.ones(()), jnp.ones(())
+        )
+        rule.begin(np.zeros(2), 1.0)
+        wanted = rule.found(np.zeros(2), -np.asarray(along), 1.0, 1.0, 1.0)
+        for gradient in gradients:
+            x, kept = above.along(x, kept, -gradient)
+            wanted = rule.moved(wanted, -np.asarray(gradient))
+            close(x, wanted)
+            assert int(kept.searches) == rule.searches
+        asked.append(int(kept.searches))
+    assert asked == ([0, 0] if settled else [steps.AGAIN, 0])
+
+
 GLOBAL = {
     "fedbio_global": (coupled.fedbio_global, {"radius": None}),
     "fedbioacc_global": (coupled.fedbioacc_global, {}),

@@ -65,7 +65,7 @@ def searched(active, rule, search, phi, rows, number, x, y, project, more, at):
         for client in active:
             below, reads = search(), [rows(number, client, i, at + turn, STRIDES, more) for i in range(STRIDES)]
             oracle = below.phi if hasattr(phi, "__self__") else phi  # a series follows the curvature of the search
-            *told, y[client] = sought(below, oracle, client, x, y[client], reads, rule.probe, project)
+            *told, _, y[client] = sought(below, oracle, client, x, y[client], reads, rule.probe, project)
             found.append(told)
         x = rule.found(
             x, *(np.average(part, axis=0, weights=list(active.values())) for part in zip(*found, strict=True))

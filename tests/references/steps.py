@@ -67,7 +67,7 @@ class Distance:
 
     def __init__(self, start, project=lambda x: x, search=False, settled=False):
         self.project, self.search, self.settled, self.returns, self.forgot = project, search, settled, 0, 0
-        self.guess = True
+        self.guess, self.waited = True, 0
         self.begin(start, 0.1 * (np.sqrt(start.size) + np.linalg.norm(start)))
 
     def begin(self, start, reach):
@@ -104,14 +104,19 @@ class Distance:
         self.energy += size**2
         self.rounds += 1
         turn = cosine(gradient, self.last) if self.away is None and self.last is not None else None
-        self.steady, self.lately = self.steady and (turn is None or turn > 0), max(size**2, self.lately / 2)
+        grows, self.lately = size**2 > 2 * self.lately, max(size**2, self.lately / 2)
+        self.steady = self.steady and (turn is None or turn > 0)
         if self.settled and self.steady and turn is not None and turn > 0.3 and self.rounds * self.lately < self.energy:
             self.energy = self.rounds * self.lately
             self.forgot += 1
         self.steepest = max(self.steepest or 0, size**2)
         step, self.searches = self.reach / np.sqrt(self.energy), 0
+        waits = False
         if self.away is not None:
-            self.searches = 2 if self.again and cosine(gradient, self.away) >= 0.3 else 0
+            short = gradient @ self.away > 0.3 * size * np.linalg.norm(self.away)  # at a wall nobody went anywhere
+            waits = self.again and not short and grows and not self.settled
+            self.waited += waits
+            self.searches = 2 if self.again and short else 0
             self.again = self.again and not self.searches
         elif self.last is not None:
             step = min(step, strode(self.step, gradient, self.last))
@@ -119,7 +124,7 @@ class Distance:
         new = self.project(x - step * gradient)
         self.reach = max(self.reach, np.linalg.norm(new - self.start))
         self.move = max(np.linalg.norm(new - x), self.move / 3)
-        self.sound, self.last, self.away = x, gradient, None
+        self.sound, self.last, self.away = x, gradient, self.away if waits else None
         return new
 
 
@@ -181,17 +186,18 @@ class Together:
                 below = Settling(self.curved.model, self.first, len(self.weights), self.share, 21)
                 reads = rows(number, at + turn, m, STRIDES, train=25, val=1, more=self.more)
                 found.append(sought(below, below.phi, m, x, y, reads, self.rule.probe, self.project))
-            *told, y = (self.mean(active, part) for part in zip(*found, strict=True))
+            *told, y, _ = (self.mean(active, part) for part in zip(*found, strict=True))
             x = self.rule.found(x, *told)
         return x, y, count
 
 
 def sought(below, phi, client, x, y, reads, probe, project):
     """A client's search: (how far it went, that over the root mean square of its hypergradients, its first step, over what
-    share of the numbers it went, its y)."""
-    start, step, before, squares, sound = x, None, None, [], None
+    share of the numbers it went, its y, and y as it settled before the first step)."""
+    start, step, before, squares, sound, settled = x, None, None, [], None, None
     for read in reads:
         y = below.settled(client, x, y, read, 8)
+        settled = y if settled is None else settled
         nu = phi(client, x, y, read)
         if squares and not nu @ nu <= 100 * max(squares):
             (x, y), step = sound[:2], step / 10
@@ -211,6 +217,7 @@ def sought(below, phi, client, x, y, reads, probe, project):
         probe,
         spread_over(start - x),
         y,
+        settled,
     )
 
 

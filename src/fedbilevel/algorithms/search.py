@@ -20,12 +20,14 @@ tells over what share of the n numbers its way a is spread, ||a||_1^2 / (n ||a||
 how many times more the mean of a is spread over.  For clients that agree that is 1, and where they disagree at random in the
 same numbers too; for M clients that share none and go equally far it is M.
 
-Clients search again where the round after the first search says that they stopped short, or after the server took a move back.
+Clients search again where a round after the first search says that they stopped short, or after the server took a move back.
 Momenta start anew after a search.
 
-With a local lower level this is what clients do anyway, but for local steps that find their own length.  With a global one they
-search with y and Hessians of their own, which is another problem: not the right answer, but the right scale, and an x and a y
-to begin at.
+With a local lower level this is what clients do anyway, but for local steps that find their own length.  y then goes on from
+where it settled before the first step: where it ends belongs to an x that is the client's alone, and fits its validation rows
+by more than they are worth; an inner problem of a large condition takes hundreds of rounds to get away from there.  With a
+global one they search with y and Hessians of their own, which is another problem: not the right answer, but the right scale,
+and an x and a y to begin at.
 
 Up per client: x, three numbers, and y where it is shared; down: x, a number, and y.
 """
@@ -153,22 +155,23 @@ class Search(NamedTuple):
         guess = steps.PROBE * steps.first_distance(message.outer)
 
         def step(walk: tuple[Any, ...], batches: Batches) -> tuple[tuple[Any, ...], None]:
-            (outer, inner, kept), pace, sound, calls = walk
+            (outer, inner, kept), pace, sound, settled, calls = walk
             kept, looked = below.look((outer, inner), batches, kept)
             inner, settling = below.settled(outer, inner, batches, kept, SETTLING)
+            settled = None if self.shared else select(pace.strides == 0, inner, settled)
             (estimate,), used = below.estimator(kept)(self.problem, ((outer, inner),), batches)
             loss = self.problem.outer_loss(outer, inner, batches.val(0))
             here, shorter = (outer, inner, kept), pace.taken_back()
             sound, pace = select(pace.too_far(estimate), (sound, shorter), (here, pace.after(estimate, loss, guess)))
             outer = self.problem.into_set(step_along(sound[0], -pace.step, pace.last))
-            return ((outer, *sound[1:]), pace, sound, calls.plus(looked).plus(settling).plus(used)), None
+            return ((outer, *sound[1:]), pace, sound, settled, calls.plus(looked).plus(settling).plus(used)), None
 
         zero, inner = jnp.zeros((), dtype_of(message.outer)), message.inner if self.shared else local.inner
         start = message.outer, inner, below.start(inner, jax.random.key(0))
         pace = Pace(zero, zeros(message.outer), zero, zero, zero, message.probe)
-        first = (start, pace, start, no_calls(self.hypergradient))
-        ((outer, inner, _), pace, _, calls), _ = sampler.walk(step, first, data, key, STRIDES)
-        local = counted(local if self.shared else local._replace(inner=inner), calls)
+        first = (start, pace, start, None if self.shared else inner, no_calls(self.hypergradient))
+        ((outer, inner, _), pace, _, settled, calls), _ = sampler.walk(step, first, data, key, STRIDES)
+        local = counted(local if self.shared else local._replace(inner=settled), calls)
         away, probe = subtract(message.outer, outer), jnp.where(pace.probe == 0, guess, pace.probe)
         far = jnp.maximum(squared_norm(away), probe**2)  # at a wall a client goes nowhere
         rate = jnp.where(pace.square > 0, jnp.sqrt(pace.strides * far / jnp.maximum(pace.square, steps.TINY)), 0)

@@ -38,7 +38,8 @@ their own before each hypergradient forget: where y and u lag behind x, gradient
 enough.
 
 Where the first g after a search points the way the clients went, with a cosine of at least 0.3, they stopped short: two more
-searches follow in the same round, once.  Where a move makes the gradient ten times as long as any before, or no number at
+searches follow in the same round, once.  Where y and u lag behind x, they have hardly moved in that round, and g says little:
+there every further g may say so, until one is not longer by a root of two than those of late.  Where a move makes the gradient ten times as long as any before, or no number at
 all, it was too long: the server goes back to the point before it, takes a tenth of its length for r, and begins anew from
 there.
 
@@ -367,10 +368,12 @@ def travelled(
     new = problem.into_set(step_along(outer, -step, gradient))
     short = searched & agrees
     more = jnp.where(short & kept.again, AGAIN, 0).astype(kept.rounds.dtype)
+    # Until y and u have caught up, whether clients stopped short is asked again in every round.
+    waits = searched & ~agrees & kept.again & (square > 2 * kept.lately) if not settled else jnp.asarray(False)
     went = Travelled(
         kept.start, outer, jnp.maximum(kept.reach, _norm(subtract(new, kept.start))), energy,
-        jnp.maximum(kept.steepest, square), step, jnp.maximum(_norm(subtract(new, outer)), kept.length / STRIDE), gradient,
-        jnp.asarray(False), more, kept.again & (more == 0), kept.rounds + 1, steady, lately, kept.guess,
+        jnp.maximum(kept.steepest, square), step, jnp.maximum(_norm(subtract(new, outer)), kept.length / STRIDE),
+        select(waits, kept.last, gradient), waits, more, kept.again & (more == 0), kept.rounds + 1, steady, lately, kept.guess,
     )  # fmt: skip
     # A move is judged one round later, at the point it led to.
     known = (kept.rounds > 0) & (kept.steepest > 0)  # not where all clients searched in vain
