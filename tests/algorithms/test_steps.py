@@ -243,6 +243,19 @@ def test_where_y_lags_clients_may_turn_out_later_to_have_stopped_short(settled):
     assert asked == ([0, 0] if settled else [steps.AGAIN, 0])
 
 
+@pytest.mark.parametrize("forgets", [0.1, 0.5, 1.0])
+def test_squares_of_momenta_show_too_little_of_the_noise(forgets):
+    """How far x is driven by noise alone: the variance of the sum of momenta, over the sum of their squares."""
+    noise = np.random.default_rng(0).normal(size=(2000, 400))
+    momenta, held = [], 0.0
+    for one in noise:
+        held = (1 - forgets) * held + forgets * one
+        momenta.append(held)
+    driven = np.var(np.sum(momenta, axis=0)) / np.mean(np.sum(np.square(momenta), axis=0))
+    assert steps.echo_of(forgets, (16, 16)) == pytest.approx(driven, rel=0.2)  # the variance of 400 sums is known to 7 %
+    assert steps.echo_of(forgets, (None, None)) == 1
+
+
 GLOBAL = {
     "fedbio_global": (coupled.fedbio_global, {"radius": None}),
     "fedbioacc_global": (coupled.fedbioacc_global, {}),
@@ -272,7 +285,8 @@ def test_equal_to_the_naive_loop_with_a_global_lower_level(name):
     replied = cohorts(algorithm, data, SEED, ROUNDS, **engine)
     assert len(replied[0]), "the first round must be heard"
     found = fb.simulate(algorithm, data, ROUNDS, seed=SEED, record_every=None, **engine)
-    rule = Distance(BOX[1](reference.start[0]), BOX[1], search=True)
+    echo = 3.0 if name == "fedmsa" else 1.0  # its momenta forget a half
+    rule = Distance(BOX[1](reference.start[0]), BOX[1], search=True, echo=echo)
     more = 1 if name in ("fednest", "aggitd") else np.max(count)
     steps_ = Together(rule, Curved(reference, DIRECTION, 3, products=20), weights, 0.3, FIRST, BOX[1], int(more))
     told = {**told, "rounds": ROUNDS, "weights": weights, "cohorts": [list(one) for one in replied], "project": BOX[1]}

@@ -61,12 +61,14 @@ class Settling(Curved):
 
 class Distance:
     """x by distance over gradients; it stands still within a round.  Where clients ``search``, that many searches come before
-    the next round.  Where y is ``settled``, gradients longer than those of late are forgotten until one turns."""
+    the next round.  Where y is ``settled``, gradients longer than those of late are forgotten until one turns.  Squares count
+    ``echo`` times."""
 
     length = 0.0
 
-    def __init__(self, start, project=lambda x: x, search=False, settled=False):
+    def __init__(self, start, project=lambda x: x, search=False, settled=False, echo=1.0):
         self.project, self.search, self.settled, self.returns, self.forgot = project, search, settled, 0, 0
+        self.echo = echo
         self.guess, self.waited = True, 0
         self.begin(start, 0.1 * (np.sqrt(start.size) + np.linalg.norm(start)))
 
@@ -84,7 +86,7 @@ class Distance:
 
     def found(self, x, away, rate, probe, spread):
         wider = max(spread_over(away) / spread, 1) if spread else 1
-        away, rate = wider * away, wider * rate * (1 if self.settled else 1 / 3)
+        away, rate = wider * away, wider * rate * (1 if self.settled else 1 / 3) / np.sqrt(self.echo)
         new, self.searches, self.guess = self.project(x - away), 0, False
         self.move = max(np.linalg.norm(away), probe)
         least = probe if self.steepest is None else self.reach
@@ -101,7 +103,7 @@ class Distance:
             self.begin(self.sound, self.move / 10)
             self.returns += 1
             return self.start
-        self.energy += size**2
+        self.energy += self.echo * size**2
         self.rounds += 1
         turn = cosine(gradient, self.last) if self.away is None and self.last is not None else None
         grows, self.lately = size**2 > 2 * self.lately, max(size**2, self.lately / 2)

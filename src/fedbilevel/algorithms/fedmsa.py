@@ -112,7 +112,8 @@ def fedmsa(
         'fedmsa'
     """
     sampler = coupled.sampler(batch_size, outer_batch_size)
-    above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
+    sizes = batch_size, outer_batch_size
+    above = steps.Outer(problem, outer_step, local_steps, outer_optimizer, echo=steps.echo_of(rho, sizes))
     below = steps.Shared(problem.inner_loss, (inner_step, adjoint_step))
 
     def move(point: Point, along: Point, largest: Any) -> Point:
@@ -126,7 +127,7 @@ def fedmsa(
     def anew(server: Server) -> Server:
         return server._replace(momenta=zeros(server.momenta), round=jnp.zeros_like(server.round))
 
-    meeting = coupled.Meeting(problem, above, below, (batch_size, outer_batch_size), anew)
+    meeting = coupled.Meeting(problem, above, below, sizes, anew)
 
     def estimate(message: Message, local: Local, data: LocalData, key: jax.Array) -> tuple[Told, Local]:
         before = select(local.round == message.round, local.point, message.point)

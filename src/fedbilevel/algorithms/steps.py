@@ -39,9 +39,13 @@ enough.
 
 Where the first g after a search points the way the clients went, with a cosine of at least 0.3, they stopped short: two more
 searches follow in the same round, once.  Where y and u lag behind x, they have hardly moved in that round, and g says little:
-there every further g may say so, until one is not longer by a root of two than those of late.  Where a move makes the gradient ten times as long as any before, or no number at
-all, it was too long: the server goes back to the point before it, takes a tenth of its length for r, and begins anew from
-there.
+there every further g may say so, until one is not longer by a root of two than those of late.
+
+Where a move makes the gradient ten times as long as any before, or no number at all, it was too long: the server goes back to
+the point before it, takes a tenth of its length for r, and begins anew from there.
+
+Where g is a momentum that forgets a share a in every round (FedMSA), the noise of a minibatch drives x for several rounds, and
+||g||^2 shows only a / (2 - a) of it.  On minibatches squares count (2 - a) / a times.
 
 Without local steps for x clients do not drift, and where the rule ends is right.  With them, and steps as long as such a rule
 finds, FedBiO stopped at a distance on quadratics with different clients: searches end where they no longer pay.
@@ -349,12 +353,20 @@ def strode(step: jax.Array, now: Tree, before: Tree) -> jax.Array:
     return step * jnp.minimum(1 / jnp.maximum(left, TINY), STRIDE)
 
 
+def echo_of(forgets: float, sizes: tuple[int | None, int | None]) -> float:
+    """Of momenta that forget a share ``a`` in a round: the noise of a minibatch comes back in the rounds after it.
+
+    It enters a momentum by a, and fades by 1 - a a round.  Of noise with a variance of 1, a momentum has a / (2 - a), but the
+    sum of many has all of it.  Whole sets have no noise."""
+    return 1.0 if sizes == (None, None) else (2 - forgets) / forgets
+
+
 def travelled(
-    problem: BilevelProblem, outer: Tree, kept: Travelled, gradient: Tree, settled: bool = False
+    problem: BilevelProblem, outer: Tree, kept: Travelled, gradient: Tree, settled: bool = False, echo: float = 1.0
 ) -> tuple[Tree, Travelled]:
     """x after a round, by distance over gradients."""
     square, before, searched = squared_norm(gradient), _norm(kept.last), kept.searched
-    norm, energy = jnp.sqrt(square), kept.energy + square
+    norm, energy = jnp.sqrt(square), kept.energy + echo * square
     agrees = dot(gradient, kept.last) > AGREEMENT * norm * before
     steady = kept.steady & (searched | (before == 0) | (dot(gradient, kept.last) > 0))
     lately = jnp.maximum(square, kept.lately / 2)
@@ -395,6 +407,8 @@ class Outer(NamedTuple):
     optimizer: Any = None
     settled: bool = False
     """Whether y follows x: where it lags behind, gradients agree with those before though steps are long enough."""
+    echo: float = 1.0
+    """How many times as large the noise in a sum of gradients is as the sum of their squares shows, see `echo_of`."""
 
     @property
     def sums(self) -> bool:
@@ -429,7 +443,7 @@ class Outer(NamedTuple):
         step as long as ``probe``, and over a share of ``spread`` of the numbers of x."""
         # Where clients share no numbers of x, their mean moves each by a part of what its own client found.
         wider = jnp.where(spread > 0, jnp.maximum(spread_of(away) / jnp.maximum(spread, TINY), 1), 1)
-        away, rate = scale(wider, away), wider * rate * (1 if self.settled else LAGGING)
+        away, rate = scale(wider, away), wider * rate * (1 if self.settled else LAGGING) / self.echo**0.5
         new, first = self.problem.into_set(subtract(outer, away)), kept.rounds == 0
         reach = jnp.maximum(_norm(subtract(new, kept.start)), jnp.where(first, probe, kept.reach))
         energy = jnp.where(rate == 0, 0, (reach / rate) ** 2)
@@ -450,7 +464,7 @@ class Outer(NamedTuple):
         if self.optimizer is not None:
             outer, kept = _by(self.optimizer, gradient, kept, outer)
             return self.problem.into_set(outer), kept
-        return travelled(self.problem, outer, kept, gradient, self.settled)
+        return travelled(self.problem, outer, kept, gradient, self.settled, self.echo)
 
     def check(self, data: Any) -> None:
         check_optimizers(self.problem, outer=self.optimizer)
