@@ -1,14 +1,16 @@
-"""Steps that set themselves beside tuned ones: the two tables in docs/steps.md.
+"""Steps that set themselves beside tuned ones: the tables in docs/steps.md.
 
     python benchmarks/steps.py tasks FOLDER OUT.csv       the bench's tasks, which the rules were made on
+    python benchmarks/steps.py former FOLDER OUT.csv      problems that an earlier form was tried on
     python benchmarks/steps.py held-out FOLDER OUT.csv    problems that played no part
 
-Both are runs of `fedbilevel bench`, kept in FOLDER; a stopped one goes on.  Tuned steps are the best of twelve pairs, tried on
+All are runs of `fedbilevel bench`, kept in FOLDER; a stopped one goes on.  Tuned steps are the best of twelve pairs, tried on
 a draw of their own; the target is 90 % of the largest gain that any run of the problem ends with on a draw.  Bytes are
 geometric means over the draws that reach it.
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from fedbilevel.studies import bench
 from fedbilevel.tables import columns as tables
 from fedbilevel.tasks import Task
 
-DRAWS = 3
+DRAWS = 10
 STRENGTH, RIDGE = 5.0, 1e-2
 TASKS = ("quadratic", "ridge", "imbalance", "cleaning", "representation")
 FEDBIO, OTHERS = ("fedbio", "fedbio-global"), ("simfbo", "fedmsa")
@@ -76,15 +78,15 @@ class Cells:
         return jnp.mean(losses) + STRENGTH * jnp.sum(gap)
 
 
-def credit(seed: int, lower_level: str) -> Task:
-    """German Credit by sex, three clients whose labels are skewed; half of the held-out rows judge."""
-    data = datasets.load_credit(sensitive="sex")
+def cells(data: Any, seed: int, lower_level: str, clients: int, train: int, rest: int) -> Task:
+    """A table by sex, clients whose labels are skewed: ``train`` rows each, ``rest`` for the outer loss and to judge by."""
     matrix = encode.feature_matrix(encode.clean_transformer(data.X).fit(data.X), data.X).astype(np.float32)
     matrix = np.c_[matrix, np.ones(len(matrix), np.float32)]
     labels, (groups, names) = data.y.to_numpy().astype(np.float32), tables.encode_groups(data.groups)
-    parts = partition.dirichlet(labels.astype(int), 3, concentration=1.0, smallest=100, seed=seed % 997)
+    parts = partition.dirichlet(
+        labels.astype(int), clients, concentration=1.0, smallest=2 * max(train, 2 * rest), seed=seed % 997
+    )
     held = partition.proportional_validation(groups, parts, share=0.5, seed=seed % 997)
-    train, rest = 48, 24
 
     def rows(index: Any) -> dict[str, Any]:
         return {"features": matrix[index], "labels": labels[index], "groups": groups[index].astype(np.int32)}
@@ -106,29 +108,43 @@ def credit(seed: int, lower_level: str) -> Task:
     problem = fb.BilevelProblem(Cells(len(names), True), outside, start, lower_level=lower_level)
     curvature = 0.25 * tasks.task.largest_moment(np.stack([client[0]["features"] for client in own])) * 2 + RIDGE
     data_ = fb.ClientData.from_clients([client[:2] for client in own])
-    return Task("credit", problem, data_, evaluate, "worth", curvature, outer_step=1.0)
+    return Task("cells", problem, data_, evaluate, "worth", curvature, outer_step=1.0)
 
 
-def ridge(seed: int, level: str, factor: float) -> Task:
-    return rescaled(tasks.random_penalties(seed, lower_level=level), factor)
+def table(load: Callable[..., Any], **sizes: int) -> bench.Drawn:
+    return bench.Drawn(lambda images, seed, level: cells(load(sensitive="sex"), seed, level, **sizes), images=None)
 
 
-PROBLEMS = {
-    "credit": bench.Drawn(lambda images, seed, level: credit(seed, level), images=False),
+def plain(make: Callable[..., Task], factor: float = 1.0, **options: Any) -> bench.Drawn:
+    """A task of no pictures, its x multiplied by ``factor``."""
+
+    def drawn(images: Any, seed: int, level: str) -> Task:
+        task = make(seed, lower_level=level, **options)
+        return task if factor == 1 else rescaled(task, factor)
+
+    return bench.Drawn(drawn, images=None)
+
+
+def pictured(make: Callable[..., Task], **options: Any) -> bench.Drawn:
+    return bench.Drawn(lambda images, seed, level: make(images, seed, lower_level=level, **options))
+
+
+FORMER = {
+    "credit": table(datasets.load_credit, clients=3, train=48, rest=24),
     "logistic": bench.TASKS["logistic"],
-    "wide": bench.Drawn(
-        lambda images, seed, level: tasks.random_penalties(
-            seed, lower_level=level, columns=150, informative=12, clients=12, train=40
-        ),
-        images=False,
-    ),
-    "mild": bench.Drawn(
-        lambda images, seed, level: tasks.data_cleaning(
-            images, seed, lower_level=level, clients=4, train=150, noise=0.3, concentration=1.0
-        )
-    ),
-    "ridge / 1000": bench.Drawn(lambda images, seed, level: ridge(seed, level, 1e-3), images=False),
-    "ridge * 1000": bench.Drawn(lambda images, seed, level: ridge(seed, level, 1e3), images=False),
+    "wide": plain(tasks.random_penalties, columns=150, informative=12, clients=12, train=40),
+    "mild": pictured(tasks.data_cleaning, clients=4, train=150, noise=0.3, concentration=1.0),
+    "ridge / 1000": plain(tasks.random_penalties, 1e-3),
+    "ridge * 1000": plain(tasks.random_penalties, 1e3),
+}
+HELD_OUT = {
+    "adult": table(datasets.load_adult, clients=5, train=400, rest=400),
+    "logistic / 1000": plain(tasks.random_penalties, 1e-3, link="logistic", columns=100, clients=10, train=40),
+    "narrow * 1000": plain(tasks.random_penalties, 1e3, columns=30, clients=20, train=16, noise=1.0),
+    "large": plain(tasks.known_quadratic, clients=20, outer_size=30, inner_size=40, samples=100),
+    "many": pictured(tasks.data_cleaning, clients=12, train=60, validation=40, test=40, noise=0.4, concentration=0.5),
+    "deep": pictured(tasks.hyper_representation, hidden=(24, 12), clients=5, concentration=1.0),
+    "balance": pictured(tasks.loss_tuning, clients=8, train=80, imbalance=0.1),
 }
 
 TITLES = {
@@ -137,13 +153,21 @@ TITLES = {
     "mild": "Data cleaning, 30 % wrong",
     "ridge / 1000": "Ridge penalties, x / 1000",
     "ridge * 1000": "Ridge penalties, x · 1000",
+    "adult": "Adult",
+    "logistic / 1000": "Logistic penalties, 100 columns, x / 1000",
+    "narrow * 1000": "Ridge penalties, 30 columns, x · 1000",
+    "large": "Quadratics, 20 clients",
+    "many": "Data cleaning, 12 clients",
+    "deep": "Hyper-representation, two layers",
+    "balance": "Loss tuning, 8 clients",
 }
 
 
 def main() -> None:
     kind, folder, out = sys.argv[1:]
-    bench.TASKS.update(PROBLEMS)
-    problems, methods = {"tasks": (TASKS, FEDBIO + OTHERS), "held-out": (tuple(PROBLEMS), FEDBIO)}[kind]
+    bench.TASKS.update(FORMER | HELD_OUT)
+    kinds = {"tasks": (TASKS, OTHERS), "former": (FORMER, ()), "held-out": (HELD_OUT, ("fedmsa",))}
+    problems, methods = tuple(kinds[kind][0]), FEDBIO + kinds[kind][1]
     both = tuple(name for method in methods for name in (method, f"{method}-auto"))
     found = bench.run(Path(folder), bench.Design(problems, both, seeds=DRAWS), print)
     place = ["dataset", "split", "method"]

@@ -252,7 +252,9 @@ def test_squares_of_momenta_show_too_little_of_the_noise(forgets):
         held = (1 - forgets) * held + forgets * one
         momenta.append(held)
     driven = np.var(np.sum(momenta, axis=0)) / np.mean(np.sum(np.square(momenta), axis=0))
-    assert steps.echo_of(forgets, (16, 16)) == pytest.approx(driven, rel=0.2)  # the variance of 400 sums is known to 7 %
+    assert steps.echo_of(forgets, (16, 16)) == pytest.approx(
+        driven, rel=0.2
+    )  # the variance of 400 sums is known to 7 %
     assert steps.echo_of(forgets, (None, None)) == 1
 
 
