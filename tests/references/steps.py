@@ -86,7 +86,7 @@ class Distance:
 
     def found(self, x, away, rate, probe, spread):
         wider = max(spread_over(away) / spread, 1) if spread else 1
-        away, rate = wider * away, wider * rate * (1 if self.settled else 1 / 3) / np.sqrt(self.echo)
+        away, rate = wider * away, wider * rate * (1 if self.settled else 1 / 3)
         new, self.searches, self.guess = self.project(x - away), 0, False
         self.move = max(np.linalg.norm(away), probe)
         least = probe if self.steepest is None else self.reach

@@ -443,7 +443,7 @@ class Outer(NamedTuple):
         step as long as ``probe``, and over a share of ``spread`` of the numbers of x."""
         # Where clients share no numbers of x, their mean moves each by a part of what its own client found.
         wider = jnp.where(spread > 0, jnp.maximum(spread_of(away) / jnp.maximum(spread, TINY), 1), 1)
-        away, rate = scale(wider, away), wider * rate * (1 if self.settled else LAGGING) / self.echo**0.5
+        away, rate = scale(wider, away), wider * rate * (1 if self.settled else LAGGING)
         new, first = self.problem.into_set(subtract(outer, away)), kept.rounds == 0
         reach = jnp.maximum(_norm(subtract(new, kept.start)), jnp.where(first, probe, kept.reach))
         energy = jnp.where(rate == 0, 0, (reach / rate) ** 2)
