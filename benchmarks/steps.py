@@ -220,12 +220,14 @@ def verdict(file: str) -> str:
     ratios = np.array([auto["bytes"] / tuned["bytes"] for tuned, auto in both])
     missed = sum(auto["reached"] < tuned["reached"] for tuned, auto in both)
     known = ratios[np.isfinite(ratios)]
+    runs, by_tuned = (sum(int(tuned[column]) for tuned, _ in both) for column in ("seeds", "reached"))
+    by_auto = sum(int(auto["reached"]) for _, auto in both)
     middle, above = float(np.median(known)), int((known > WORST).sum())
     met, verb = middle <= MEDIAN and above == 0 and missed == 0, "is" if above == 1 else "are"
     return (
         f"**The bar is {'met' if met else 'missed'}.** The median is {middle:.2f}, the worst line {known.max():.2f}. "
         f"Of {len(both)} lines, {above} {verb} above {WORST}; on {missed or 'none'}, fewer draws reach the target than with "
-        "tuned steps."
+        f'tuned steps. Of {runs} runs, {by_auto} reach it with "auto" and {by_tuned} with tuned steps.'
     )
 
 
