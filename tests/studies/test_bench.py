@@ -91,6 +91,23 @@ def test_a_walk_is_the_engines_own_run():
     assert last["round"] < bench.most_exchanges(run) * last["iteration"]
 
 
+def test_a_model_that_validation_rows_train_scores_no_more_than_its_outer_variable_is_worth(toys):
+    pulled = {name for name, entry in ENTRIES.items() if entry.pulled}
+    assert pulled == {name for name in ENTRIES if name.split("-")[0] in ("f2sa", "pbgd", "bome", "meha")}
+    pairing, design = Pairing("toy", "local", "bome"), replace(TINY, seeds=6, rounds=60)
+    rows = Bench(design, None).compared([pairing])[pairing]["rows"]
+    pair = tuple(rows.loc[0, ["inner_factor", "outer_factor"]].tolist())
+    held_back = 0
+    for row in rows.itertuples():
+        task = toy(None, row.seed, "local")
+        algorithm = pairing.algorithm_for(task, pair)
+        result = fb.simulate(algorithm, task.data, rounds=row.iteration, seed=row.seed, diagnostics="cheap")
+        own = task.evaluate(result.outer, result.inner)["explained"]
+        assert row.score == pytest.approx(min(own, row.solved), abs=1e-3)
+        held_back += own > row.solved + 0.01
+    assert held_back > 0
+
+
 def test_a_walk_ends_where_it_diverges():
     task = quadratic()
     algorithm = fb.fedbio_global(task.problem, 1e8, 1e8, 1e8, local_steps=5)

@@ -84,7 +84,8 @@ class Entry(NamedTuple):
 
     ``algorithm(task, steps)`` builds it.  ``inner`` and ``outer`` turn the task's step (of one local step) into the
     algorithm's own unit, so that all searches cover the same ground: a step that is shared out over the local steps counts
-    `LOCAL_STEPS` times, one that shrinks like t^(-1/3) four times.  Not ``tuned``: its steps set themselves.
+    `LOCAL_STEPS` times, one that shrinks like t^(-1/3) four times.  Not ``tuned``: its steps set themselves.  ``pulled``: its y
+    descends the outer loss as well, so that validation rows train it: see `walk`.
     """
 
     title: str
@@ -93,6 +94,7 @@ class Entry(NamedTuple):
     inner: float = 1.0
     outer: float = 1.0
     tuned: bool = True
+    pulled: bool = False
 
     def steps(self, task: Task, factors: tuple[float, float], *fixed: int) -> Steps:
         return Steps(self.inner * factors[0] / task.curvature, self.outer * factors[1] * task.outer_step, *fixed)
@@ -129,13 +131,18 @@ def _with_server_steps(factory: Callable[..., Algorithm], unequal: bool) -> Make
 
 
 def _automatic(
-    title: str, lower_level: str, factory: Callable[..., Algorithm], unequal: bool = False, **options: Any
+    title: str,
+    lower_level: str,
+    factory: Callable[..., Algorithm],
+    unequal: bool = False,
+    pulled: bool = False,
+    **options: Any,
 ) -> Entry:
     def make(task: Task, steps: Steps) -> Algorithm:
         values = {"local_steps": _unequal(task) if unequal else steps.local, "terms": steps.sent_terms}
         return factory(task.problem, **suited(factory, values) | options, batch_size=steps.batch)
 
-    return Entry(title, lower_level, make, tuned=False)
+    return Entry(title, lower_level, make, tuned=False, pulled=pulled)
 
 
 _CONSTANTS: dict[str, Any] = {name: value for name, value in fb.TUNED.items() if not name.endswith("_step")}
@@ -149,9 +156,10 @@ def _accelerated(title: str, **options: str) -> Entry:
 def _by_gradients(key: str, title: str, factory: Callable[..., Algorithm], outer: float) -> dict[str, Entry]:
     """A method for both lower levels, tuned and not."""
     names = {"local": (key, title), "global": (f"{key}-global", f"{title}, global")}
-    tuned = {name: Entry(said, level, _made(factory), 1, outer) for level, (name, said) in names.items()}
+    tuned = {name: Entry(said, level, _made(factory), 1, outer, pulled=True) for level, (name, said) in names.items()}
     return tuned | {
-        f"{name}-auto": _automatic(f"{said}, auto", level, factory) for level, (name, said) in names.items()
+        f"{name}-auto": _automatic(f"{said}, auto", level, factory, pulled=True)
+        for level, (name, said) in names.items()
     }
 
 
@@ -448,11 +456,13 @@ class Bench:
         for pair in factors(self.design.budget if pairing.entry.tuned else 1):
             algorithm = pairing.algorithm_for(task, pair)
             run = run or prepared(algorithm, task, pairing.asked.sampled)
-            found.append(Trial(pair, self.walk(run, algorithm.settings, task, TUNING_SEED), run))
+            found.append(Trial(pair, self.walk(pairing, run, algorithm.settings, task, TUNING_SEED), run))
         return found
 
-    def walk(self, run: Simulation, settings: Any, task: Task, seed: int) -> Walk:
-        return walk(run, settings, task, seed=seed, exchanges=self.design.rounds, points=self.design.points)
+    def walk(self, pairing: Pairing, run: Simulation, settings: Any, task: Task, seed: int) -> Walk:
+        settled = pairing.asked.iterations if pairing.entry.pulled else 0
+        about = {"exchanges": self.design.rounds, "points": self.design.points, "settled": settled}
+        return walk(run, settings, task, seed=seed, **about)
 
     def measured(self, pairing: Pairing, best: Trial, tuning: dict[str, Any]) -> dict[str, pd.DataFrame]:
         rows, histories = [], []
@@ -461,7 +471,7 @@ class Bench:
             settings = pairing.algorithm_for(task, best.pair).settings
             labels: dict[str, Any] = {"dataset": pairing.task, "split": pairing.lower_level}
             labels |= {"method": pairing.entry.title, "seed": seed, "split_seed": seed}
-            walked = self.walk(best.run.on(task.data), settings, task, seed)
+            walked = self.walk(pairing, best.run.on(task.data), settings, task, seed)
             steps = {name: getattr(settings, name) for name in ("inner_step", "outer_step")}
             setting = ", ".join(
                 f"{name}={'auto' if step is None else format(step, '.4g')}" for name, step in steps.items()
@@ -581,12 +591,28 @@ def prepared(algorithm: Algorithm, task: Task, sampled: int | None = None) -> Si
     return Simulation(algorithm, task.data, Options(record_every=1, **about))
 
 
-def walk(run: Simulation, settings: Any, task: Task, *, seed: int, exchanges: int, points: int) -> Walk:
+def walk(
+    run: Simulation, settings: Any, task: Task, *, seed: int, exchanges: int, points: int, settled: int = 0
+) -> Walk:
     """Run until the server and the clients have talked ``exchanges`` times, looking up ``points`` times or a little more.
 
     The moments lie closer together at the beginning, where scores change fastest.
+
+    ``settled``: for a y that validation rows train.  It may score well with an x that is worth nothing, like a model trained
+    on those rows alone.  So y(x) is solved at every moment, in so many iterations at most, and the lower score of the two
+    counts: what x is worth, and not before the run has a model that shows it.
     """
     rows: list[dict[str, Any]] = []
+    solved: Tree = None
+
+    def scores(outer: Tree, inner: Tree) -> dict[str, float]:
+        nonlocal solved
+        own = task.evaluate(outer, inner)
+        if not settled:
+            return own
+        solved = settled_inner(task, outer, inner if solved is None else solved, settled)
+        return min(own, task.evaluate(outer, solved), key=lambda found: found[task.score])
+
     talked, began = 0, 0.0
 
     def stops() -> Iterator[int]:
@@ -605,7 +631,7 @@ def walk(run: Simulation, settings: Any, task: Task, *, seed: int, exchanges: in
         talked += int(np.sum(np.asarray(moment.state.messages)[exchanges_of(run)])) // members
         row = {**row, "round": talked, "iteration": moment.done, "seconds": moment.seconds - began}
         outer, inner = run.answer(settings, moment.state)
-        rows.append(row | {f"test_{name}": value for name, value in task.evaluate(outer, inner).items()})
+        rows.append(row | {f"test_{name}": value for name, value in scores(outer, inner).items()})
         if talked >= exchanges:
             return Walk(rows, outer, inner)
     return Walk(rows, None, None)
