@@ -9,6 +9,7 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.algorithms import search, steps
 from fedbilevel.algorithms.fedbioacc import EVEN
+from fedbilevel.tasks import known_quadratic
 from tests.references import coupled, nested, phi
 from tests.references.compare import close, cohorts, identical, server_key
 from tests.references.fedbio import fedbio
@@ -350,6 +351,14 @@ def test_converges_at_every_condition_and_scale(condition, scale, method):
     data, left = conditioned(condition, scale)
     found = fb.simulate(getattr(fb, method)(SCALED), data, 400, record_every=None)
     assert left(np.asarray(found.outer)) < 0.01
+
+
+@pytest.mark.parametrize("method", ["fedbio_global", "fedbioacc_global", "simfbo", "fedmsa"])
+def test_clients_that_differ_do_not_hold_a_shared_model_back(method):
+    """Five local steps of 1/L take a client most of the way to its own answer: their mean is not the answer of all."""
+    task = known_quadratic(0, lower_level="global")
+    found = fb.simulate(getattr(fb, method)(task.problem, batch_size=16), task.data, 60, record_every=None)
+    assert task.evaluate(found.outer, found.inner)["progress"] > 0.93
 
 
 RIDGES = [

@@ -75,13 +75,15 @@ def fedbioacc_global(model, rows, *, rounds, local_steps, steps, constants, weig
     kept = lambda t: [min(1.0, max(0.0, 1 - c * alpha(t) ** 2)) for c in (k.c_outer, k.c_inner, k.c_adjoint)]  # noqa: E731
     z, shared, done, itself = first(model, project), None, 0, isinstance(steps, Together)
     sites = [SimpleNamespace(before=z, last=0, momenta=None) for _ in weights]
+    if itself:
+        steps.share_out(local_steps)
     for number in range(rounds):
         replies, momenta = [], []
         if itself and steps.searches(rows, number, cohorts[number], z):
             continue
         for m in cohorts[number]:
             if itself:
-                rate = steps.look(m, *z[:2], rows(number, 0, m, 1, train=1, val=1)[0])
+                rate = steps.look(m, *z[:2], rows(number, 0, m, 1, train=1, val=1)[0]) / steps.shares
             site, own = sites[m], z
             before = site.before if site.last == done else z
             held = shared if averaged else site.momenta
@@ -97,10 +99,11 @@ def fedbioacc_global(model, rows, *, rounds, local_steps, steps, constants, weig
             momenta.append(held)
         if replies:
             shares = [weights[m] for m in cohorts[number]]
-            old, z, shared, done = z[0], mean(replies, shares), mean(momenta, shares), done + local_steps
+            old, z, shared, done = z, mean(replies, shares), mean(momenta, shares), done + local_steps
             if itself:
                 steps.told(cohorts[number])
-                z[0] = steps.rule.moved(old, shared[0])
+                steps.headed(old[1], z[1])
+                z[0] = steps.rule.moved(old[0], shared[0])
             z[0] = project(z[0])
             if itself and steps.searches(rows, number, cohorts[number], z, 1):
                 shared, done = None, 0
