@@ -438,7 +438,23 @@ def test_the_extra_is_named_where_it_is_missing(run, monkeypatch, tmp_path):
         assert (code, told) == (2, "fedbilevel: This command needs NVFlare: pip install 'fedbilevel[federation]'.\n")
 
 
-def test_a_site_sees_what_would_leave(done, north, schema):
+@pytest.mark.parametrize(
+    ("version", "safe"),
+    [((3, 11, 7), "3.11.8"), ((3, 12, 1), "3.12.2"), ((3, 11, 8), None), ((3, 12, 2), None), ((3, 13, 0), None)],
+)
+def test_a_check_names_a_python_whose_parser_may_fail(done, north, schema, monkeypatch, version, safe):
+    sentence = processes.python_doubt(version)
+    assert (sentence is None) == (safe is None)
+    if safe:
+        assert f"Python {'.'.join(map(str, version))} " in sentence
+        assert f"Python {safe} or newer" in sentence
+        monkeypatch.setattr(processes, "python_doubt", lambda: sentence)
+        told = done("site", "check", north, "--schema", schema, "--method", "fedavg")
+        assert f"Note: {sentence}" in told
+
+
+def test_a_site_sees_what_would_leave(done, north, schema, monkeypatch):
+    monkeypatch.setattr(processes, "python_doubt", lambda: None)
     told = done("site", "check", north, "--schema", schema, "--method", "fedbioacc", "--json")
     found = json.loads(told)
     assert (found["site"], found["server"]) == ("north", "fl.example.org:9102")

@@ -291,6 +291,7 @@ def check(
     """
     need_nvflare()
     from fedbilevel.federation.operator.kits import check_dates, loosened, open_kit
+    from fedbilevel.federation.operator.processes import python_doubt
     from fedbilevel.federation.protocol.policy import FILE, read_policy
 
     if schema is None:
@@ -317,7 +318,7 @@ def check(
         settings = job(fit, meaning, [opened.name])
     left, said = rehearse(opened.name, settings, policy)
     needs_person = not policy.approval.auto or not {"any", meaning.digest} & set(policy.approval.schemas)
-    warnings += misfits(meaning, table)
+    warnings += [*misfits(meaning, table), *filter(None, [python_doubt()])]
     if method == "audit" and not policy.may_tell("report"):
         warnings.append('It would tell nothing: an audit needs "report" in tell of local/fedbilevel.toml.')
     elif method != "audit" and policy.privacy is None:

@@ -47,6 +47,26 @@ FLAT = {"MALLOC_ARENA_MAX": "2"}
 numbers, which pass through many threads, a coordinator grew to three times its size."""
 
 
+PARSES_SAFELY = {(3, 11): 8, (3, 12): 2}
+"""Since which patch release of a Python its parser can be used by two threads at once (gh-106905); later Pythons always."""
+
+
+def python_doubt(version: Sequence[int] = sys.version_info[:3]) -> str | None:
+    """A sentence where the parser of this Python may fail.
+
+    No run depends on it: arrays travel as bytes, and nothing here or in what we use of NVFlare parses in two threads.  Whoever
+    answers for a site decides whether that is enough.
+    """
+    major, minor, patch, *_ = version
+    safe = PARSES_SAFELY.get((major, minor), 0)
+    if patch >= safe:
+        return None
+    return (
+        f"Python {major}.{minor}.{patch} has a parser that may fail when two threads use it (gh-106905). Runs do not use it "
+        f"so; Python {major}.{minor}.{safe} or newer is the safer choice."
+    )
+
+
 def start(kit: Path, environment: dict[str, str] | None = None, as_it_is: bool = False) -> subprocess.Popen[bytes]:
     """Start the kit's process; output goes to ``console.log``.
 
