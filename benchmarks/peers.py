@@ -406,5 +406,5 @@ def headline(found: dict[str, Any], clients: int = 100) -> str:
         if own is None or not spent or any(one.get("cap", CAP) < CAP for one in runs):
             return ""
         others = sorted(spent.items(), key=lambda pair: pair[1])
-        tasks.append(f"{name} by " + ", ".join(f"{peer} {float(f'{value / own:.2g}'):g}" for peer, value in others))
-    return f"- A round with {clients} clients, processor time of others where ours is 1: {'; '.join(tasks)}."
+        tasks.append(f"{name} with " + ", ".join(f"{peer} {float(f'{value / own:.2g}'):g}" for peer, value in others))
+    return f"- With {clients} clients others take so many times our processor time for a round: {'; '.join(tasks)}."

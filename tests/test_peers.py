@@ -143,9 +143,9 @@ def test_a_run_that_was_stopped_goes_on_and_its_table_is_whole(peers, asked, tmp
         " Measured: fedbilevel 1.2, plain PyTorch 1.2, FedJAX 1.2, pfl-research 1.2, Flower 1.2, NVFlare 1.2."
     )
     assert peers.headline(found) == (
-        "- A round with 100 clients, processor time of others where ours is 1: "
-        "FedAvg by plain PyTorch 1, pfl-research 1, Flower 1, FedJAX 900; "
-        "FedBiO by plain PyTorch 1, pfl-research 1, FedJAX 900."
+        "- With 100 clients others take so many times our processor time for a round: "
+        "FedAvg with plain PyTorch 1, pfl-research 1, Flower 1, FedJAX 900; "
+        "FedBiO with plain PyTorch 1, pfl-research 1, FedJAX 900."
     )
 
 
