@@ -49,17 +49,14 @@ class Neumann:
         if fused_serves(problem, batches):
             return _fused_hypergradients(problem, points, batches, gradients, self.step), calls
         solutions = self._series(problem, points, batches, tuple(in_inner for _, in_inner in gradients))
-        batch = batches.train(self.terms)
-        estimates = tuple(
-            assemble(problem, point, in_outer, solution, batch)
-            for point, (in_outer, _), solution in zip(points, gradients, solutions, strict=True)
-        )
+        found = [(point, in_outer, s) for point, (in_outer, _), s in zip(points, gradients, solutions, strict=True)]
+        estimates = batches.train(self.terms, lambda batch: tuple(assemble(problem, *each, batch) for each in found))
         return estimates, calls
 
     def _series(
         self, problem: BilevelProblem, points: Points, batches: Batches, right: tuple[Tree, ...]
     ) -> tuple[Tree, ...]:
-        # One gather serves every point; on whole sets the Hessian is the same each time and linearised once.
+        # One minibatch serves every point; on whole sets the Hessian is the same each time and linearised once.
         whole = batches.whole_train and [
             hessian_operator(problem.inner_loss, *point, batches.train(0)) for point in points
         ]
@@ -67,9 +64,11 @@ class Neumann:
         def multiply(vectors: tuple[Tree, ...], number: jax.Array) -> list[Tree]:
             if whole:
                 return [operator(vector) for operator, vector in zip(whole, vectors, strict=True)]
-            batch = batches.train(number)
-            pairs = zip(points, vectors, strict=True)
-            return [hessian_vector(problem.inner_loss, *point, batch, vector) for point, vector in pairs]
+            pairs, loss = [*zip(points, vectors, strict=True)], problem.inner_loss
+            products: list[Tree] = batches.train(
+                number, lambda batch: [hessian_vector(loss, *point, batch, vector) for point, vector in pairs]
+            )
+            return products
 
         def factor(state: tuple[Any, Any], number: jax.Array) -> tuple[tuple[Any, Any], None]:
             vectors, totals = state
