@@ -65,7 +65,9 @@ def inner_gradients(problem: BilevelProblem, points: Points, batches: Batches) -
     if fused_serves(problem, batches):
         return fused_inner_gradients(problem, points, batches)
     loss = problem.inner_loss
-    found: tuple[Tree, ...] = batches.inner(lambda batch: tuple(inner_gradient(loss, *point, batch) for point in points))
+    found: tuple[Tree, ...] = batches.inner(
+        lambda batch: tuple(inner_gradient(loss, *point, batch) for point in points)
+    )
     return found
 
 

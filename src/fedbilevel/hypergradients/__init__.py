@@ -38,7 +38,9 @@ class Hypergradient(Protocol):
 def outer_gradients(problem: BilevelProblem, points: Points, batches: Batches) -> list[tuple[Tree, Tree]]:
     """grad_x f and grad_y f at every point, on the first validation batch."""
     loss = problem.outer_loss
-    found: list[tuple[Tree, Tree]] = batches.val(0, lambda batch: [both_gradients(loss, *point, batch) for point in points])
+    found: list[tuple[Tree, Tree]] = batches.val(
+        0, lambda batch: [both_gradients(loss, *point, batch) for point in points]
+    )
     return found
 
 

@@ -21,7 +21,17 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel import kernels
-from fedbilevel.calculus import Calls, Tree, add, hessian_operator, hessian_vector, scale, step_along, subtract
+from fedbilevel.calculus import (
+    Calls,
+    Tree,
+    add,
+    bytes_of,
+    hessian_operator,
+    hessian_vector,
+    scale,
+    step_along,
+    subtract,
+)
 from fedbilevel.hints import positive, whole_number
 from fedbilevel.hypergradients import Points, assemble, outer_gradients
 from fedbilevel.hypergradients.adaptive import AdaptiveNeumann
@@ -78,7 +88,9 @@ class Neumann:
             )
             return (vectors, tuple(map(add, totals, vectors))), None
 
-        (_, totals), _ = jax.lax.scan(factor, (right, right), jnp.arange(self.terms))
+        # Where directions leave the caches, the sum takes in two at a time: a pass over it less.
+        unroll = 2 if bytes_of(right) >= kernels.LEAST_BYTES else 1
+        (_, totals), _ = jax.lax.scan(factor, (right, right), jnp.arange(self.terms), unroll=unroll)
         return tuple(scale(self.step, total) for total in totals)
 
 

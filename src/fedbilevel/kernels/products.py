@@ -1,15 +1,15 @@
-"""Functions of a minibatch of rows so long that it leaves the caches: the rows are read where they lie, and as seldom as can be.
+"""Functions of a minibatch whose rows are so long that it leaves the caches: they are read where they lie, and seldom.
 
 A loss is written for a batch, so its rows are gathered before it is evaluated, and every product with them reads them once
-more: a product of the Hessian with a vector takes the rows times y, the rows times the vector and the transposed rows times what
-follows from these.  Where a function of such a batch multiplies it with vectors, these products are found in its trace.  All that
-can be computed at the same time, of several points too, are one call of a kernel, which reads the rows once.  Everything else of
-the function stays what it is.
+more: a product of the Hessian with a vector takes the rows times y, the rows times the vector, and the transposed rows times
+what follows from these.  Where a function of such a batch multiplies it with vectors, these products are found in its trace.
+All that can be computed at the same time, of several points too, are one call of a kernel, which reads the rows once.
+Everything else of the function stays what it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -33,24 +33,23 @@ def over_rows(function: Callable[[Any], Any], table: Any, indices: jax.Array) ->
     closed, form = jax.make_jaxpr(function, return_shape=True)(jax.tree.unflatten(structure, shapes))
     jaxpr = closed.jaxpr
     long = {var: leaf for var, leaf in zip(jaxpr.invars, leaves, strict=True) if _suits(leaf, indices)}
-    waiting = _needed(jaxpr)
-    used = {var for eqn in waiting if not _product(eqn, long) for var in eqn.invars if isinstance(var, Var)}
-    used |= {var for var in jaxpr.outvars if isinstance(var, Var)}
+    waiting = [(eqn, _product(eqn, long)) for eqn in _needed(jaxpr)]
+    used = {var for eqn, product in waiting for var in _needs(eqn, product)} | _variables(jaxpr.outvars)
     known: dict[Var, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     known |= {var: take(leaf, indices) for var, leaf in zip(jaxpr.invars, leaves, strict=True) if var in used}
     while waiting:
         later, products = [], []
-        for eqn in waiting:
-            product = _product(eqn, long)
-            if not all(isinstance(var, Literal) or var in known for var in eqn.invars if product is None or var not in long):
-                later.append(eqn)
+        for eqn, product in waiting:
+            if not known.keys() >= _needs(eqn, product):
+                later.append((eqn, product))
             elif product is None:
                 known |= _evaluated(jaxpr, eqn, known)
             else:
                 products.append((product, eqn))
         for rows, sums in dict.fromkeys(product[:2] for product, _ in products):
             group = [(vector, eqn) for (*kind, vector), eqn in products if kind == [rows, sums]]
-            vectors = list(dict.fromkeys(vector for vector, _ in group))  # derivatives of several orders ask for the same
+            # Derivatives of several orders ask for the same products.
+            vectors = list(dict.fromkeys(vector for vector, _ in group))
             made = _multiply(long[rows], indices, [_value(vector, known) for vector in vectors], sums)
             known |= {eqn.outvars[0]: made[vectors.index(vector)] for vector, eqn in group}
         waiting = later
@@ -60,17 +59,18 @@ def over_rows(function: Callable[[Any], Any], table: Any, indices: jax.Array) ->
 def _suits(leaf: Any, indices: jax.Array) -> bool:
     if leaf.ndim != 2 or leaf.dtype not in (jnp.float32, jnp.float64) or indices.dtype != np.int32:
         return False
-    shared_out = any(jax.typeof(array).mat.varying for array in (leaf, indices))  # the trace would not know of the devices
+    # Where rows are shared out over devices the trace would not know of them.
+    shared_out = any(jax.typeof(array).mat.varying for array in (leaf, indices))
     return len(indices) * leaf.shape[1] * leaf.dtype.itemsize >= LEAST_BYTES and not shared_out and build.available()
 
 
 def _needed(jaxpr: Jaxpr) -> list[JaxprEqn]:
     """The equations that a result follows from: derivatives come with others."""
-    wanted, kept = set(var for var in jaxpr.outvars if isinstance(var, Var)), []
+    wanted, kept = _variables(jaxpr.outvars), []
     for eqn in reversed(jaxpr.eqns):
         if eqn.effects or wanted.intersection(eqn.outvars):
             kept.append(eqn)
-            wanted |= {var for var in eqn.invars if isinstance(var, Var)}
+            wanted |= _variables(eqn.invars)
     return kept[::-1]
 
 
@@ -85,6 +85,15 @@ def _product(eqn: JaxprEqn, long: dict[Var, Any]) -> tuple[Var, bool, Any] | Non
             alike = {rows.aval.dtype, vector.aval.dtype, eqn.outvars[0].aval.dtype}
             return (rows, axes == (0,), vector) if len(alike) == 1 else None
     return None
+
+
+def _needs(eqn: JaxprEqn, product: tuple[Var, bool, Any] | None) -> set[Var]:
+    """What must be known before: of a product with long rows not the rows."""
+    return _variables(eqn.invars if product is None else [product[2]])
+
+
+def _variables(atoms: Iterable[Any]) -> set[Var]:
+    return {atom for atom in atoms if isinstance(atom, Var)}
 
 
 def _value(var: Any, known: dict[Var, Any]) -> Any:
