@@ -78,12 +78,11 @@ def _product(eqn: JaxprEqn, long: dict[Var, Any]) -> tuple[Var, bool, Any] | Non
     """If ``eqn`` multiplies a vector with long rows: these, whether it sums over the rows, and the vector."""
     if eqn.primitive.name != "dot_general" or eqn.params["dimension_numbers"][1] != ((), ()):
         return None
-    for rows, vector, (axes, _) in zip(
-        eqn.invars, eqn.invars[::-1], (one := eqn.params["dimension_numbers"][0], one[::-1]), strict=True
-    ):
+    operands, contracted = list[Any](eqn.invars), eqn.params["dimension_numbers"][0]
+    made: Any = eqn.outvars[0].aval
+    for (rows, vector), (axes, _) in zip((operands, operands[::-1]), (contracted, contracted[::-1]), strict=True):
         if isinstance(rows, Var) and rows in long and vector.aval.ndim == 1 and len(axes) == 1:
-            alike = {rows.aval.dtype, vector.aval.dtype, eqn.outvars[0].aval.dtype}
-            return (rows, axes == (0,), vector) if len(alike) == 1 else None
+            return (rows, axes == (0,), vector) if long[rows].dtype == vector.aval.dtype == made.dtype else None
     return None
 
 
