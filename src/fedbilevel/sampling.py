@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.calculus import Tree
-from fedbilevel.kernels import Packed, take
+from fedbilevel.kernels import Packed, over_rows, take
 
 STATIC = {"static": True}
+Use = Callable[[Tree], Any]
 
 
 @jax.tree_util.register_dataclass
@@ -50,9 +51,10 @@ class LocalData:
     own: tuple[Tree, Tree] | None = None
     packed: Packed | None = None
 
-    def rows(self, part: str, indices: jax.Array) -> Tree:
+    def rows(self, part: str, indices: jax.Array, use: Use | None = None) -> Any:
+        """The rows of these numbers, or what ``use`` makes of them."""
         tree, numbers = self.flat(part, indices)
-        return jax.tree.map(lambda leaf: take(leaf, numbers), tree)
+        return jax.tree.map(lambda leaf: take(leaf, numbers), tree) if use is None else over_rows(use, tree, numbers)
 
     def whole(self, part: str) -> Tree:
         if self.notice is not None:
@@ -103,26 +105,31 @@ class Draws(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """The minibatches of one local step: the same rows at however many points they are evaluated."""
+    """The minibatches of one local step: the same rows at however many points they are evaluated.
+
+    ``use``: what is wanted of a minibatch, instead of its rows.  A function of all points at once reads long rows once for all.
+    """
 
     data: LocalData
     draws: Draws
 
-    def inner(self) -> Tree:
-        return self._part("train", self.draws.inner)
+    def inner(self, use: Use | None = None) -> Any:
+        return self._part("train", self.draws.inner, use)
 
-    def train(self, number: int | jax.Array) -> Tree:
-        return self._part("train", None if self.draws.train is None else self.draws.train[number])
+    def train(self, number: int | jax.Array, use: Use | None = None) -> Any:
+        return self._part("train", None if self.draws.train is None else self.draws.train[number], use)
 
-    def val(self, number: int | jax.Array) -> Tree:
-        return self._part("val", None if self.draws.val is None else self.draws.val[number])
+    def val(self, number: int | jax.Array, use: Use | None = None) -> Any:
+        return self._part("val", None if self.draws.val is None else self.draws.val[number], use)
 
     @property
     def whole_train(self) -> bool:
         return self.draws.train is None
 
-    def _part(self, part: str, indices: jax.Array | None) -> Tree:
-        return self.data.whole(part) if indices is None else self.data.rows(part, indices)
+    def _part(self, part: str, indices: jax.Array | None, use: Use | None) -> Any:
+        if indices is not None:
+            return self.data.rows(part, indices, use)
+        return self.data.whole(part) if use is None else use(self.data.whole(part))
 
 
 def scaled(bits: jax.Array, size: jax.Array) -> jax.Array:

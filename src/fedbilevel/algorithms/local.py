@@ -64,8 +64,11 @@ def inner_gradients(problem: BilevelProblem, points: Points, batches: Batches) -
     """
     if fused_serves(problem, batches):
         return fused_inner_gradients(problem, points, batches)
-    batch = batches.inner()
-    return tuple(inner_gradient(problem.inner_loss, outer, inner, batch) for outer, inner in points)
+    loss = problem.inner_loss
+    found: tuple[Tree, ...] = batches.inner(
+        lambda batch: tuple(inner_gradient(loss, *point, batch) for point in points)
+    )
+    return found
 
 
 def phase(name: str, send: Callable[[Any], Tree], loop: LocalLoop, absorb: Callable[[Any, Tree], Any]) -> Phase:

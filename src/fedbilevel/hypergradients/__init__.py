@@ -37,8 +37,11 @@ class Hypergradient(Protocol):
 
 def outer_gradients(problem: BilevelProblem, points: Points, batches: Batches) -> list[tuple[Tree, Tree]]:
     """grad_x f and grad_y f at every point, on the first validation batch."""
-    batch = batches.val(0)
-    return [both_gradients(problem.outer_loss, outer, inner, batch) for outer, inner in points]
+    loss = problem.outer_loss
+    found: list[tuple[Tree, Tree]] = batches.val(
+        0, lambda batch: [both_gradients(loss, *point, batch) for point in points]
+    )
+    return found
 
 
 def assemble(problem: BilevelProblem, point: tuple[Tree, Tree], in_outer: Tree, solution: Tree, batch: Tree) -> Tree:

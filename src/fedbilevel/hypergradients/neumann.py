@@ -21,7 +21,17 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel import kernels
-from fedbilevel.calculus import Calls, Tree, add, hessian_operator, hessian_vector, scale, step_along, subtract
+from fedbilevel.calculus import (
+    Calls,
+    Tree,
+    add,
+    bytes_of,
+    hessian_operator,
+    hessian_vector,
+    scale,
+    step_along,
+    subtract,
+)
 from fedbilevel.hints import positive, whole_number
 from fedbilevel.hypergradients import Points, assemble, outer_gradients
 from fedbilevel.hypergradients.adaptive import AdaptiveNeumann
@@ -49,17 +59,14 @@ class Neumann:
         if fused_serves(problem, batches):
             return _fused_hypergradients(problem, points, batches, gradients, self.step), calls
         solutions = self._series(problem, points, batches, tuple(in_inner for _, in_inner in gradients))
-        batch = batches.train(self.terms)
-        estimates = tuple(
-            assemble(problem, point, in_outer, solution, batch)
-            for point, (in_outer, _), solution in zip(points, gradients, solutions, strict=True)
-        )
+        found = [(point, in_outer, s) for point, (in_outer, _), s in zip(points, gradients, solutions, strict=True)]
+        estimates = batches.train(self.terms, lambda batch: tuple(assemble(problem, *each, batch) for each in found))
         return estimates, calls
 
     def _series(
         self, problem: BilevelProblem, points: Points, batches: Batches, right: tuple[Tree, ...]
     ) -> tuple[Tree, ...]:
-        # One gather serves every point; on whole sets the Hessian is the same each time and linearised once.
+        # One minibatch serves every point; on whole sets the Hessian is the same each time and linearised once.
         whole = batches.whole_train and [
             hessian_operator(problem.inner_loss, *point, batches.train(0)) for point in points
         ]
@@ -67,9 +74,11 @@ class Neumann:
         def multiply(vectors: tuple[Tree, ...], number: jax.Array) -> list[Tree]:
             if whole:
                 return [operator(vector) for operator, vector in zip(whole, vectors, strict=True)]
-            batch = batches.train(number)
-            pairs = zip(points, vectors, strict=True)
-            return [hessian_vector(problem.inner_loss, *point, batch, vector) for point, vector in pairs]
+            pairs, loss = [*zip(points, vectors, strict=True)], problem.inner_loss
+            products: list[Tree] = batches.train(
+                number, lambda batch: [hessian_vector(loss, *point, batch, vector) for point, vector in pairs]
+            )
+            return products
 
         def factor(state: tuple[Any, Any], number: jax.Array) -> tuple[tuple[Any, Any], None]:
             vectors, totals = state
@@ -79,7 +88,9 @@ class Neumann:
             )
             return (vectors, tuple(map(add, totals, vectors))), None
 
-        (_, totals), _ = jax.lax.scan(factor, (right, right), jnp.arange(self.terms))
+        # Where directions leave the caches, the sum takes in two at a time: a pass over it less.
+        unroll = 2 if bytes_of(right) >= kernels.LEAST_BYTES else 1
+        (_, totals), _ = jax.lax.scan(factor, (right, right), jnp.arange(self.terms), unroll=unroll)
         return tuple(scale(self.step, total) for total in totals)
 
 

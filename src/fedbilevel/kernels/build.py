@@ -28,14 +28,15 @@ import jax
 
 _SOURCES = (
     "linear.cc", "model.h", "long.h", "rows.h", "batches.h", "take.h", "whole.h", "packed.h", "packed_calls.h",
+    "products.h",
 )  # fmt: skip
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w")
 _NATIVE = "-march=native"
 _HANDLERS = {
     "linear": "FedbilevelLinear", "take": "FedbilevelTake", "whole": "FedbilevelWhole", "packed": "FedbilevelPacked",
-    "packed-whole": "FedbilevelPackedWhole",
+    "packed-whole": "FedbilevelPackedWhole", "products": "FedbilevelProducts",
 }  # fmt: skip
-_DOUBLE = ("linear", "whole")
+_DOUBLE = ("linear", "whole", "products")
 """Kernels that there are for float64 too."""
 _COMPILE_SECONDS = 300
 _LOCK = threading.Lock()

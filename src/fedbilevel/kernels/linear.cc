@@ -1,4 +1,4 @@
-// The kernels of model.h, take.h and whole.h as calls of XLA's foreign function interface.
+// The kernels of model.h, products.h, take.h and whole.h as calls of XLA's foreign function interface.
 //
 // A call runs on one thread and keeps no state. Leading dimensions of the operands are batch dimensions; an operand
 // whose batch dimension has size 1 is shared along it. Built with FEDBILEVEL_DOUBLE the library serves float64, else float32.
@@ -16,6 +16,7 @@
 #if !defined(FEDBILEVEL_DOUBLE)
 #include "packed_calls.h"
 #endif
+#include "products.h"
 #include "take.h"
 #include "whole.h"
 #include "xla/ffi/api/ffi.h"
@@ -266,7 +267,21 @@ ffi::Error WholeForType(ffi::RemainingArgs operands, ffi::RemainingRets results)
   }
 }
 
+ffi::Error ProductsForType(ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t sums) {
+  if (results.size() < 1 || operands.size() != results.size() + 2) return ffi::Error::InvalidArgument(kBadCount);
+  try {
+    const auto type = operands.get<Buffer>(0)->element_type();
+    if (type == kNumber) return RunProducts<Number>(operands, results, sums);
+    return ffi::Error::InvalidArgument(kBadType);
+  } catch (const std::exception& error) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, std::string("fedbilevel kernel: ") + error.what());
+  }
+}
+
 }  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelProducts, ProductsForType,
+                              ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("sums"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelWhole, WholeForType, ffi::Ffi::Bind().RemainingArgs().RemainingRets());
 

@@ -46,24 +46,36 @@ struct LongBatch {
     for (auto& each : factors) each.resize(rows.size());
   }
 
+  void Clear() {
+    for (auto& each : dots) std::fill(each.begin(), each.end(), 0.0);
+  }
+
+  // False if an index is out of range.
+  bool Point(const T* features, int64_t samples, int64_t length, const int32_t* indices) {
+    for (int64_t i = 0; i < size; ++i) {
+      if (static_cast<uint32_t>(indices[i]) >= static_cast<uint64_t>(samples)) return false;
+      rows[i] = features + indices[i] * length;
+    }
+    std::fill(rows.begin() + size, rows.end(), rows[size - 1]);
+    return true;
+  }
+
   // False if a cell is out of range (it is then replaced).
   bool Fill(const Model<T>& model, const int32_t* indices) {
-    bool valid = true;
+    bool valid = Point(model.features, model.samples, model.length, indices);
     for (int64_t i = 0; i < size; ++i) {
       const int32_t cell = model.cells[indices[i]];
       const bool inside = static_cast<uint32_t>(cell) < static_cast<uint64_t>(model.cell_count);
       valid &= inside;
       cells[i] = inside ? cell : 0;
-      rows[i] = model.features + indices[i] * model.length;
     }
-    std::fill(rows.begin() + size, rows.end(), rows[size - 1]);
-    for (auto& each : dots) std::fill(each.begin(), each.end(), 0.0);
+    Clear();
     return valid;
   }
 };
 
-// dots[q][i] += rows[i] . queries[q] over the columns [begin, end).
-template <typename T, int kQueries>
+// dots[q][i] += rows[i] . queries[q] over the columns [begin, end).  The first `kNear` queries are in the cache already.
+template <typename T, int kQueries, int kNear = kQueries / 2>
 __attribute__((noinline)) void LongDots(LongBatch<T>& batch, const T* const* queries, int64_t begin, int64_t end) {
   constexpr int64_t kWidth = Simd<T>::kWidth;
   constexpr int kRows = kMostSums / 4 < kLongRows ? kMostSums / 4 : kLongRows;
@@ -74,7 +86,7 @@ __attribute__((noinline)) void LongDots(LongBatch<T>& batch, const T* const* que
     for (; c + kWidth <= end; c += kWidth) {
       Vector<T> values[kQueries];
       for (int q = 0; q < kQueries; ++q) {
-        values[q] = q < kQueries / 2 ? Load(queries[q] + c) : LoadAhead(queries[q] + c);
+        values[q] = q < kNear ? Load(queries[q] + c) : LoadAhead(queries[q] + c);
         Hold(values[q]);
       }
       for (int r = 0; r < kRows; ++r) {
@@ -96,24 +108,26 @@ __attribute__((noinline)) void LongDots(LongBatch<T>& batch, const T* const* que
   }
 }
 
-// results[p] = scales[p] * sources[p] + sum_i factors[p][i] rows[i] over the columns [begin, end).
-template <typename T, int kCount>
+// results[p] = scales[p] * sources[p] + sum_i factors[p][i] rows[i] over the columns [begin, end).  Without `kSources` the sum
+// alone.
+template <typename T, int kCount, bool kSources = true>
 __attribute__((noinline)) void LongSums(const LongBatch<T>& batch, const T* scales, const T* const* sources,
                                         T* const* results, int64_t begin, int64_t end) {
   constexpr int64_t kWidth = Simd<T>::kWidth;
   for (size_t first = 0; first < batch.rows.size(); first += kLongRows) {
     const T* const* rows = batch.rows.data() + first;
+    const bool anew = !kSources && first == 0;
     const T* before[kCount];
     Vector<T> factors[kCount][kLongRows], scale[kCount];
     for (int p = 0; p < kCount; ++p) {
-      before[p] = first == 0 ? sources[p] : results[p];
-      scale[p] = Broadcast(first == 0 ? scales[p] : T(1));
+      before[p] = kSources && first == 0 ? sources[p] : results[p];
+      scale[p] = Broadcast(kSources && first == 0 ? scales[p] : T(1));
       for (int r = 0; r < kLongRows; ++r) factors[p][r] = Broadcast(batch.factors[p][first + r]);
     }
     int64_t c = begin;
     for (; c + kWidth <= end; c += kWidth) {
       Vector<T> values[kCount];
-      for (int p = 0; p < kCount; ++p) values[p] = scale[p] * LoadAhead(before[p] + c);
+      for (int p = 0; p < kCount; ++p) values[p] = anew ? Vector<T>{} : scale[p] * LoadAhead(before[p] + c);
       for (int r = 0; r < kLongRows; ++r) {
         Vector<T> row = LoadAhead(rows[r] + c);
         Hold(row);
@@ -123,7 +137,7 @@ __attribute__((noinline)) void LongSums(const LongBatch<T>& batch, const T* scal
     }
     for (; c < end; ++c) {
       for (int p = 0; p < kCount; ++p) {
-        T value = scale[p][0] * before[p][c];
+        T value = anew ? T(0) : scale[p][0] * before[p][c];
         for (int r = 0; r < kLongRows; ++r) value += rows[r][c] * factors[p][r][0];
         results[p][c] = value;
       }
