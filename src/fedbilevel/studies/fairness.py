@@ -262,15 +262,20 @@ def _options(recipe: Recipe) -> dict[str, Any]:
     return options
 
 
+def trainer_of(case: Case, recipe: Recipe) -> Trainer:
+    """For the clients of one split, which are its example."""
+    paper = recipe.formulation.kind == "paper" and recipe.method in BILEVEL
+    return Trainer(FairProgram(recipe, case.model, len(case.names)), case.paper if paper else case.whole)
+
+
 def evaluate(case: Case, label: str, recipe: Recipe, setting: str, default: bool) -> dict[str, Any]:
     """Fit on one split and measure on its three sets of rows.
 
     The gap of a fair model is positive by chance alone; its lead (the majority's true-positive rate minus that of all others)
     is 0 on average, so a mean over splits can show that it is.
     """
-    paper = recipe.formulation.kind == "paper" and recipe.method in BILEVEL
-    clients = case.paper if paper else case.whole
-    fitted = Trainer(FairProgram(recipe, case.model, len(case.names)), clients).run(clients, case.number)
+    trainer = trainer_of(case, recipe)
+    fitted = trainer.run(trainer.example, case.number)
     row: dict[str, Any] = {"case": case.source, "distribution": case.distribution, "split": case.number}
     row |= {"method": label, "setting": setting, "default": default}
     for part in PARTS:
