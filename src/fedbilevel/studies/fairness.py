@@ -63,6 +63,8 @@ RATES = {"adult-sex": 0.58, "adult-race": 0.58, "credit-status": 0.55}
 LARGEST_LOSS = 0.005
 """Accuracy that a setting may cost on the rows set aside, against FedAvg, when settings are chosen."""
 WORKERS = 2
+BRIEF = ("fedavg", "fedreg", *BILEVEL)
+"""Methods whose model has few rounds on small minibatches: compiled in half the time they give the same bits, hardly later."""
 
 
 class Entry(NamedTuple):
@@ -265,7 +267,8 @@ def _options(recipe: Recipe) -> dict[str, Any]:
 def trainer_of(case: Case, recipe: Recipe) -> Trainer:
     """For the clients of one split, which are its example."""
     paper = recipe.formulation.kind == "paper" and recipe.method in BILEVEL
-    return Trainer(FairProgram(recipe, case.model, len(case.names)), case.paper if paper else case.whole)
+    brief = recipe.method in BRIEF
+    return Trainer(FairProgram(recipe, case.model, len(case.names)), case.paper if paper else case.whole, brief=brief)
 
 
 def evaluate(case: Case, label: str, recipe: Recipe, setting: str, default: bool) -> dict[str, Any]:
