@@ -99,7 +99,7 @@ def test_columns_are_kept_as_a_frame_of_them_would_be(tmp_path):
     for name, table in (("columns", history), ("frame", pd.DataFrame(history))):
         with opened(tmp_path / name) as run:
             run.save("only", rows=row(0), groups={}, history=table)
-            refused("history lacks the column 'seed'", lambda run=run: run.save("a", history={"round": [1]}))
+            refused("history lacks the column 'dataset'", lambda run=run: run.save("a", history={"round": [1]}))
             wrong = {**history, "round": ["many", 5]}
             refused(
                 "history: the column 'round' must hold whole", lambda run=run, wrong=wrong: run.save("a", history=wrong)

@@ -88,11 +88,11 @@ def test_what_is_computed_while_another_part_fails_is_kept(tmp_path):
 
     class Slow(Letters):
         def compute(self, part):
-            if part.what[0] == "b":
-                assert failed.wait(60)
+            if part.what == ("b", 0):
+                assert failed.wait(600)
                 raise ArithmeticError("b")
             found = super().compute(part)
-            if part.what[1] == 2:
+            if part.what == ("a", 2):
                 failed.set()
             return found
 
@@ -101,7 +101,7 @@ def test_what_is_computed_while_another_part_fails_is_kept(tmp_path):
         conduct(study, tmp_path / "run", workers=2)
     kept = read(tmp_path / "run").rows
     assert sorted(zip(kept["dataset"], kept["seed"], strict=True)) == sorted(study.seen)
-    assert len(kept) == 3
+    assert len(kept) >= 4
 
     class Odd(Letters):
         def compute(self, part):
