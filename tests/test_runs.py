@@ -88,6 +88,27 @@ def test_what_is_saved_is_read_back(tmp_path):
     assert "table1: begins" in (tmp_path / "run" / "log.txt").read_text()
 
 
+def test_columns_are_kept_as_a_frame_of_them_would_be(tmp_path):
+    history = {name: [value] * 2 for name, value in {**MARKS, "seed": 0, "stage": "model"}.items()}
+    history |= {
+        "round": np.array([0, 5]),
+        "objective": [np.nan, np.float32(0.1)],
+        "own": [True, False],
+        "more": [1, 2.5],
+    }
+    for name, table in (("columns", history), ("frame", pd.DataFrame(history))):
+        with opened(tmp_path / name) as run:
+            run.save("only", rows=row(0), groups={}, history=table)
+            refused("history lacks the column 'dataset'", lambda run=run: run.save("a", history={"round": [1]}))
+            wrong = {**history, "round": ["many", 5]}
+            refused(
+                "history: the column 'round' must hold whole", lambda run=run, wrong=wrong: run.save("a", history=wrong)
+            )
+            run.finish()
+    for table in ("history", "groups"):
+        pd.testing.assert_frame_equal(*(getattr(read(tmp_path / name), table) for name in ("columns", "frame")))
+
+
 def test_rows_do_not_depend_on_which_part_was_ready_first(tmp_path):
     assert whole(tmp_path / "1", "ab").rows["seed"].tolist() == [0, 1]
     assert whole(tmp_path / "2", "ba").rows["seed"].tolist() == [1, 0]

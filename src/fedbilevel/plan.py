@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.calculus import Tree
+from fedbilevel.kernels import draw
 
 SERVER = 0x7FFFFFFE
 """The client number whose keys are the server's own: no client has it."""
@@ -200,6 +201,8 @@ class Algorithm(NamedTuple):
 
 def client_key(seed_key: jax.Array, round_index: Any, ordinal: Any, client: Any) -> jax.Array:
     """The key of one client in one phase of one round: a function of these numbers, never of the order of arrival."""
+    if draw.serves(seed_key):
+        return draw.fold(seed_key, round_index, ordinal, client)
     key = jax.random.fold_in(seed_key, round_index)
     return jax.random.fold_in(jax.random.fold_in(key, ordinal), client)
 

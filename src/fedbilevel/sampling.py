@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.calculus import Tree
-from fedbilevel.kernels import Packed, over_rows, take
+from fedbilevel.kernels import Packed, draw, over_rows, take
 
 STATIC = {"static": True}
 Use = Callable[[Tree], Any]
@@ -172,10 +172,14 @@ class Sampler(NamedTuple):
         train_count, val_count = prod(train_shape), prod(val_shape)
         if train_count + val_count == 0:
             return Draws()
-        bits = jax.random.bits(key, (train_count + val_count,), jnp.uint32)
-        train = scaled(bits[:train_count].reshape(train_shape), data.train_size)
-        val = scaled(bits[train_count:].reshape(val_shape), data.val_size)
-        train, val = jax.lax.optimization_barrier((train, val))
+        if draw.serves(key):
+            rows = draw.draw(key, data.train_size, data.val_size, train_count, val_count)
+            train, val = rows[:train_count].reshape(train_shape), rows[train_count:].reshape(val_shape)
+        else:
+            bits = jax.random.bits(key, (train_count + val_count,), jnp.uint32)
+            train = scaled(bits[:train_count].reshape(train_shape), data.train_size)
+            val = scaled(bits[train_count:].reshape(val_shape), data.val_size)
+            train, val = jax.lax.optimization_barrier((train, val))
         return Draws(
             train[:, 0] if self.batch_size is not None else None,
             train[:, 1:] if self.batch_size is not None and self.train_batches else None,

@@ -82,6 +82,35 @@ def test_what_failed_is_passed_on_and_the_rest_is_kept(tmp_path):
     assert not set(again.seen) & set(zip(kept.rows["dataset"], kept.rows["seed"], strict=True))
 
 
+def test_what_is_computed_while_another_part_fails_is_kept(tmp_path):
+    """Keeping is a thread of its own: what waits for it when a worker fails is not lost, and its own failure is passed on."""
+    failed = threading.Event()
+
+    class Slow(Letters):
+        def compute(self, part):
+            if part.what == ("b", 0):
+                assert failed.wait(600)
+                raise ArithmeticError("b")
+            found = super().compute(part)
+            if part.what == ("a", 2):
+                failed.set()
+            return found
+
+    study = Slow("ab", numbers=3)
+    with pytest.raises(ArithmeticError, match="b"):
+        conduct(study, tmp_path / "run", workers=2)
+    kept = read(tmp_path / "run").rows
+    assert sorted(zip(kept["dataset"], kept["seed"], strict=True)) == sorted(study.seen)
+    assert len(kept) >= 4
+
+    class Odd(Letters):
+        def compute(self, part):
+            return {part.keys[0]: {"rows": pd.DataFrame({"dataset": ["a"]})}}
+
+    with pytest.raises(ValueError, match="rows lacks the column 'split'"):
+        conduct(Odd("a"), tmp_path / "odd", workers=2)
+
+
 def test_a_finished_folder_grows_where_the_study_says_so(tmp_path):
     conduct(Letters("ab", grows=True), tmp_path / "run")
     more = Letters("bc", grows=True)

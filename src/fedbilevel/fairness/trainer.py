@@ -219,7 +219,8 @@ def fit_alike(
 class Trainer:
     """A program for clients like those of ``example``; `compile` once, then `run` from any thread.
 
-    ``narrow``: the same program without the columns that fill up the features, whose bytes are counted.
+    ``narrow``: the same program without the columns that fill up the features, whose bytes are counted.  ``brief``: the model's
+    rounds take less time than compiling them to the full would, see `CompiledLoop`.
     """
 
     def __init__(
@@ -228,8 +229,10 @@ class Trainer:
         example: Clients,
         record_every: int | None = None,
         narrow: FairProgram | None = None,
+        brief: bool = False,
     ) -> None:
         self.program, self.example, self.record_every, self.narrow = program, example, record_every, narrow
+        self.brief = brief
         self._laid_out: dict[int, Simulation] = {}
 
     def compile(self, seeds: Sequence[int] | None = None) -> None:
@@ -323,7 +326,7 @@ class Trainer:
             record_every=every,
             diagnostics="cheap",
             secure=self.program.secure,
-            brief=self.program.path and bytes_of(data.train) <= BRIEF_BYTES,
+            brief=(self.brief and stage.name == "model") or (self.program.path and bytes_of(data.train) <= BRIEF_BYTES),
         )
         narrow = None
         if self.narrow is not None:

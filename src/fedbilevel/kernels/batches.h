@@ -57,9 +57,10 @@ class Batches {
   __attribute__((noinline)) Operand<T> Bind(const char* name, const ffi::AnyBuffer& buffer,
                                             const std::vector<int64_t>& own) {
     using Number = std::remove_const_t<T>;
-    constexpr ffi::DataType kType = std::is_same_v<Number, int32_t> ? ffi::DataType::S32
-                                    : sizeof(Number) == 4           ? ffi::DataType::F32
-                                                                    : ffi::DataType::F64;
+    constexpr ffi::DataType kType = std::is_same_v<Number, int32_t>    ? ffi::DataType::S32
+                                    : std::is_same_v<Number, uint32_t> ? ffi::DataType::U32
+                                    : sizeof(Number) == 4              ? ffi::DataType::F32
+                                                                       : ffi::DataType::F64;
     const auto dims = buffer.dimensions();
     bool matches = buffer.element_type() == kType && dims.size() == sizes_.size() + own.size();
     int64_t stride = 1;

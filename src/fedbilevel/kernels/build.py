@@ -1,7 +1,7 @@
 """Compile the kernels once for this machine, keep them in the user's cache, and make them known to XLA.
 
-The library lies in ``$XDG_CACHE_HOME/fedbilevel/kernels/<digest>`` (``~/.cache`` by default); float64, which few need, has one
-of its own and waits until it is needed. The digest covers what
+The libraries lie in ``$XDG_CACHE_HOME/fedbilevel/kernels/<digest>`` (``~/.cache`` by default): two, so that two cores build
+them; float64, which few need, has one of its own and waits until it is needed. The digest covers what
 the machine code depends on, and is part of the names under which XLA knows the kernels: a program kept in XLA's
 persistent compilation cache can never meet a kernel of another version. ``FEDBILEVEL_KERNELS=off`` turns them off.
 """
@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -27,17 +28,21 @@ from typing import NamedTuple
 import jax
 
 _SOURCES = (
-    "linear.cc", "model.h", "long.h", "rows.h", "batches.h", "take.h", "whole.h", "packed.h", "packed_calls.h",
+    "linear.cc", "model.h", "long.h", "rows.h", "batches.h", "take.h", "whole.h", "packed.h", "packed_calls.h", "draw.h",
     "products.h",
 )  # fmt: skip
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w")
 _NATIVE = "-march=native"
 _HANDLERS = {
     "linear": "FedbilevelLinear", "take": "FedbilevelTake", "whole": "FedbilevelWhole", "packed": "FedbilevelPacked",
-    "packed-whole": "FedbilevelPackedWhole", "products": "FedbilevelProducts",
+    "packed-whole": "FedbilevelPackedWhole", "draw": "FedbilevelDraw", "fold": "FedbilevelFold",
+    "products": "FedbilevelProducts",
 }  # fmt: skip
-_DOUBLE = ("linear", "whole", "products")
-"""Kernels that there are for float64 too."""
+_LIBRARIES = {
+    False: {"linear.so": ("-DFEDBILEVEL_PART=1", ["linear"]), "rows.so": ("-DFEDBILEVEL_PART=2", [*_HANDLERS][1:])},
+    True: {"linear64.so": ("-DFEDBILEVEL_DOUBLE", ["linear", "whole", "products"])},
+}
+"""For float32 and for float64: the files, how each is compiled, and the kernels in it."""
 _COMPILE_SECONDS = 300
 _LOCK = threading.Lock()
 
@@ -54,6 +59,11 @@ def why_not() -> str | None:
         return f"The fused kernels run on CPUs, and JAX runs on {jax.default_backend()!r} here."
     with _LOCK:
         return _load(False).reason
+
+
+def ready() -> bool:
+    """Whether they can be used and need no compiler: somebody has loaded them."""
+    return _load.cache_info().currsize > 0 and available()
 
 
 def available() -> bool:
@@ -92,13 +102,16 @@ def _load(double: bool = False) -> _Loaded:
     """The names of XLA's targets, or why there are none. Kept: what cannot be built is not tried again."""
     try:
         command, digest = _command()
-        library = _library([*command, "-DFEDBILEVEL_DOUBLE"] if double else command, digest, double)
-        names = {
-            kernel: f"fedbilevel_{kernel}{'64' * double}_{digest}" for kernel in (_DOUBLE if double else _HANDLERS)
-        }
-        for kernel, name in names.items():
-            capsule = jax.ffi.pycapsule(getattr(library, _HANDLERS[kernel]))
-            jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+        wanted = _LIBRARIES[double]
+        with ThreadPoolExecutor(len(wanted)) as compilers:
+            made = [compilers.submit(_library, [*command, part], digest, name) for name, (part, _) in wanted.items()]
+        libraries = [library.result() for library in made]
+        names = {}
+        for library, (_, served) in zip(libraries, wanted.values(), strict=True):
+            for kernel in served:
+                names[kernel] = f"fedbilevel_{kernel}{'64' * double}_{digest}"
+                capsule = jax.ffi.pycapsule(getattr(library, _HANDLERS[kernel]))
+                jax.ffi.register_ffi_target(names[kernel], capsule, platform="cpu")
         return _Loaded(names)
     except _Unavailable as reason:
         return _Loaded(reason=str(reason))
@@ -163,8 +176,8 @@ def _cache() -> Path:
     return root / "fedbilevel" / "kernels"
 
 
-def _library(command: list[str], digest: str, double: bool) -> ctypes.CDLL:
-    """The compiled library, from the cache or into it."""
+def _library(command: list[str], digest: str, name: str) -> ctypes.CDLL:
+    """The compiled library ``name``, from the cache or into it."""
     try:
         folder = _cache() / digest
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -177,7 +190,7 @@ def _library(command: list[str], digest: str, double: bool) -> ctypes.CDLL:
         # Its content is run: nobody else may be able to put it there.
         if status.st_uid != os.getuid() or status.st_mode & 0o022:
             raise _Unavailable(f"The cache folder {folder} belongs to somebody else or can be written by others.")
-    path = folder / ("linear64.so" if double else "linear.so")
+    path = folder / name
     if path.is_file():
         try:
             return ctypes.CDLL(str(path))

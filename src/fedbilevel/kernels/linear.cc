@@ -1,7 +1,8 @@
 // The kernels of model.h, products.h, take.h and whole.h as calls of XLA's foreign function interface.
 //
 // A call runs on one thread and keeps no state. Leading dimensions of the operands are batch dimensions; an operand
-// whose batch dimension has size 1 is shared along it. Built with FEDBILEVEL_DOUBLE the library serves float64, else float32.
+// whose batch dimension has size 1 is shared along it. Built with FEDBILEVEL_DOUBLE the library serves float64, else float32:
+// then in two parts, which a compiler can be at side by side, FEDBILEVEL_PART 1 (`FedbilevelLinear`) and 2 (all others).
 
 #include <algorithm>
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "batches.h"
+#include "draw.h"
 #include "long.h"
 #include "model.h"
 #if !defined(FEDBILEVEL_DOUBLE)
@@ -280,12 +282,14 @@ ffi::Error ProductsForType(ffi::RemainingArgs operands, ffi::RemainingRets resul
 
 }  // namespace
 
+#if FEDBILEVEL_PART != 1
 XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelProducts, ProductsForType,
                               ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("sums"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelWhole, WholeForType, ffi::Ffi::Bind().RemainingArgs().RemainingRets());
+#endif
 
-#if !defined(FEDBILEVEL_DOUBLE)
+#if FEDBILEVEL_PART == 2
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     FedbilevelPacked,
     [](ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t link, int32_t ones, int32_t by_row) {
@@ -302,10 +306,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelTake, TakeRows,
                               ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("row_rank"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelFold, FoldIn, ffi::Ffi::Bind().RemainingArgs().RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelDraw, DrawRows,
+                              ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("train"));
 #endif
 
+#if FEDBILEVEL_PART != 2
 // Bound without a list of its operands, which would take longer to compile than the kernels.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelLinear, RunForType,
                               ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("link"));
+#endif
 
 }  // namespace fedbilevel

@@ -8,7 +8,7 @@ import io
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -44,6 +44,10 @@ HISTORY = {
 TABLES: dict[str, dict[str, str]] = {"rows": ROWS, "groups": GROUPS, "weights": WEIGHTS, "history": HISTORY}
 """Columns every folder has; a command may add its own behind them."""
 _TYPES: dict[str, Any] = {"text": "str", "whole": "int64", "number": "float64"}
+_MISSING: dict[str, Any] = {"text": "", "whole": 0, "number": np.nan}
+Table = pd.DataFrame | Mapping[str, Sequence[Any]]
+"""A frame, or columns by name, without missing texts: a run's tables are many and short, and a frame for each takes longer than
+measuring the run does."""
 
 
 def tidy(name: str, frame: pd.DataFrame | None) -> pd.DataFrame:
@@ -56,23 +60,29 @@ def tidy(name: str, frame: pd.DataFrame | None) -> pd.DataFrame:
     columns = TABLES[name]
     if frame is None or (frame.empty and len(frame.columns) == 0):
         return pd.DataFrame({column: pd.Series(dtype=_TYPES[kind]) for column, kind in columns.items()})
-    for column in KEYS:
-        if column not in frame.columns:
-            raise ValueError(f"{name} lacks the column {column!r}, which says which run a row belongs to.")
-    missing = {"text": "", "whole": 0, "number": np.nan}
+    _check_marked(name, frame)
     arrays: dict[str, Any] = {}
     for column, kind in columns.items():
-        values = frame[column] if column in frame.columns else pd.Series(missing[kind], index=frame.index)
+        values = frame[column] if column in frame.columns else pd.Series(_MISSING[kind], index=frame.index)
         try:
             if kind == "text" and (values.dtype != "str" or values.hasnans):
                 values = values.astype(object).where(values.notna(), "")
-            # A run's tables are many and short: what is typed already is not typed again.
-            arrays[column] = (values if values.dtype == _TYPES[kind] else values.astype(_TYPES[kind])).array
+            arrays[column] = values.astype(_TYPES[kind]).array
         except (ValueError, TypeError) as error:
-            said = {"text": "text", "whole": "whole numbers", "number": "numbers"}[kind]
-            raise ValueError(f"{name}: the column {column!r} must hold {said} ({error}).") from error
+            raise _wrong(name, column, kind, error) from error
     extra = {str(column): frame[column].array for column in frame.columns if column not in columns}
     return pd.DataFrame({**arrays, **extra})
+
+
+def _check_marked(name: str, table: Table) -> None:
+    for column in KEYS:
+        if column not in table:
+            raise ValueError(f"{name} lacks the column {column!r}, which says which run a row belongs to.")
+
+
+def _wrong(name: str, column: str, kind: str, error: Exception) -> ValueError:
+    said = {"text": "text", "whole": "whole numbers", "number": "numbers"}[kind]
+    return ValueError(f"{name}: the column {column!r} must hold {said} ({error}).")
 
 
 class Kept(NamedTuple):
@@ -80,6 +90,31 @@ class Kept(NamedTuple):
 
     columns: dict[str, str]
     values: list[list[Any]]
+
+    @classmethod
+    def of(cls, name: str, table: Table) -> Kept:
+        """``table`` as `tidy` has it."""
+        if isinstance(table, pd.DataFrame) or not table:
+            frame = tidy(name, table if isinstance(table, pd.DataFrame) else None)
+            kinds = {str(column): frame[column].dtype.kind for column in frame.columns}
+            return cls(kinds, [frame[column].tolist() for column in frame.columns])
+        _check_marked(name, table)
+        size, own = len(next(iter(table.values()))), TABLES[name]
+        read: dict[str, Any] = {"text": str, "whole": int, "number": float}
+        kinds, values = dict.fromkeys(own, ""), []
+        for column, kind in own.items():
+            kinds[column] = {"text": "O", "whole": "i", "number": "f"}[kind]
+            try:
+                given = table[column] if column in table else [_MISSING[kind]] * size
+                values.append(list(map(read[kind], given)))
+            except (ValueError, TypeError) as error:
+                raise _wrong(name, column, kind, error) from error
+        for column, given in table.items():
+            if column not in own:
+                array = np.asarray(given)
+                kinds[column] = array.dtype.kind
+                values.append(array.tolist())
+        return cls(kinds, values)
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -138,18 +173,12 @@ def part_name(key: str) -> str:
     return f"{readable}-{digest(key.encode())[:12]}.json"
 
 
-def part_text(key: str, tables: dict[str, pd.DataFrame], models: list[str]) -> bytes:
+def part_text(key: str, tables: dict[str, Kept], models: list[str]) -> bytes:
     """What a part's file holds: a digest, so that damage is seen, and below it everything else.
 
     In JSON numbers keep every bit, and whole numbers stay whole.
     """
-    records = {
-        name: {
-            "columns": {str(column): frame[column].dtype.kind for column in frame.columns},
-            "values": [frame[column].tolist() for column in frame.columns],
-        }
-        for name, frame in tables.items()
-    }
+    records = {name: kept._asdict() for name, kept in tables.items()}
     body = json.dumps({"key": key, "tables": records, "models": models}).encode()
     return digest(body).encode() + b"\n" + body
 

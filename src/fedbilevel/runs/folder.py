@@ -86,10 +86,10 @@ class RunFolder:
         self,
         key: str,
         *,
-        rows: pd.DataFrame | None = None,
-        groups: pd.DataFrame | None = None,
-        weights: pd.DataFrame | None = None,
-        history: pd.DataFrame | None = None,
+        rows: files.Table | None = None,
+        groups: files.Table | None = None,
+        weights: files.Table | None = None,
+        history: files.Table | None = None,
         others: Mapping[str, pd.DataFrame] | None = None,
         models: Mapping[str, Model] | None = None,
     ) -> None:
@@ -97,7 +97,7 @@ class RunFolder:
         if self.done(key):
             raise ValueError(f"The part {key!r} of {self.path} has been saved before.")
         given = {"rows": rows, "groups": groups, "weights": weights, "history": history, **(others or {})}
-        tables = {name: files.tidy(name, frame) for name, frame in given.items() if frame is not None}
+        tables = {name: files.Kept.of(name, table) for name, table in given.items() if table is not None}
         with _explained(self.path, "save results in"):
             if self.complete:
                 self._describe({"status": "running", "files": None})

@@ -197,9 +197,11 @@ def widened(features: np.ndarray, width: int) -> tuple[np.ndarray, int]:
 
 
 def largest_client(codes: np.ndarray) -> int:
-    """Rows that a client with the largest share of every group can have, in any distribution."""
+    """Rows that a client with the largest share of every group can have, in any distribution; rounded, so that a table with
+    other groups has as many and shares the programs that read none."""
     share = max(SHARES) / sum(SHARES)
-    return int(np.ceil(share * (1 - SET_ASIDE) * len(codes))) + 4 * int(codes.max() + 1)
+    most = share * (1 - SET_ASIDE) * len(codes) + 4 * int(codes.max() + 1)
+    return -(-int(np.ceil(most)) // 128) * 128
 
 
 def _padded(clients: list[Rows], capacity: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
@@ -130,7 +131,8 @@ def listed(option: str, text: str, known: Collection[str]) -> tuple[str, ...]:
 class _Crew:
     """Threads at work.  JAX lets go of the interpreter while it compiles and computes, so threads use the cores.
 
-    Whoever is free takes the first part whose program nobody else is preparing, and prepares it where that is not done.
+    Whoever is free takes the first part whose program nobody else is preparing, and prepares it where that is not done.  One
+    more thread keeps what they computed: it waits for the disk, and no core waits with it.
     """
 
     def __init__(self, study: Study, folder: RunFolder, parts: list[Part], left: list[Part], report: Report) -> None:
@@ -139,6 +141,7 @@ class _Crew:
         self.prepared: dict[Any, bool] = {}
         """By program: True, or False while somebody is at it."""
         self.changed = threading.Condition()
+        self.computed = SimpleQueue[tuple[Part, dict[str, dict[str, Any]]] | None]()
         self.failure: BaseException | None = None
         self.total = sum(len(part.keys) for part in parts)
         self.done = self.total - sum(len(part.keys) for part in left)
@@ -147,7 +150,8 @@ class _Crew:
     def work(self, workers: int) -> None:
         self.report(Standing(self.done, self.total, None, "preparing"))
         threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(workers)]
-        for thread in threads:
+        keeper = threading.Thread(target=self._keep, daemon=True)
+        for thread in (*threads, keeper):
             thread.start()
         try:
             for thread in threads:
@@ -158,6 +162,9 @@ class _Crew:
             for thread in threads:
                 thread.join()
             raise
+        finally:
+            self.computed.put(None)
+            keeper.join()
         if self.failure is not None:
             raise self.failure
 
@@ -174,7 +181,8 @@ class _Crew:
                     with self.changed:
                         self.prepared[part.program] = True
                         self.changed.notify_all()
-                self._compute(part)
+                self.computed.put((part, self.study.compute(part)))
+                make_room()
         except BaseException as failure:
             self._stop(failure)
 
@@ -189,17 +197,21 @@ class _Crew:
                 self.changed.wait()
             return None
 
-    def _compute(self, part: Part) -> None:
-        for key, results in self.study.compute(part).items():
-            if not self.folder.done(key):
-                self.folder.save(key, **results)
-        make_room()
-        with self.changed:
-            first = not self.spent
-            self.done += len(part.keys)
-            self.spent += part.cost
-            left = (time.monotonic() - self.began) * (self.cost - self.spent) / self.spent
-            self.report(Standing(self.done, self.total, None if first else left, part.title))
+    def _keep(self) -> None:
+        """Until there is nothing more; also after a failure of others, what is computed."""
+        try:
+            while (computed := self.computed.get()) is not None:
+                part, found = computed
+                for key, results in found.items():
+                    if not self.folder.done(key):
+                        self.folder.save(key, **results)
+                first = not self.spent
+                self.done += len(part.keys)
+                self.spent += part.cost
+                left = (time.monotonic() - self.began) * (self.cost - self.spent) / self.spent
+                self.report(Standing(self.done, self.total, None if first else left, part.title))
+        except BaseException as failure:
+            self._stop(failure)
 
 
 def make_room() -> None:

@@ -201,16 +201,21 @@ class Design(Study):
         return [*(trial.part() for trial in self.trials()), *self.contrasts()]
 
     def contrasts(self) -> list[Part]:
-        """The parts of `CONTRAST`, after all others."""
+        """The parts of `CONTRAST`: among the first, since they are long."""
         slices = replace(CONTRAST, splits=self.contrast).slices()
+        cost = 2.0
         return [
-            Part((f"contrast {slice.number}",), slice, "Adult by sex", "contrast", 2.0, (self.seeds, slice.number))
+            Part((f"contrast {slice.number}",), slice, "Adult by sex", "contrast", cost, (0, -cost, "", slice.number))
             for slice in slices
         ]
 
     def prepare(self, part: Part) -> None:
         if isinstance(part.what, Trial):
             self._trainer(part.what, self._case(part.what))
+            return
+        case = self._cases.get(*part.what[:3])
+        for entry in CONTRAST.entries(part.what):
+            fairness.trainer_of(case, entry.recipe).compile()
 
     def compute(self, part: Part) -> dict[str, dict[str, Any]]:
         """Of several seeds that one run serves, only the seed differs."""
@@ -224,7 +229,7 @@ class Design(Study):
             model = tables.pop("model")
             for seed in seeds:
                 named = {
-                    name: table if seed == seeds[0] or not len(table) else table.assign(seed=seed)
+                    name: {**table, "seed": [seed] * len(table["seed"])} if table else table
                     for name, table in tables.items()
                 }
                 results[trial.key(seed)] = {**named, "models": {trial.key(seed).replace(" ", "-"): model}}
@@ -260,7 +265,8 @@ class Design(Study):
         place = (trial.dataset, trial.method, recipe.outer_batch_size, together and len(together))
         if place not in self._trainers:
             program = FairProgram(recipe, case.model, len(case.names), names=case.names)
-            trainer = Trainer(program, case.whole if trial.method in OURS else case.paper)
+            brief = recipe.method in fairness.BRIEF
+            trainer = Trainer(program, case.whole if trial.method in OURS else case.paper, brief=brief)
             trainer.compile(together)
             self._trainers[place] = trainer
         return self._trainers[place]
@@ -347,8 +353,8 @@ def verify(path: str | Path, seed: int | None = None) -> Verified:
     place = (row["dataset"], row["split"], method, float(row["rate"]), int(row["split_seed"]))
     # Runs that went side by side do so again: their sums are taken in the same order.
     (trial,) = (trial for trial in design.trials() if trial[:5] == place and row["seed"] in trial.seeds)
-    again = next(tables for seeds, tables in design.run(trial) if row["seed"] in seeds)["rows"].iloc[0]
-    pairs = {name: (row[name], again.get(name, np.nan)) for name in EXACT}
+    again = next(tables for seeds, tables in design.run(trial) if row["seed"] in seeds)["rows"]
+    pairs = {name: (row[name], again[name][0] if name in again else np.nan) for name in EXACT}
     differences = {name: (a, b) for name, (a, b) in pairs.items() if not (a == b or (a != a and b != b))}
     return Verified({str(name): value for name, value in row.items()}, differences)
 
@@ -356,7 +362,7 @@ def verify(path: str | Path, seed: int | None = None) -> Verified:
 def measured(
     case: Case, recipe: Recipe, fitted: Fitted, marks: dict[str, Any], setting: dict[str, Any], gap: Gap
 ) -> dict[str, Any]:
-    """Rows, groups, weights and history of one run, as a run folder takes them, and ``model``, which writes its file.
+    """Rows, groups, weights and history of one run, as columns, and ``model``, which writes its file.
 
     ``marks``: which run it is; ``setting``: further columns of its row.
     """
@@ -366,7 +372,7 @@ def measured(
     models = np.stack([stop.outer for stop in fitted.stops if stop.stage == "model"], axis=1)
     scores, tests = case.train.features @ models, case.test.features @ models
     decided = case.test.decided_by(tests, len(case.names))
-    row, groups = {**marks, **setting}, pd.DataFrame()
+    row, groups = {**marks, **setting}, {}
     if not fitted.diverged:
         counted = {
             "train": Counts(case.train.decided_by(scores[:, -1:], len(case.names)).cells[0]),
@@ -384,21 +390,27 @@ def measured(
     row |= {"seconds": round(fitted.seconds, 6), "weights": told, "diverged": fitted.diverged}
     objectives = _mean_losses(case.train.labels, scores)
     return {
-        "rows": pd.DataFrame({name: [value] for name, value in row.items()}),
+        "rows": {name: [value] for name, value in row.items()},
         "groups": groups,
-        "weights": pd.DataFrame() if weights is None else weights.reset_index().assign(**marks),
+        "weights": {} if weights is None else _marked(weights.reset_index().to_dict("list"), marks),
         "history": _history(case, fitted, objectives, decided.overall("accuracy"), gap(decided), marks),
         "model": partial(_save_model, case, recipe, fitted, setting["rate"], marks["seed"]),
     }
 
 
-def _by_group(counted: dict[str, Counts], names: list[str], marks: dict[str, Any]) -> pd.DataFrame:
-    """What a model does in every group, on training and on test rows.  One frame at once: these tables are many and short."""
+def _marked(columns: dict[str, Any], marks: dict[str, Any]) -> dict[str, Any]:
+    """The same rows, which tell which run they belong to."""
+    size = len(next(iter(columns.values())))
+    return columns | {name: [mark] * size for name, mark in marks.items()}
+
+
+def _by_group(counted: dict[str, Counts], names: list[str], marks: dict[str, Any]) -> dict[str, Any]:
+    """What a model does in every group, on training and on test rows."""
     parts = {part: counted[part].columns() for part in ("train", "test")}
     found = {name: np.concatenate([columns[name] for columns in parts.values()]) for name in parts["test"]}
     del found["negatives"]
     places = {"part": [part for part in parts for _ in names], "group": [*names, *names]}
-    return pd.DataFrame({**places, **found, **marks}, index=range(len(parts) * len(names)))
+    return _marked({**places, **found}, marks)
 
 
 def _costs(stop: Stop) -> dict[str, int]:
@@ -408,7 +420,7 @@ def _costs(stop: Stop) -> dict[str, int]:
 
 def _history(
     case: Case, fitted: Fitted, losses: np.ndarray, accuracies: np.ndarray, gaps: np.ndarray, marks: dict[str, Any]
-) -> pd.DataFrame:
+) -> dict[str, Any]:
     """One row a stop: the objective of its stage, and for models also what they do on the test rows."""
     columns: dict[str, list[Any]] = {"stage": [stop.stage for stop in fitted.stops]}
     columns |= {name: [getattr(stop, name) for stop in fitted.stops] for name in ("round", "step")}
@@ -417,7 +429,7 @@ def _history(
     columns["objective"] = [*(_validation_loss(case, stop) for stop in before), *losses.tolist()]
     unknown = [np.nan] * len(before)
     columns |= {"test_accuracy": [*unknown, *accuracies.tolist()], "test_gap": [*unknown, *gaps.tolist()]}
-    return pd.DataFrame({**columns, **marks}, index=range(len(fitted.stops)))
+    return _marked(columns, marks)
 
 
 def _mean_losses(labels: np.ndarray, scores: np.ndarray) -> np.ndarray:
