@@ -53,6 +53,7 @@ without the row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -276,26 +277,22 @@ def fedpath(
             found: jax.Array = jax.vmap(lambda towards: self.bent(scores, towards), out_axes=2)(each)
             return found
 
-        def probe(self, inner: jax.Array, number: jax.Array, key: jax.Array) -> jax.Array:
-            """v of this ``number``: of covariance H where all clients' are averaged by rows."""
+        def probe(self, inner: jax.Array, keys: jax.Array) -> jax.Array:
+            """v: of covariance H where all clients' are averaged by rows.  ``keys``: of the rows, and of the ridge."""
             scores = self.scores(inner)
-            drawn = signs(scores, kind, key, number, 0)
+            drawn, of_ridge = signs(keys, scores.shape, first.shape, kind)
             if model.classes > 2:  # R R' = diag(p) - p p' for R = diag(sqrt p) - p sqrt(p)'
                 chance = jax.nn.softmax(scores)
                 drawn = jnp.sqrt(chance) * drawn
                 drawn = jnp.sqrt(self.own)[:, None] * (drawn - chance * jnp.sum(drawn, axis=1, keepdims=True))
             else:
                 drawn = jnp.sqrt(jnp.maximum(self.bends(scores)[:, 0, 0], 0)) * drawn
-            held = jnp.sqrt(ridge * self.number).astype(kind) * self.ridge_signs(inner, key, number)
-            return jnp.sqrt(jnp.asarray(rows, kind)) * (self.back(drawn) + held) / self.number
-
-        def ridge_signs(self, inner: jax.Array, key: jax.Array, number: jax.Array) -> jax.Array:
-            """1 or -1 for every number of the model, counted from the last one.  Columns of zeros, which may fill up the front,
-            have none: the model is the same with them and without."""
+            # Those of the model count from its last row.  Columns of zeros, which may fill up the front, have none: the model
+            # is the same with them and without.
             used = jnp.any((self.batch["features"] != 0) & self.real[:, None], axis=0)
-
-            drawn = signs(inner.reshape(first.shape), kind, key, number, 1)[::-1]
-            return jnp.where(used.reshape(-1, *[1] * (drawn.ndim - 1)), drawn, 0).ravel()
+            held = jnp.where(used.reshape(-1, *[1] * (of_ridge.ndim - 1)), of_ridge[::-1], 0).ravel()
+            held = jnp.sqrt(ridge * self.number).astype(kind) * held
+            return jnp.sqrt(jnp.asarray(rows, kind)) * (self.back(drawn) + held) / self.number
 
         def left_out(self, table: jax.Array, scores: jax.Array, apart: Apart) -> jax.Array:
             """t: the scores of models that were each trained without the row."""
@@ -378,8 +375,9 @@ def fedpath(
         return jax.vmap(product)(direction), counted(local, Calls(hessian_vector=len(direction)))
 
     def probe(message: Sent, local: Local, data: LocalData, key: jax.Array) -> tuple[jax.Array, Local]:
-        each = jnp.arange(probes, dtype=jnp.uint32)
-        drawn = jax.vmap(Rows.of(data).probe, (None, 0, None))(message.inner, each, key)
+        own = Rows.of(data)
+        keys = jax.vmap(lambda place: folded(key, *place))(np.indices((probes, 2)).reshape(2, -1).T)
+        drawn = jax.vmap(own.probe, (None, 0))(message.inner, keys.reshape(probes, 2))
         local = local._replace(outer=message.outer, inner=message.inner)
         return drawn, counted(local, Calls(gradients=probes))
 
@@ -556,14 +554,25 @@ def rounds_of(strengths: Sequence[float], steps: int = STEPS, warm: int = WARM) 
     return warm + steps * len(strengths)
 
 
-def signs(like: jax.Array, kind: Any, key: jax.Array, *numbers: Any) -> jax.Array:
-    """1 or -1 for every number of ``like``, by the ``numbers`` and its row: whatever padding follows, a row has the same."""
+def signs(keys: jax.Array, scores: tuple[int, ...], model: tuple[int, ...], kind: Any) -> tuple[jax.Array, jax.Array]:
+    """1 or -1 for every score, by the first of two ``keys``, and for every number of a model, by the second; and by its row:
+    whatever padding follows, a row has the same.
 
-    def of_row(row: jax.Array) -> jax.Array:
-        return jax.random.bits(folded(key, *numbers, row), like.shape[1:], jnp.uint8)
+    They are those of ``jax.random.bits(jax.random.fold_in(key, row), shape of a row, "uint8")``, all in one: each call of the
+    generator would be compiled by itself.
+    """
+    split, columns = math.prod(scores), np.int32(math.prod(scores[1:]))
 
-    bits = jax.vmap(of_row)(jnp.arange(len(like), dtype=jnp.uint32))
-    return 2 * (bits & 1).astype(kind) - 1
+    def of(place: jax.Array) -> jax.Array:
+        second = place >= split
+        within = place - jnp.where(second, split, 0)
+        each = keys[second.astype(jnp.int32)]
+        first, other = jax.random.key_data(folded(each, jax.lax.div(within, columns), jax.lax.rem(within, columns)))
+        return (first ^ other) & 1
+
+    bits = jax.vmap(of)(jnp.arange(split + math.prod(model), dtype=jnp.int32))
+    drawn = 2 * bits.astype(kind) - 1
+    return drawn[:split].reshape(scores), drawn[split:].reshape(model)
 
 
 def given_way(spread: jax.Array, bends: jax.Array) -> jax.Array:
