@@ -176,7 +176,7 @@ def _advance(
 
 BRIEF = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
 """What XLA leaves out for a program that runs briefly: FedPath's then took half the time to compile, and its rounds on 10,000
-rows a tenth longer.  Without any optimisation (level 0) it would be a quarter, and three times as long: that is for what runs
+rows a tenth longer.  Without any optimisation (level 0) it would be a quarter, and five times as long: that is for what runs
 once."""
 STATIC = {"_begin": ("build", "places"), "_advance": ("loop",)}
 

@@ -235,7 +235,7 @@ def fedpath(
         """A client's rows, which of them are ``real``, their own weights (padding has none), and how many they are.
 
         Derivatives are taken by score and carried over to y, in which scores are linear: differentiating through everything
-        gives the same numbers, in a program of twice the size."""
+        gives the same numbers, in a larger program."""
 
         batch: Tree
         real: jax.Array

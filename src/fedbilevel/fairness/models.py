@@ -159,8 +159,8 @@ class Model:
 
 @jax.custom_jvp
 def softplus(scores: jax.Array) -> jax.Array:
-    """log(1 + e^z).  Its derivatives are said here: those of ``jnp.logaddexp`` look after infinities, in several times as many
-    operations, and second ones are taken of them all over FedPath."""
+    """log(1 + e^z).  Its derivatives are said here: those of ``jnp.logaddexp`` look after infinities, in more operations, and
+    FedPath takes second ones of them in every phase."""
     return jnp.logaddexp(scores, 0.0)
 
 
