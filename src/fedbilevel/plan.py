@@ -201,10 +201,19 @@ class Algorithm(NamedTuple):
 
 def client_key(seed_key: jax.Array, round_index: Any, ordinal: Any, client: Any) -> jax.Array:
     """The key of one client in one phase of one round: a function of these numbers, never of the order of arrival."""
-    if draw.serves(seed_key):
-        return draw.fold(seed_key, round_index, ordinal, client)
-    key = jax.random.fold_in(seed_key, round_index)
-    return jax.random.fold_in(jax.random.fold_in(key, ordinal), client)
+    return folded(seed_key, round_index, ordinal, client)
+
+
+def folded(key: jax.Array, *numbers: Any) -> jax.Array:
+    """``jax.random.fold_in`` of one number after the other.
+
+    By a kernel where one is at hand, else in a loop: XLA takes longer to compile the generator than most of what a server
+    does, and would do so for every number."""
+    if draw.serves(key):
+        return draw.fold(key, *numbers)
+    each = jnp.stack([jnp.asarray(number, jnp.uint32) for number in numbers])
+    found: jax.Array = jax.lax.scan(lambda held, number: (jax.random.fold_in(held, number), None), key, each)[0]
+    return found
 
 
 def weighted_mean(replies: Tree, weights: jax.Array) -> Tree:

@@ -151,6 +151,20 @@ class Pooled:
         return np.mean(yes == self.y), abs(rates[0] - rates[1])
 
 
+def drawn_signs(key, *shape):
+    """One call of JAX's generator a row."""
+    bits = [jax.random.bits(jax.random.fold_in(key, row), shape[1:], "uint8") for row in range(shape[0])]
+    return 2 * (np.array(bits) & 1).astype(np.float32) - 1
+
+
+@pytest.mark.parametrize("columns", [(), (3,)])
+def test_signs_are_those_of_rows_one_by_one(columns):
+    keys = jax.random.split(jax.random.key(5))
+    found = signs(keys, (9, *columns), (4, *columns), np.float32)
+    for key, rows, these in zip(keys, (9, 4), found, strict=True):
+        np.testing.assert_array_equal(these, drawn_signs(key, rows, *columns))
+
+
 def drawn(parts, y, warm):
     """v_k: what clients with these rows, averaged by rows, answer to `probe`."""
     total, mean = sum(len(part["labels"]) for part in parts), 0
@@ -158,8 +172,8 @@ def drawn(parts, y, warm):
         own, keys = Pooled(part), jax.random.split(client_key(jax.random.key(0), warm - 1, 0, client), PROBES)
         p = sigmoid(own.z @ y)
         for_rows, for_ridge = zip(*map(jax.random.split, keys), strict=True)
-        e = np.array([signs(key, np.zeros(own.n), np.float32) for key in for_rows])
-        ridge = np.array([signs(key, y, np.float32)[::-1] for key in for_ridge])
+        e = np.array([drawn_signs(key, own.n) for key in for_rows])
+        ridge = np.array([drawn_signs(key, len(y))[::-1] for key in for_ridge])
         v = e @ (np.sqrt(p * (1 - p))[:, None] * own.z) + np.sqrt(RIDGE * own.n) * ridge
         mean = mean + np.sqrt(total) * v / own.n * (own.n / total)
     return mean

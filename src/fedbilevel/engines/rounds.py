@@ -192,14 +192,15 @@ def run_round(
     asked = total(cohort.asked, layout)
     answered = total(jnp.sum(cohort.active, dtype=jnp.int32), layout)
 
-    def run(items: Plan, state: State, ordinal: Any, first: int) -> tuple[State, Any]:
-        """``first``: the number of the first phase of ``items`` among all phases of the plan."""
+    def run(items: Plan, state: State, ordinal: Any, often: Any, first: int) -> tuple[State, Any, Any]:
+        """``often``: how often each phase of the plan ran so far; ``first``: the number of the first one of ``items``."""
         for item in items:
             if isinstance(item, Repeat):
                 times = item.times if item.turns is None else jnp.minimum(item.turns(state.server), item.times)
                 # The ordinal is carried, so that every repetition has keys of its own.
-                again = partial(lambda item, first, _, held: run(item.phases, held[0], held[1], first), item, first)
-                state, ordinal = jax.lax.fori_loop(0, times, again, (state, jnp.asarray(ordinal)))
+                again = partial(lambda item, first, _, held: run(item.phases, *held, first), item, first)
+                held = (state, jnp.asarray(ordinal), jnp.asarray(often))
+                state, ordinal, often = jax.lax.fori_loop(0, times, again, held)
                 first += sum(1 for _ in phases_of(item.phases))
                 continue
             key_of = partial(client_key, seed_key, number, ordinal)
@@ -207,14 +208,19 @@ def run_round(
                 state = state._replace(server=item.update(state.server, key_of(SERVER)))
             else:
                 state = run_phase(item, layout, fleet, state, cohort, (jax.vmap(key_of)(ids), key_of), watch)[0]
-                this = (np.arange(len(state.messages)) == first).astype(np.int32)
-                state = state._replace(messages=state.messages + asked * this, answers=state.answers + answered * this)
+                often = often + (np.arange(len(often)) == first).astype(np.int32)
                 first += 1
             ordinal = ordinal + 1
-        return state, ordinal
+        return state, ordinal, often
 
-    state, _ = run(algorithm.plan, state, jnp.zeros((), jnp.int32), 0)
-    return state._replace(contacts=state.contacts + asked, replies=state.replies + answered)
+    never = np.zeros(len(state.messages), np.int32)
+    state, _, often = run(algorithm.plan, state, jnp.zeros((), jnp.int32), never, 0)
+    return state._replace(
+        contacts=state.contacts + asked,
+        replies=state.replies + answered,
+        messages=state.messages + asked * often,
+        answers=state.answers + answered * often,
+    )
 
 
 def run_traced_round(
@@ -334,7 +340,8 @@ def read_by_objective(algorithm: Algorithm, fleet: Fleet) -> Reads:
         inner = algorithm.view(server, local).inner
         return algorithm.objective(algorithm.outer(server), inner, replace(data, notice=lambda *read: whole.add(read)))
 
-    states = (jax.eval_shape(make, jax.random.key(0)) for make in (algorithm.init, algorithm.enroll))
+    key = jax.eval_shape(jax.random.key, 0)  # a key itself would be compiled
+    states = (jax.eval_shape(make, key) for make in (algorithm.init, algorithm.enroll))
     jax.eval_shape(objective, *states, _one_client(fleet))
     return whole
 

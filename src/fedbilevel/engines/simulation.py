@@ -111,11 +111,10 @@ class CompiledLoop:
 
 def begin(loop: CompiledLoop, settings: Any, seed: Any) -> State:
     """Of one seed, or of several side by side.  How clients are laid out and what is recorded play no part in the program."""
-    state: State = _begin(loop.build, loop.layout.places, settings, seed)
+    state: State = _compiled(_begin, loop.brief, 0)(loop.build, loop.layout.places, settings, seed)
     return state
 
 
-@partial(jax.jit, static_argnames=("build", "places"))
 def _begin(build: Any, places: int, settings: Any, seed: Any) -> State:
     def of(seed: Any) -> State:
         return start(build(settings), places, jax.random.key(seed))
@@ -175,21 +174,31 @@ def _advance(
     return shared(*arguments)  # type: ignore[no-any-return]
 
 
-advance = jax.jit(_advance, static_argnames=("loop",))
 BRIEF = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
 """What XLA leaves out for a program that runs briefly: FedPath's then took half the time to compile, and its rounds on 10,000
-rows a tenth longer.  Without any optimisation it would be a quarter, and five times as long."""
+rows a tenth longer.  Without any optimisation (level 0) it would be a quarter, and five times as long: that is for what runs
+once."""
+STATIC = {"_begin": ("build", "places"), "_advance": ("loop",)}
 
 
 def program_of(brief: bool) -> Any:
-    """`advance`, or the same compiled with `BRIEF`, unless somebody chose XLA's flags."""
+    """The compiled loop, or the same compiled with `BRIEF`."""
+    return _compiled(_advance, brief)
+
+
+def _compiled(function: Any, brief: bool, level: int = 1) -> Any:
+    """With all that XLA can do; or, where it is to be brief and nobody chose XLA's flags, with `BRIEF`, at this level."""
     chosen = any(name in os.environ.get("XLA_FLAGS", "") for name in BRIEF)
-    return _briefly() if brief and not chosen and jax.default_backend() == "cpu" else advance
+    return _jitted(function, level if brief and not chosen and jax.default_backend() == "cpu" else None)
 
 
 @cache
-def _briefly() -> Any:
-    return jax.jit(_advance, static_argnames=("loop",), compiler_options=BRIEF)
+def _jitted(function: Any, level: int | None) -> Any:
+    options = None if level is None else {**BRIEF, "xla_backend_optimization_level": level}
+    return jax.jit(function, static_argnames=STATIC[function.__name__], compiler_options=options)
+
+
+advance = _jitted(_advance, None)
 
 
 class Moment(NamedTuple):
@@ -468,10 +477,7 @@ class Simulation:
 
     def _answer(self, settings: Any, server: Any, local: Tree) -> tuple[Tree, Tree]:
         algorithm = self.algorithm.build(settings)
-        held = jax.tree.leaves(local)
-        count = len(held[0]) if held else self.data.clients
-        inner = jax.vmap(lambda own: algorithm.view(server, own).inner, axis_size=count)(local)
-        return algorithm.outer(server), inner
+        return algorithm.outer(server), inner_of(algorithm, server, local, self.data.clients)
 
     def solves(self, settings: Any, moment: Moment) -> tuple[np.ndarray, Solves] | None:
         """How the linear systems of clients ended, for estimators that solve some, and the numbers of these clients."""
@@ -496,7 +502,9 @@ class Simulation:
         hyper = {name: float(value) for name, value in named_numbers(settings).items()}
         server, local = seen_from_here(moment.state, self.loop.layout)
         if moment.held is None:
-            outer, inner = self._answer(settings, server, local)
+            # Clients' own variables are put together once somebody looks at them.
+            algorithm, count = self.algorithm.build(settings), self.data.clients
+            outer, inner = algorithm.outer(server), Later(partial(inner_of, algorithm, server, local, count))
         else:
             moment.held.keep(moment.done, moment.state.local)
             states = moment.held.visits.states
@@ -506,6 +514,13 @@ class Simulation:
             later: Any = cohorts.ReadLater if isinstance(self.source, ClientStore) else everybody_later
             local, inner = later(states, shown[0]), None if inner is None else later(states, shown[1])
         return Result(outer, inner, pd.DataFrame(moment.history), moment.done, seed, hyper, server, local)
+
+
+def inner_of(algorithm: Algorithm, server: Any, local: Tree, clients: int) -> Tree:
+    """The inner variable of every client at hand, stacked."""
+    held = jax.tree.leaves(local)
+    count = len(held[0]) if held else clients
+    return jax.vmap(lambda own: algorithm.view(server, own).inner, axis_size=count)(local)
 
 
 def everybody_later(states: cohorts.LocalStates, show: Any) -> Later:

@@ -53,21 +53,21 @@ without the row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from fedbilevel.algorithms.arguments import Count, Kind, NotNegative, Positive, algorithm
 from fedbilevel.algorithms.lbfgs import Pairs
-from fedbilevel.calculus import Calls, Tree, counted, no_calls, put, select, solve_each
+from fedbilevel.calculus import Calls, Tree, counted, no_calls, put, select, solve_each, solve_positive
 from fedbilevel.fairness.formulation import Formulation, Weights, spread_of, statistics
-from fedbilevel.fairness.models import Model, decided, mean_of, penalty
+from fedbilevel.fairness.models import Model, decided, penalty
 from fedbilevel.hints import positive
-from fedbilevel.plan import Algorithm, Phase, Repeat, ServerStep, View
+from fedbilevel.plan import Algorithm, Phase, Repeat, ServerStep, View, folded
 from fedbilevel.sampling import LocalData
 
 PRODUCTS = 5
@@ -211,107 +211,114 @@ def fedpath(
     cells = form.cells(groups, model.classes)
     weights_of = Weights(cells)
     cut = float(np.log(threshold / (1 - threshold))) if model.classes == 2 else 0.0
-    unravel: Any = None
-
-    def flat() -> jax.Array:
-        nonlocal unravel
-        vector, unravel = ravel_pytree(model.start(jax.random.key(0)))
-        return vector
-
-    first = jax.eval_shape(flat)  # shapes alone: nothing is compiled for them
+    first = jax.eval_shape(lambda: model.start(jax.random.key(0)))  # shapes alone: nothing is compiled for them
     kind, size = first.dtype, first.size
     lambdas = np.asarray([0.0, *strengths], kind)
-    total = jnp.asarray(rows, kind)
     number = len(strengths)
 
     def place(round: jax.Array) -> jax.Array:
         """The place on the path that the step of x at the end of a round is for; 0: there is none."""
-        return jnp.where(round < warm - 1, 0, jnp.clip((round - warm + 1) // steps + 1, 0, number))
+        after = round - (warm - 1)
+        return jnp.where(after < 0, 0, jnp.minimum(jax.lax.div(after, jnp.int32(steps)) + 1, number))
 
     def strength_at(place: jax.Array) -> jax.Array:
         found: jax.Array = jax.lax.dynamic_index_in_dim(lambdas, place, keepdims=False)
         return found
 
+    def ridge_of(inner: jax.Array) -> jax.Array:
+        """The gradient of the penalty."""
+        return jnp.asarray(ridge, kind) * inner
+
     # What clients compute.
 
     class Rows(NamedTuple):
+        """A client's rows, which of them are ``real``, their own weights (padding has none), and how many they are.
+
+        Derivatives are taken by score and carried over to y, in which scores are linear: differentiating through everything
+        gives the same numbers, in a larger program."""
+
         batch: Tree
         real: jax.Array
+        own: jax.Array
+        number: jax.Array
 
         @classmethod
         def of(cls, data: LocalData) -> Rows:
             if form.skips_padding():
-                return cls(*data.whole_with_mask("train"))
-            batch = data.whole("train")
-            return cls(batch, jnp.full(batch["labels"].shape, True))
+                batch, real = data.whole_with_mask("train")
+            else:
+                batch = data.whole("train")
+                real = jnp.full(batch["labels"].shape, True)
+            own = real.astype(kind)
+            number = jnp.sum(own)
+            return cls(batch, real, own * batch["weights"].astype(kind) if "weights" in batch else own, number)
 
-        @property
-        def own(self) -> jax.Array:
-            """The rows' own weights; padding has none."""
-            return jnp.where(self.real, self.batch["weights"].astype(kind) if "weights" in self.batch else 1, 0)
+        def mean(self, values: jax.Array) -> jax.Array:
+            return jnp.sum(values) / self.number
 
         def losses(self, scores: jax.Array) -> jax.Array:
-            return self.own * jnp.where(self.real, model.losses(scores, self.batch["labels"]), 0)
+            return self.own * model.losses(scores, self.batch["labels"])
 
         def slopes(self, scores: jax.Array) -> jax.Array:
             """l', by row and score."""
             found: jax.Array = jax.grad(lambda scores: jnp.sum(self.losses(scores)))(scores)
             return found
 
-        def bends(self, scores: jax.Array) -> jax.Array:
-            """l", ``[n, columns, columns]``: the slope of every score by every score."""
-            columns = scores.reshape(len(scores), -1)
-
-            def along(one: jax.Array) -> jax.Array:
-                towards = jnp.broadcast_to(one, columns.shape).reshape(scores.shape)
-                return jnp.reshape(jax.jvp(self.slopes, (scores,), (towards,))[1], columns.shape)
-
-            found: jax.Array = jax.vmap(along, out_axes=2)(jnp.eye(columns.shape[1], dtype=kind))
+        def bent(self, scores: jax.Array, towards: jax.Array) -> jax.Array:
+            """l" along ``towards``, by row and score."""
+            found: jax.Array = jax.jvp(self.slopes, (scores,), (towards,))[1]
             return found
 
-        def probe(self, inner: jax.Array, key: jax.Array) -> jax.Array:
-            """v: of covariance H where all clients' are averaged by rows."""
-            scores, back = jax.vjp(self.scores, inner)
-            of_rows, of_ridge = jax.random.split(key)
-            drawn = signs(of_rows, scores, kind)
+        def bends(self, scores: jax.Array) -> jax.Array:
+            """l", ``[n, columns, columns]``: the slope of every score by every score."""
+            if scores.ndim == 1:
+                return self.bent(scores, jnp.ones_like(scores))[:, None, None]
+            each = jnp.broadcast_to(jnp.eye(scores.shape[1], dtype=kind)[:, None], (scores.shape[1], *scores.shape))
+            found: jax.Array = jax.vmap(lambda towards: self.bent(scores, towards), out_axes=2)(each)
+            return found
+
+        def probe(self, inner: jax.Array, keys: jax.Array) -> jax.Array:
+            """v: of covariance H where all clients' are averaged by rows.  ``keys``: of the rows, and of the ridge."""
+            scores = self.scores(inner)
+            drawn, of_ridge = signs(keys, scores.shape, first.shape, kind)
             if model.classes > 2:  # R R' = diag(p) - p p' for R = diag(sqrt p) - p sqrt(p)'
                 chance = jax.nn.softmax(scores)
                 drawn = jnp.sqrt(chance) * drawn
                 drawn = jnp.sqrt(self.own)[:, None] * (drawn - chance * jnp.sum(drawn, axis=1, keepdims=True))
             else:
                 drawn = jnp.sqrt(jnp.maximum(self.bends(scores)[:, 0, 0], 0)) * drawn
-            held = jnp.sqrt(ridge * self.number).astype(kind) * self.ridge_signs(inner, of_ridge)
-            found: jax.Array = jnp.sqrt(total) * (back(drawn)[0] + held) / self.number
-            return found
-
-        def ridge_signs(self, inner: jax.Array, key: jax.Array) -> jax.Array:
-            """1 or -1 for every number of the model, counted from the last one.  Columns of zeros, which may fill up the front,
-            have none: the model is the same with them and without."""
+            # Those of the model count from its last row.  Columns of zeros, which may fill up the front, have none: the model
+            # is the same with them and without.
             used = jnp.any((self.batch["features"] != 0) & self.real[:, None], axis=0)
+            held = jnp.where(used.reshape(-1, *[1] * (of_ridge.ndim - 1)), of_ridge[::-1], 0).ravel()
+            held = jnp.sqrt(ridge * self.number).astype(kind) * held
+            return jnp.sqrt(jnp.asarray(rows, kind)) * (self.back(drawn) + held) / self.number
 
-            def drawn(leaf: jax.Array) -> jax.Array:
-                return jnp.where(used.reshape(-1, *[1] * (leaf.ndim - 1)), signs(key, leaf, kind)[::-1], 0)
-
-            return ravel_pytree(jax.tree.map(drawn, unravel(inner)))[0]
-
-        def left_out(self, table: jax.Array, inner: jax.Array, apart: Apart) -> jax.Array:
+        def left_out(self, table: jax.Array, scores: jax.Array, apart: Apart) -> jax.Array:
             """t: the scores of models that were each trained without the row."""
-            scores = self.scores(inner)
             towards = jax.vmap(self.scores)(apart.probes).reshape(probes, len(scores), -1)
-            spread = jnp.einsum("kia,kib->iab", towards, towards) / (probes * total)
+            spread = jnp.sum(towards[..., :, None] * towards[..., None, :], axis=0) / (probes * jnp.asarray(rows, kind))
             bends = self.bends(self.scores(apart.inner))
-            leverage = jnp.einsum("iab,iba->i", bends, spread)
-            spread = spread * jnp.minimum(1, LEVERAGE / jnp.maximum(leverage, TINY))[:, None, None]
-            slopes = self.slopes(scores).reshape(len(scores), -1)
-            moved = jnp.einsum("iab,ib->ia", given_way(spread, bends), slopes)
+            leverage = jnp.sum(bends * spread, axis=(1, 2), keepdims=True)
+            spread = spread * jnp.minimum(1, LEVERAGE / jnp.maximum(leverage, TINY))
+            slopes = self.slopes(scores).reshape(len(scores), 1, -1)
+            moved = jnp.sum(given_way(spread, bends) * slopes, axis=2)
             return scores + (table[self.batch["cells"]][:, None] * moved).reshape(scores.shape)
 
         def scores(self, inner: jax.Array) -> jax.Array:
-            return model.scores(unravel(inner), self.batch["features"])
+            return model.scores(inner.reshape(first.shape), self.batch["features"])
 
-        def inner_loss(self, outer: jax.Array, inner: jax.Array) -> jax.Array:
+        def back(self, by_score: jax.Array) -> jax.Array:
+            """From derivatives by score to those by y."""
+            return (self.batch["features"].T @ by_score).ravel()
+
+        def inner_loss(self, outer: jax.Array, inner: jax.Array, scores: jax.Array) -> jax.Array:
+            return self.mean(self.by_weight(outer, self.losses(scores))) + penalty(inner, ridge)
+
+        def by_weight(self, outer: jax.Array, values: jax.Array) -> jax.Array:
+            """``values`` of rows, or of their scores, times the weights of their cells."""
             table = weights_of(outer)[self.batch["cells"]]
-            return mean_of(table * self.losses(self.scores(inner)), self.real) + penalty(inner, ridge)
+            return table.reshape(-1, *[1] * (values.ndim - 1)) * values
 
         def compared(self, scores: jax.Array) -> jax.Array:
             shifted = scores if form.metric == "calibration" else scores - cut
@@ -319,58 +326,58 @@ def fedpath(
                 form, shifted, self.batch["labels"], jnp.where(self.real, self.batch["groups"], -1), groups
             )
 
-        def outer_loss(self, table: jax.Array, inner: jax.Array, apart: Apart, coefficients: jax.Array) -> jax.Array:
-            compared = self.compared(self.left_out(table, inner, apart)) / self.number
-            return mean_of(self.losses(self.scores(inner)), self.real) + jnp.sum(coefficients * compared)
+        def outer_loss(self, table: jax.Array, scores: jax.Array, apart: Apart, coefficients: jax.Array) -> jax.Array:
+            compared = self.compared(self.left_out(table, scores, apart)) / self.number
+            return self.mean(self.losses(scores)) + jnp.sum(coefficients * compared)
 
-        def by_cell(self, inner: jax.Array) -> jax.Array:
+        def by_cell(self, values: jax.Array) -> jax.Array:
             members = self.batch["cells"][None, :] == jnp.arange(cells, dtype=jnp.int32)[:, None]
-            return jnp.sum(jnp.where(members, self.losses(self.scores(inner))[None, :], 0), axis=1) / self.number
+            return jnp.sum(jnp.where(members, values[None, :], 0), axis=1) / self.number
 
         def told(self, outer: jax.Array, inner: jax.Array, apart: Apart) -> Told:
-            scores = self.left_out(weights_of(outer), inner, apart)
+            scores = self.scores(inner)
+            without = self.left_out(weights_of(outer), scores, apart)
             return Told(
-                self.inner_loss(outer, inner),
-                mean_of(self.losses(self.scores(inner)), self.real),
-                mean_of(self.losses(scores), self.real),
-                self.compared(scores) / self.number,
-                self.decisions(scores) / self.number,
+                self.inner_loss(outer, inner, scores),
+                self.mean(self.losses(scores)),
+                self.mean(self.losses(without)),
+                self.compared(without) / self.number,
+                self.decisions(without) / self.number,
             )
 
         def decisions(self, scores: jax.Array) -> jax.Array:
             if model.regression:
                 return jnp.zeros((0,), kind)
-            among = jnp.where(
-                self.real, self.batch["groups"] * model.classes + self.batch["labels"].astype(jnp.int32), -1
-            )
+            among = self.batch["groups"] * model.classes + self.batch["labels"].astype(jnp.int32)
             both = jnp.where(self.real, among * model.classes + decided(scores - cut), -1)
             names = jnp.arange(groups * model.classes**2, dtype=jnp.int32)
             shares = jnp.sum(both[None, :] == names[:, None], axis=1, dtype=kind)
             return shares.reshape(groups, model.classes, model.classes)
 
-        @property
-        def number(self) -> jax.Array:
-            return jnp.sum(self.real, dtype=kind)
-
     def slope(message: Sent, local: Local, data: LocalData, key: jax.Array) -> tuple[Slope, Local]:
-        loss, gradient = jax.value_and_grad(Rows.of(data).inner_loss, argnums=1)(message.outer, message.inner)
+        own = Rows.of(data)
+        scores = own.scores(message.inner)
+        gradient = own.back(own.by_weight(message.outer, own.slopes(scores)) / own.number) + ridge_of(message.inner)
         local = local._replace(outer=message.outer, inner=message.inner)
-        return Slope(gradient, loss), counted(local, Calls(gradients=1))
+        return Slope(gradient, own.inner_loss(*message[:2], scores)), counted(local, Calls(gradients=1))
 
     def curve(direction: jax.Array, local: Local, data: LocalData, key: jax.Array) -> tuple[jax.Array, Local]:
         """Along one direction, or along several."""
-        gradient = jax.grad(Rows.of(data).inner_loss, argnums=1)
+        own = Rows.of(data)
+        scores = own.scores(local.inner)
 
         def product(direction: jax.Array) -> jax.Array:
-            found: jax.Array = jax.jvp(lambda inner: gradient(local.outer, inner), (local.inner,), (direction,))[1]
-            return found
+            along = own.by_weight(local.outer, own.bent(scores, own.scores(direction)))
+            return own.back(along / own.number) + ridge_of(direction)
 
         if direction.ndim == 1:
             return product(direction), counted(local, Calls(hessian_vector=1))
         return jax.vmap(product)(direction), counted(local, Calls(hessian_vector=len(direction)))
 
     def probe(message: Sent, local: Local, data: LocalData, key: jax.Array) -> tuple[jax.Array, Local]:
-        drawn = jax.vmap(Rows.of(data).probe, (None, 0))(message.inner, jax.random.split(key, probes))
+        own = Rows.of(data)
+        keys = jax.vmap(lambda place: folded(key, *place))(np.indices((probes, 2)).reshape(2, -1).T)
+        drawn = jax.vmap(own.probe, (None, 0))(message.inner, keys.reshape(probes, 2))
         local = local._replace(outer=message.outer, inner=message.inner)
         return drawn, counted(local, Calls(gradients=probes))
 
@@ -382,14 +389,17 @@ def fedpath(
 
     def gap(message: Sent, local: Local, data: LocalData, key: jax.Array) -> tuple[Pull, Local]:
         # The step of y may have been taken back, so x and y come again.
-        direct, gradient = jax.grad(Rows.of(data).outer_loss, argnums=(0, 1))(
-            weights_of(message.outer), message.inner, local.apart, message.coefficients
+        own = Rows.of(data)
+        direct, by_score = jax.grad(own.outer_loss, argnums=(0, 1))(
+            weights_of(message.outer), own.scores(message.inner), local.apart, message.coefficients
         )
         local = local._replace(outer=message.outer, inner=message.inner)
-        return Pull(gradient, direct), counted(local, Calls(gradients=1))
+        return Pull(own.back(by_score), direct), counted(local, Calls(gradients=1))
 
     def weigh(adjoint: jax.Array, local: Local, data: LocalData, key: jax.Array) -> tuple[jax.Array, Local]:
-        along = jax.jvp(Rows.of(data).by_cell, (local.inner,), (adjoint,))[1]
+        own = Rows.of(data)
+        along = own.slopes(own.scores(local.inner)) * own.scores(adjoint)
+        along = own.by_cell(along if along.ndim == 1 else jnp.sum(along, axis=1))
         return along, counted(local, Calls(cross=1))
 
     # What the server makes of the means.
@@ -453,7 +463,7 @@ def fedpath(
         moved = server.round >= warm
         lower = told.inner_loss <= before.told.inner_loss + SLACK
         both = jax.tree.map(lambda *leaves: jnp.stack(leaves), (told.loss, told.sums), (kept.told.loss, kept.told.sums))
-        spreads, slopes = jax.vmap(jax.value_and_grad(lambda sums: spread_of(form, sums, total)))(both[1])
+        spreads, slopes = jax.vmap(jax.value_and_grad(lambda sums: spread_of(form, sums, rows)))(both[1])
         values = both[0] + strength * spreads
         fairer = ~moved | (values[0] <= values[1] + SLACK)
         good = lower & fairer & jnp.isfinite(told.loss)
@@ -479,14 +489,14 @@ def fedpath(
         bend = jnp.where(last > 0, server.bend * (strength / jnp.maximum(last, TINY)), fresh)
         # Gradients of two strengths say nothing about the bend of either.
         bend = jnp.where((last == strength) & (step @ step > 0), bent(bend, step, change), bend)
-        towards = -jnp.linalg.solve(bend, nu)
+        towards = -solve_positive(bend, nu)
         towards = towards * jnp.minimum(1, server.radius / jnp.maximum(jnp.max(jnp.abs(towards)), TINY))
         outer = jnp.clip(point.outer + towards, -FURTHEST, FURTHEST)
         outer = jnp.where((strength > 0) & jnp.all(jnp.isfinite(towards)), outer, point.outer)
         return server._replace(point=point._replace(outer=outer), kept=point, nu=nu, bend=bend, round=server.round + 1)
 
     def init(key: jax.Array) -> Server:
-        inner, _ = ravel_pytree(model.start(key))
+        inner = model.start(key).ravel()
         outer = jnp.zeros(cells, kind)
         sums = jax.eval_shape(
             lambda scores: statistics(form, scores, jnp.zeros(2, kind), jnp.zeros(2, jnp.int32), groups),
@@ -507,6 +517,9 @@ def fedpath(
     def enroll(key: jax.Array) -> Local:
         nothing = jnp.zeros(size, kind)
         return Local(jnp.zeros(cells, kind), nothing, Apart(nothing, jnp.zeros((probes, size), kind)), no_calls())
+
+    def objective(inner: jax.Array, own: Rows) -> jax.Array:
+        return own.mean(own.losses(own.scores(inner)))
 
     def solving(name: str) -> Repeat:
         product = Phase(name, lambda server: server.solve.direction, curve, onward)
@@ -530,11 +543,9 @@ def fedpath(
             solving("adjoint"),
             Phase("weigh", lambda server: server.solve.solution, weigh, move),
         ),
-        outer=lambda server: server.path._replace(inner=jax.vmap(unravel)(server.path.inner)),
+        outer=lambda server: server.path._replace(inner=server.path.inner.reshape(-1, *first.shape)),
         view=lambda server, local: View(inner=server.point.inner, calls=local.calls),
-        objective=lambda path, inner, data: (
-            Rows.of(data).inner_loss(jnp.zeros(cells, kind), inner) - penalty(inner, ridge)
-        ),
+        objective=lambda path, inner, data: objective(inner, Rows.of(data)),
     )
 
 
@@ -543,17 +554,32 @@ def rounds_of(strengths: Sequence[float], steps: int = STEPS, warm: int = WARM) 
     return warm + steps * len(strengths)
 
 
-def signs(key: jax.Array, like: jax.Array, kind: Any) -> jax.Array:
-    """1 or -1 for every number, by its row: whatever padding follows, a row has the same."""
-    rows = jnp.arange(len(like), dtype=jnp.int32)
-    bits = jax.vmap(lambda row: jax.random.bits(jax.random.fold_in(key, row), like.shape[1:], jnp.uint8))(rows)
-    return 2 * (bits & 1).astype(kind) - 1
+def signs(keys: jax.Array, scores: tuple[int, ...], model: tuple[int, ...], kind: Any) -> tuple[jax.Array, jax.Array]:
+    """1 or -1 for every score, by the first of two ``keys``, and for every number of a model, by the second; and by its row:
+    whatever padding follows, a row has the same.
+
+    They are those of ``jax.random.bits(jax.random.fold_in(key, row), shape of a row, "uint8")``, all in one: each call of the
+    generator would be compiled by itself.
+    """
+    split, columns = math.prod(scores), np.int32(math.prod(scores[1:]))
+
+    def of(place: jax.Array) -> jax.Array:
+        second = place >= split
+        within = place - jnp.where(second, split, 0)
+        each = keys[second.astype(jnp.int32)]
+        first, other = jax.random.key_data(folded(each, jax.lax.div(within, columns), jax.lax.rem(within, columns)))
+        return (first ^ other) & 1
+
+    bits = jax.vmap(of)(jnp.arange(split + math.prod(model), dtype=jnp.int32))
+    drawn = 2 * bits.astype(kind) - 1
+    return drawn[:split].reshape(scores), drawn[split:].reshape(model)
 
 
 def given_way(spread: jax.Array, bends: jax.Array) -> jax.Array:
     """q = h (1 - l" h)^-1 of every row, ``[n, columns, columns]``."""
-    kept = jnp.eye(spread.shape[1], dtype=spread.dtype) - bends @ spread
-    return spread / kept if spread.shape[1] == 1 else solve_each(kept.mT, spread.mT).mT
+    if spread.shape[1] == 1:
+        return spread / (1 - bends * spread)
+    return solve_each((jnp.eye(spread.shape[1], dtype=spread.dtype) - bends @ spread).mT, spread.mT).mT
 
 
 def bent(bend: jax.Array, step: jax.Array, change: jax.Array) -> jax.Array:

@@ -316,13 +316,15 @@ def statistics(form: Formulation, scores: jax.Array, labels: jax.Array, groups: 
 
 
 def spread_of(form: Formulation, means: jax.Array, rows: Any) -> jax.Array:
-    """The sum of squared gaps (`squared_gap`) from `statistics` divided by the number of ``rows`` they are of."""
+    """The sum of squared gaps (`squared_gap`) from `statistics` divided by the number of ``rows`` they are of.  How many rows
+    count does not depend on any model, so nothing is differentiated by it."""
     if not isinstance(form.metric, str):
         return means
-    number = jnp.asarray(rows, means.dtype) * means[:, 0]
+    counted = jax.lax.stop_gradient(means[:, 0])
+    number = jnp.asarray(rows, means.dtype) * counted
     known = number >= 2
-    share = jnp.where(known, means[:, 0], 0)
-    safe, number = jnp.where(known, means[:, 0], 1), jnp.where(known, number, 2)
+    share = jnp.where(known, counted, 0)
+    safe, number = jnp.where(known, counted, 1), jnp.where(known, number, 2)
     rates = jnp.where(known, means[:, 1] / safe, 0)
     noise = jnp.where(known, (means[:, 2] / safe - rates**2) / (number - 1), 0)
     total = jnp.sum(share, axis=1, keepdims=True)

@@ -267,8 +267,6 @@ class Encoder:
         matrix has no other.  ``every_value``: numbers are standardised, all else is one 0/1 column for every value, and nothing
         may be missing.
         """
-        from sklearn.preprocessing import StandardScaler
-
         frame = to_frame(table)
         check_features(frame, missing=not every_value)
         if every_value:
@@ -283,9 +281,7 @@ class Encoder:
         scaled = [_cells(one, frame, frozenset(absent), "X") for one in columns if one.scaled]
         means, spreads = np.zeros(0), np.ones(0)
         if scaled:
-            scaler = StandardScaler().fit(np.stack(scaled, axis=1))
-            known = ~np.isnan(scaler.mean_)
-            means, spreads = np.where(known, scaler.mean_, 0.0), np.where(known, scaler.scale_, 1.0)
+            means, spreads = _standard(np.stack(scaled, axis=1))
         return cls(tuple(columns), means, spreads, absent=absent)
 
     @classmethod
@@ -394,6 +390,19 @@ def check_features(frame: pd.DataFrame, name: str = "X", *, missing: bool = Fals
             )
         if is_number_column(values) and np.isinf(values.to_numpy(np.float64, na_value=np.nan)).any():
             raise ValueError(f"{name}: the column {column!r} has infinite values; replace them by numbers.")
+
+
+def _standard(values: NDArray[np.float64]) -> tuple[Numbers, Numbers]:
+    """Means and spreads of columns without their missing cells: to the last bit those of scikit-learn's `StandardScaler`, whose
+    import would take longer than all else that is done to a table."""
+    there = ~np.isnan(values)
+    count = np.maximum(there.sum(axis=0), 1)
+    means = np.nansum(values, axis=0) / count
+    apart = values - means
+    variance = (np.nansum(apart**2, axis=0) - np.nansum(apart, axis=0) ** 2 / count) / count
+    # What two passes over equal values may leave, by rounding (Chan, Golub, LeVeque, The American Statistician 1983).
+    rounding = count * np.finfo(np.float64).eps
+    return means, np.sqrt(np.where(variance > rounding * variance + (rounding * means) ** 2, variance, 1.0))
 
 
 def _every_value(name: str, values: pd.Series[Any]) -> Column:
