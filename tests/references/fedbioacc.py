@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from tests.references.fedbio import answers, anew, searched
+from tests.references.fedbio import anew, answers, searched
 
 
 def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previous, weights,
