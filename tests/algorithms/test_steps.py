@@ -84,6 +84,22 @@ def test_equal_on_minibatches_in_a_box(method, estimator, ahead):
     assert np.isclose(np.abs(found.outer), 0.25).any(), "the box must bind"
 
 
+@pytest.mark.parametrize("method", ["fedbio", "fedbioacc"])
+def test_what_clients_answer_with(method):
+    """On minibatches a mean, which is nearer to y(x) than the last y; elsewhere, and by a number, the last y."""
+    make, problem, data = getattr(fb, method), reference.problem(), reference.data()
+    away = []
+    for seed in range(4):
+        found = fb.simulate(make(problem, batch_size=3), data, 60, seed=seed, record_every=None)
+        solved = np.stack([reference.solution(m, np.asarray(found.outer)) for m in range(3)])
+        away.append([np.sum((np.asarray(inner) - solved) ** 2) for inner in (found.inner, found.local.inner)])
+    answered, last = np.sum(away, axis=0)
+    assert answered < 0.5 * last
+    for options in ({}, {"inner_step": 0.3, "batch_size": 3}):
+        found = fb.simulate(make(problem, **options), data, 5, record_every=None)
+        identical(found.inner, found.local.inner)
+
+
 @pytest.mark.parametrize("engine", [{}, {"weights": np.array([1.0, 3.0, 0.5])}, {"participation": 2, "dropout": 0.3}])
 @pytest.mark.parametrize("outer", [0.3, "auto"])
 def test_momenta_that_stay_at_home(engine, outer):
