@@ -237,7 +237,7 @@ def verdict(file: str) -> str:
     """Whether the bar is met, in one paragraph."""
     both = pairs(file)
     if not both:
-        return "We have not run them yet."
+        return "They have not all run yet."
     ratios = np.array([auto["bytes"] / tuned["bytes"] for tuned, auto in both])
     missed = sum(auto["reached"] < tuned["reached"] for tuned, auto in both)
     known = ratios[np.isfinite(ratios)]
