@@ -1,8 +1,9 @@
 """Steps that set themselves beside tuned ones: the tables in docs/steps.md.
 
     python benchmarks/steps.py tasks FOLDER OUT.csv       the bench's tasks, which the rules were made on
-    python benchmarks/steps.py former FOLDER OUT.csv      problems that an earlier form was tried on
-    python benchmarks/steps.py held-out FOLDER OUT.csv    problems that played no part
+    python benchmarks/steps.py former FOLDER OUT.csv      problems that played no part in an earlier form
+    python benchmarks/steps.py later FOLDER OUT.csv       those that played no part in the form after it
+    python benchmarks/steps.py held-out FOLDER OUT.csv    problems that played no part in this one
 
 All are runs of `fedbilevel bench`, kept in FOLDER; a stopped one goes on.  Tuned steps are the best of twelve pairs, tried on
 a draw of their own; the target is 90 % of the largest gain that any run of the problem ends with on a draw.  Bytes are
@@ -12,6 +13,7 @@ geometric means over the draws that reach it.
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +139,7 @@ FORMER = {
     "ridge / 1000": plain(tasks.random_penalties, 1e-3),
     "ridge * 1000": plain(tasks.random_penalties, 1e3),
 }
-HELD_OUT = {
+LATER = {
     "adult": table(datasets.load_adult, clients=5, train=400, rest=400),
     "logistic / 1000": plain(tasks.random_penalties, 1e-3, link="logistic", columns=100, clients=10, train=40),
     "narrow * 1000": plain(tasks.random_penalties, 1e3, columns=30, clients=20, train=16, noise=1.0),
@@ -145,6 +147,14 @@ HELD_OUT = {
     "many": pictured(tasks.data_cleaning, clients=12, train=60, validation=40, test=40, noise=0.4, concentration=0.5),
     "deep": pictured(tasks.hyper_representation, hidden=(24, 12), clients=5, concentration=1.0),
     "balance": pictured(tasks.loss_tuning, clients=8, train=80, imbalance=0.1),
+}
+HELD_OUT = {
+    "employment": table(partial(datasets.load, "employment"), clients=6, train=200, rest=200),
+    "logistic * 1000": plain(tasks.random_penalties, 1e3, link="logistic", columns=40, clients=5, train=60),
+    "uneven / 1000": plain(tasks.random_penalties, 1e-3, columns=90, clients=9, train=30, heterogeneity=0.6),
+    "alike": pictured(tasks.data_cleaning, clients=6, train=80, noise=0.5),
+    "steep": pictured(tasks.loss_tuning, clients=6, train=60, imbalance=0.02),
+    "small": pictured(tasks.hyper_representation, hidden=(8,), clients=10, train=30, validation=60, test=50),
 }
 
 TITLES = {
@@ -160,14 +170,25 @@ TITLES = {
     "many": "Data cleaning, 12 clients",
     "deep": "Hyper-representation, two layers",
     "balance": "Loss tuning, 8 clients",
+    "employment": "Employment",
+    "logistic * 1000": "Logistic penalties, 40 columns, x · 1000",
+    "uneven / 1000": "Ridge penalties, 90 columns, x / 1000",
+    "alike": "Data cleaning, 50 % wrong",
+    "steep": "Loss tuning, 6 clients",
+    "small": "Hyper-representation, eight units",
 }
 
 
 def main() -> None:
     kind, folder, out = sys.argv[1:]
-    bench.TASKS.update(FORMER | HELD_OUT)
-    kinds = {"tasks": (TASKS, OTHERS), "former": (FORMER, ()), "held-out": (HELD_OUT, ("fedmsa",))}
-    problems, methods = tuple(kinds[kind][0]), FEDBIO + kinds[kind][1]
+    bench.TASKS.update(FORMER | LATER | HELD_OUT)
+    kinds = {
+        "tasks": (TASKS, FEDBIO + OTHERS),
+        "former": (FORMER, FEDBIO),
+        "later": (LATER, (*FEDBIO, "fedmsa")),
+        "held-out": (HELD_OUT, FEDBIO[:1]),
+    }
+    problems, methods = tuple(kinds[kind][0]), kinds[kind][1]
     both = tuple(name for method in methods for name in (method, f"{method}-auto"))
     found = bench.run(Path(folder), bench.Design(problems, both, seeds=DRAWS), print)
     place = ["dataset", "split", "method"]
@@ -216,7 +237,7 @@ def verdict(file: str) -> str:
     """Whether the bar is met, in one paragraph."""
     both = pairs(file)
     if not both:
-        return "We have not run them yet."
+        return "They have not all run yet."
     ratios = np.array([auto["bytes"] / tuned["bytes"] for tuned, auto in both])
     missed = sum(auto["reached"] < tuned["reached"] for tuned, auto in both)
     known = ratios[np.isfinite(ratios)]

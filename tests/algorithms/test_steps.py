@@ -44,7 +44,7 @@ def check(
         rules["alone"] = "send" in options
     kept, weights = project[1] or (lambda x: x), engine.get("weights", np.ones(3))
     shared = {"rounds": rounds, "local_steps": STEPS, "weights": weights, "cohorts": replied, "project": kept}
-    share, train = (1.0, 0) if rows is whole else (0.3, 21)
+    share, train = (1.0, 0) if rows is whole else (0.3, inner.drawn)
     shared["search"] = lambda: Settling(reference, FIRST, 3, share, train)
     wanted = loop(reference, oracle or phi.exact(reference), reference.start, rows, **rules, **shared)
     close((found.outer, found.inner), wanted)
@@ -71,13 +71,33 @@ def test_equal_to_the_naive_loop(engine, method):
     check(*rules(), AUTO, rounds=14, method=method, **engine)
 
 
-def test_equal_on_minibatches_in_a_box():
-    rows = drawn(reference.data(), SEED, ROUNDS, STEPS, 3, 25, 1)
-    options = {**AUTO, "hypergradient": "auto", "batch_size": 3}
+@pytest.mark.parametrize(("method", "estimator", "ahead"), [("fedbio", "auto", 21), ("fedbioacc", fb.exact(), 1)])
+def test_equal_on_minibatches_in_a_box(method, estimator, ahead):
+    """Clients answer with a mean of their y.  (The series ends for both points of a FedBiOAcc step at once.)"""
+    rows = drawn(reference.data(), SEED, ROUNDS, STEPS, 3, ahead + 4, 1)
+    options = {**AUTO, "hypergradient": estimator, "batch_size": 3}
     start = BOX[1](reference.start[0])
-    rule = settling(0.3, 21)
-    found = check(rule, Distance(start, BOX[1], search=True, settled=True), options, rows, rule.phi, BOX)
+    rule = settling(0.3, ahead)
+    oracle = rule.phi if estimator == "auto" else None
+    x = Distance(start, BOX[1], search=True, settled=True)
+    found = check(rule, x, options, rows, oracle, BOX, method=method)
     assert np.isclose(np.abs(found.outer), 0.25).any(), "the box must bind"
+
+
+@pytest.mark.parametrize("method", ["fedbio", "fedbioacc"])
+def test_what_clients_answer_with(method):
+    """On minibatches a mean, which is nearer to y(x) than the last y; elsewhere, and by a number, the last y."""
+    make, problem, data = getattr(fb, method), reference.problem(), reference.data()
+    away = []
+    for seed in range(4):
+        found = fb.simulate(make(problem, batch_size=3), data, 60, seed=seed, record_every=None)
+        solved = np.stack([reference.solution(m, np.asarray(found.outer)) for m in range(3)])
+        away.append([np.sum((np.asarray(inner) - solved) ** 2) for inner in (found.inner, found.local.inner)])
+    answered, last = np.sum(away, axis=0)
+    assert answered < 0.5 * last
+    for options in ({}, {"inner_step": 0.3, "batch_size": 3}):
+        found = fb.simulate(make(problem, **options), data, 5, record_every=None)
+        identical(found.inner, found.local.inner)
 
 
 @pytest.mark.parametrize("engine", [{}, {"weights": np.array([1.0, 3.0, 0.5])}, {"participation": 2, "dropout": 0.3}])

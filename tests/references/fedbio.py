@@ -36,6 +36,7 @@ def fedbio(
         due = lambda x, at: searched(active, outer_step, search, phi, rows, number, x, y, project, local_steps, at)  # noqa: E731, B023
         x, alone = due(x, 0)
         if alone:
+            anew(inner_step, active)
             continue
         replies, shares, eta = [], [], outer_step if walks else outer_step.length
         for client in active:
@@ -52,8 +53,20 @@ def fedbio(
             shares.append(active[client])
         if replies:
             mean = np.average(replies, axis=0, weights=shares)
-            x, _ = due(project(mean if walks else outer_step.moved(x, mean)), 1)
-    return x, np.stack(y)
+            x, again = due(project(mean if walks else outer_step.moved(x, mean)), 1)
+            if again:
+                anew(inner_step, active)
+    return x, np.stack(answers(inner_step, y))
+
+
+def anew(rule, active):
+    """After a search the clients' means begin again."""
+    for client in active if hasattr(rule, "visited") else ():
+        rule.visited[client] = []
+
+
+def answers(rule, y):
+    return [rule.answer(client, own) for client, own in enumerate(y)] if hasattr(rule, "answer") else y
 
 
 def searched(active, rule, search, phi, rows, number, x, y, project, more, at):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from tests.references.fedbio import searched
+from tests.references.fedbio import anew, answers, searched
 
 
 def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previous, weights,
@@ -28,6 +28,7 @@ def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previo
         x, alone_ = due(x, 0)
         if alone_:
             done = 0  # momenta start anew
+            anew(k.inner_step, active)
             continue
         for m in active:
             site, own, momentum = sites[m], x, nu[m]
@@ -71,8 +72,10 @@ def fedbioacc(model, phi, start, rows, *, rounds, local_steps, constants, previo
         if average_momentum:
             nu = [mean_nu for _ in weights]
         x, again = due(project(after), 1)
-        done = 0 if again else done
-    return x, np.stack([site.y for site in sites])
+        if again:
+            done = 0
+            anew(k.inner_step, active)
+    return x, np.stack(answers(k.inner_step, [site.y for site in sites]))
 
 
 def _searched(sites, active, rule, search, phi, rows, number, project, more, x, at):

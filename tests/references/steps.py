@@ -44,11 +44,23 @@ class Curved:
 
 
 class Settling(Curved):
-    """With four steps before each hypergradient, on minibatches behind the ``drawn`` ones of the hypergradient."""
+    """With four steps before each hypergradient, on minibatches behind the ``drawn`` ones of the hypergradient.  A client whose
+    steps are shorter than 1/L answers with a mean over its steps since a search, the later the more."""
 
     def __init__(self, model, direction, clients, share=1.0, drawn=0):
         super().__init__(model, direction, clients, share)
-        self.drawn = drawn
+        self.drawn, self.visited = drawn, [[] for _ in range(clients)]
+
+    def __call__(self, client, x, y, gradient, rows):
+        y = super().__call__(client, x, y, gradient, rows)
+        self.visited[client].append(y)
+        return y
+
+    def answer(self, client, y):
+        if self.share < 1:
+            for number, visited in enumerate(self.visited[client], 1):
+                y = y + 9 / (number + 8) * (visited - y)
+        return y
 
     def settled(self, client, x, y, rows, times):
         self.look(client, x, y, rows)

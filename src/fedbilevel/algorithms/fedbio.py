@@ -26,7 +26,7 @@ from fedbilevel.algorithms.arguments import Batch, Count, Estimator, Optimizer, 
 from fedbilevel.algorithms.local import Reply, Sum, inner_gradients, phase
 from fedbilevel.algorithms.search import Search
 from fedbilevel.calculus import Calls, Tree, add, no_calls, step_along, zeros
-from fedbilevel.plan import Algorithm, LocalStep
+from fedbilevel.plan import Algorithm, LocalStep, View
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData, Sampler
 
@@ -135,6 +135,7 @@ def fedbio(
         init,
         enroll,
         plan=search.plan(phase("local", lambda server: server.outer, loop, absorb)),
+        view=lambda server, local: View(inner=local.kept.answer(local.inner), calls=local.calls),
         check=lambda data: steps.check_optimizers(problem, inner_optimizer, outer_optimizer),
         remark=lambda server: above.remark(server.kept),
     )

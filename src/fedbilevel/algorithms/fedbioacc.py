@@ -325,7 +325,8 @@ def fedbioacc(
         if paper:
             nu_at, omega_at = server.previous, select(local.step == server.step, server.previous, omega_at)
         momentum = local.own[0] if alone else server.momentum
-        return View(local.inner, momentum, local.momentum, nu_at, local.previous_inner, local.calls, omega_at)
+        inner = local.kept.answer(local.inner)
+        return View(inner, momentum, local.momentum, nu_at, local.previous_inner, local.calls, omega_at)
 
     return Algorithm(
         init,

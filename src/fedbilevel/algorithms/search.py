@@ -171,7 +171,9 @@ class Search(NamedTuple):
         pace = Pace(zero, zeros(message.outer), zero, zero, zero, message.probe)
         first = (start, pace, start, None if self.shared else inner, no_calls(self.hypergradient))
         ((outer, inner, _), pace, _, settled, calls), _ = sampler.walk(step, first, data, key, STRIDES)
-        local = counted(local if self.shared else local._replace(inner=settled), calls)
+        if not self.shared:
+            local = local._replace(inner=settled, kept=local.kept.anew(settled))
+        local = counted(local, calls)
         away, probe = subtract(message.outer, outer), jnp.where(pace.probe == 0, guess, pace.probe)
         far = jnp.maximum(squared_norm(away), probe**2)  # at a wall a client goes nowhere
         rate = jnp.where(pace.square > 0, jnp.sqrt(pace.strides * far / jnp.maximum(pace.square, steps.TINY)), 0)

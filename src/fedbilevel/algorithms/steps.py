@@ -9,6 +9,14 @@ L forgets slowly, so that it follows x and y to where the loss is flatter.  A se
 1/L.
 
 With a local lower level y makes four such steps before each hypergradient and one after it; on minibatches a step is 0.3/L.
+The noise of minibatches then never leaves y.  x stands it: it follows the sum of many hypergradients.  A model that is used
+does not, so what a client answers with is not its last y but the mean over its local steps t = 1, 2, ... since the last search,
+
+    z <- z + 9 / (t + 8) (y - z)
+
+in which about the last ninth of them counts (O. Shamir, T. Zhang, "Stochastic Gradient Descent for Non-smooth Optimization",
+ICML 2013, with the number of the paper below).  z moves nothing: x and y are as they would be without it.
+
 With a global one a client looks once a round, by 20 products: a direction that is older than x shows too little.  It sends L, a
 number, and all move y (and u, the adjoint) by 1 over the clients' mean.  Where nothing corrects the drift of clients (FedBiO,
 SimFBO, ShroFBO) that step is shared out over k of the I local steps of a round: k = I at first and after a search, half of it
@@ -97,6 +105,8 @@ AHEAD = 4
 """Inner steps before each hypergradient, beside the one after it."""
 QUIET = 0.3
 """The share of 1/L that y moves by on minibatches."""
+RECENT = 8
+"""How fast the mean of y forgets: about a ninth of all steps count.  The value of "DoG is SGD's Best Friend"."""
 PROBE = 0.2
 """The first step of the search, in first distances."""
 AGREEMENT = 0.3
@@ -231,11 +241,34 @@ class Shared(NamedTuple):
         return None if heading is None else largest * heading.shares
 
 
+class Mean(NamedTuple):
+    """Of y over the steps since the last search, the later the more; and how many these are."""
+
+    inner: Tree
+    count: jax.Array
+
+
 class Kept(NamedTuple):
-    """What a client keeps for its inner steps: its curvature, an optimizer's state, or neither."""
+    """What a client keeps for its inner steps: its curvature, an optimizer's state, or neither; and its mean y, where it
+    answers with that."""
 
     curvature: Curvature | None
     optimizer: Any
+    mean: Mean | None = None
+
+    def answer(self, inner: Tree) -> Tree:
+        return inner if self.mean is None else self.mean.inner
+
+    def anew(self, inner: Tree) -> Kept:
+        """Where clients have searched."""
+        return self if self.mean is None else self._replace(mean=Mean(inner, jnp.zeros_like(self.mean.count)))
+
+    def visited(self, inner: Tree) -> Kept:
+        if self.mean is None:
+            return self
+        count = self.mean.count + 1
+        way = subtract(inner, self.mean.inner)
+        return self._replace(mean=Mean(step_along(self.mean.inner, (RECENT + 1) / (count + RECENT), way), count))
 
 
 class Inner(NamedTuple):
@@ -257,7 +290,8 @@ class Inner(NamedTuple):
     def start(self, inner: Tree, key: jax.Array) -> Kept:
         measures = asks(self.hypergradient) or (self.step is None and self.optimizer is None)
         state = None if self.optimizer is None else self.optimizer.init(inner)
-        return Kept(unknown(inner, key) if measures else None, state)
+        mean = Mean(inner, jnp.zeros((), dtype_of(inner))) if self.ahead and self.share < 1 else None
+        return Kept(unknown(inner, key) if measures else None, state, mean)
 
     def look(self, point: tuple[Tree, Tree], batches: Batches, kept: Kept) -> tuple[Kept, Calls]:
         if kept.curvature is None:
@@ -290,7 +324,8 @@ class Inner(NamedTuple):
         largest = kept.curvature.largest
         # From a point that was too far, y may come back as no number: then it stays.  Without curvature there is no step.
         new = step_along(inner, -self.share / largest, along)
-        return select(all_finite(new) | (largest == 0), new, inner), kept
+        new = select(all_finite(new) | (largest == 0), new, inner)
+        return new, kept.visited(new)
 
 
 def settling(problem: BilevelProblem, hypergradient: Any, step: Any, optimizer: Any, batch_size: int | None) -> Inner:
