@@ -198,7 +198,9 @@ def run_round(
             if isinstance(item, Repeat):
                 times = item.times if item.turns is None else jnp.minimum(item.turns(state.server), item.times)
                 # The ordinal is carried, so that every repetition has keys of its own.
-                again = partial(lambda item, first, _, held: run(item.phases, *held, first), item, first)
+                again = partial(
+                    lambda item, first, _, held: run(item.phases, held[0], held[1], held[2], first), item, first
+                )
                 held = (state, jnp.asarray(ordinal), jnp.asarray(often))
                 state, ordinal, often = jax.lax.fori_loop(0, times, again, held)
                 first += sum(1 for _ in phases_of(item.phases))

@@ -504,7 +504,8 @@ class Simulation:
         if moment.held is None:
             # Clients' own variables are put together once somebody looks at them.
             algorithm, count = self.algorithm.build(settings), self.data.clients
-            outer, inner = algorithm.outer(server), Later(partial(inner_of, algorithm, server, local, count))
+            outer = algorithm.outer(server)
+            inner: Any = Later(partial(inner_of, algorithm, server, local, count))
         else:
             moment.held.keep(moment.done, moment.state.local)
             states = moment.held.visits.states

@@ -310,7 +310,7 @@ def fedpath(
 
         def back(self, by_score: jax.Array) -> jax.Array:
             """From derivatives by score to those by y."""
-            return (self.batch["features"].T @ by_score).ravel()
+            return jnp.ravel(self.batch["features"].T @ by_score)
 
         def inner_loss(self, outer: jax.Array, inner: jax.Array, scores: jax.Array) -> jax.Array:
             return self.mean(self.by_weight(outer, self.losses(scores))) + penalty(inner, ridge)
@@ -568,7 +568,7 @@ def signs(keys: jax.Array, scores: tuple[int, ...], model: tuple[int, ...], kind
         within = place - jnp.where(second, split, 0)
         each = keys[second.astype(jnp.int32)]
         first, other = jax.random.key_data(folded(each, jax.lax.div(within, columns), jax.lax.rem(within, columns)))
-        return (first ^ other) & 1
+        return jnp.bitwise_xor(first, other) & 1
 
     bits = jax.vmap(of)(jnp.arange(split + math.prod(model), dtype=jnp.int32))
     drawn = 2 * bits.astype(kind) - 1
