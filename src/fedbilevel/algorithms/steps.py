@@ -245,7 +245,7 @@ class Mean(NamedTuple):
     """Of y over the steps since the last search, the later the more; and how many these are."""
 
     inner: Tree
-    count: jax.Array
+    visits: jax.Array
 
 
 class Kept(NamedTuple):
@@ -261,14 +261,14 @@ class Kept(NamedTuple):
 
     def anew(self, inner: Tree) -> Kept:
         """Where clients have searched."""
-        return self if self.mean is None else self._replace(mean=Mean(inner, jnp.zeros_like(self.mean.count)))
+        return self if self.mean is None else self._replace(mean=Mean(inner, jnp.zeros_like(self.mean.visits)))
 
     def visited(self, inner: Tree) -> Kept:
         if self.mean is None:
             return self
-        count = self.mean.count + 1
+        visits = self.mean.visits + 1
         way = subtract(inner, self.mean.inner)
-        return self._replace(mean=Mean(step_along(self.mean.inner, (RECENT + 1) / (count + RECENT), way), count))
+        return self._replace(mean=Mean(step_along(self.mean.inner, (RECENT + 1) / (visits + RECENT), way), visits))
 
 
 class Inner(NamedTuple):

@@ -17,8 +17,8 @@ from fedbilevel.kernels import build
 def serves(key: Any) -> bool:
     """Whether the kernels draw what ``jax.random`` would from ``key``, and are there."""
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    usual = typed and str(jax.random.key_impl(key)) == "threefry2x32" and jax.config.jax_threefry_partitionable
-    return bool(usual) and build.ready()
+    usual = typed and str(jax.random.key_impl(key)) == "threefry2x32"
+    return usual and bool(jax.config.read("jax_threefry_partitionable")) and build.ready()
 
 
 def fold(key: jax.Array, *numbers: Any) -> jax.Array:
@@ -26,7 +26,8 @@ def fold(key: jax.Array, *numbers: Any) -> jax.Array:
     words = jnp.stack([jnp.asarray(number).astype(jnp.uint32) for number in numbers])
     given = build.together(jax.random.key_data(key), words)
     call = jax.ffi.ffi_call(build.target("fold"), jax.typeof(given[0]), vmap_method="expand_dims")
-    return jax.random.wrap_key_data(call(*given), impl="threefry2x32")
+    folded: jax.Array = jax.random.wrap_key_data(call(*given), impl="threefry2x32")  # type: ignore[no-untyped-call]
+    return folded
 
 
 def draw(key: jax.Array, train_size: jax.Array, val_size: jax.Array, train: int, val: int) -> jax.Array:

@@ -96,12 +96,13 @@ class Kept(NamedTuple):
         """``table`` as `tidy` has it."""
         if isinstance(table, pd.DataFrame) or not table:
             frame = tidy(name, table if isinstance(table, pd.DataFrame) else None)
-            kinds = {str(column): frame[column].dtype.kind for column in frame.columns}
-            return cls(kinds, [frame[column].tolist() for column in frame.columns])
+            found = {str(column): str(frame[column].dtype.kind) for column in frame.columns}
+            return cls(found, [frame[column].tolist() for column in frame.columns])
         _check_marked(name, table)
         size, own = len(next(iter(table.values()))), TABLES[name]
         read: dict[str, Any] = {"text": str, "whole": int, "number": float}
-        kinds, values = dict.fromkeys(own, ""), []
+        kinds: dict[str, str] = {}
+        values: list[list[Any]] = []
         for column, kind in own.items():
             kinds[column] = {"text": "O", "whole": "i", "number": "f"}[kind]
             try:

@@ -398,7 +398,7 @@ def measured(
     }
 
 
-def _marked(columns: dict[str, Any], marks: dict[str, Any]) -> dict[str, Any]:
+def _marked(columns: dict[Any, Any], marks: dict[str, Any]) -> dict[str, Any]:
     """The same rows, which tell which run they belong to."""
     size = len(next(iter(columns.values())))
     return columns | {name: [mark] * size for name, mark in marks.items()}
