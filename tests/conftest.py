@@ -18,6 +18,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # half of its time.  `make test-optimised` has them.  XLA ends the process at a flag it does not know, hence the version.
 if os.environ.get("FEDBILEVEL_OPTIMISED") != "1" and version("jaxlib").startswith("0.10."):
     FAST = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+    # Of a program of loops within loops these passes, which look again and again, take a fifth of the time to compile.
+    LOOPS = "while-loop-invariant-code-motion,simplify-while-loops,while-loop-constant-sinking"
+    FAST = f"{FAST} --xla_disable_hlo_passes={LOOPS}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FAST}".strip()
 
 import jax
