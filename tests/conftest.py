@@ -18,14 +18,19 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # half of its time.  `make test-optimised` has them.  XLA ends the process at a flag it does not know, hence the version.
 if os.environ.get("FEDBILEVEL_OPTIMISED") != "1" and version("jaxlib").startswith("0.10."):
     FAST = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+    # Of a program of loops within loops these passes, which look again and again, take a fifth of the time to compile.
+    LOOPS = "while-loop-invariant-code-motion,simplify-while-loops,while-loop-constant-sinking"
+    FAST = f"{FAST} --xla_disable_hlo_passes={LOOPS}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FAST}".strip()
 
 import jax
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_traceback_in_locations_limit", 0)  # an eighth of the time to lower a program
 
 # Derandomised: a run of the suite says the same thing twice.  No deadline: the first example may compile.
 settings.register_profile(
@@ -77,3 +82,15 @@ def little_memory():
         gc.collect()
         if sys.platform == "linux":
             ctypes.CDLL(None).malloc_trim(0)  # freed, but the allocator keeps it
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Names of everything XLA compiled, in order."""
+    events = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **about: events.append(event) if event.endswith("backend_compile_duration") else None
+    )
+    jax.jit(lambda x: x + 1)(np.arange(3.0))
+    assert events, "the listener must hear a compilation"
+    return events

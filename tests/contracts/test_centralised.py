@@ -15,6 +15,7 @@ from fedbilevel.algorithms.fedbioacc import EVEN
 from fedbilevel.algorithms.steps import unknown
 from tests.contracts.cases import (
     AUTO,
+    EQUAL,
     FAIR_OPTIONS,
     GROUPS,
     METHODS,
@@ -207,7 +208,7 @@ def centralised(name):
     if name == "fedavg":
         return descended(lambda w: [slope_of_bowl(0, w, None)], [start], [0.3])
     if name == "afl":  # whose only client answers: plain descent, once a round
-        options = {"clients": 3, "step": 0.3, "mixture_step": 0.1}
+        options = {"clients": len(EQUAL), "step": 0.3, "mixture_step": 0.1}
         return list(client_fair.afl(value_of_bowl, slope_of_bowl, start, whole, **options, **ALL_ROUNDS)[:1])
     if name == "qfedavg":
         options = {"local_steps": STEPS, "step": 0.3, "q": algorithm(name).settings.q}
@@ -223,8 +224,8 @@ def test_one_client_equals_the_centralised_method(name):
     chosen, data, wanted = algorithm(name), data_of(name), centralised(name)
     for alone in (True, False):
         if alone and name == "afl":
-            continue  # it is told that there are three clients
-        weights = {} if alone else {"weights": [1.0, 0.0, 0.0]}
+            continue  # it is told that there are others
+        weights = {} if alone else {"weights": [1.0, 0.0, 0.0, 0.0]}
         result = fb.simulate(chosen, data.only(0) if alone else data, ROUNDS, record_every=None, **weights)
         close([result.outer] if result.inner is None else [result.outer, result.inner[0]], wanted)
 

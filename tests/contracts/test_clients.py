@@ -15,7 +15,6 @@ from fedbilevel.algorithms import search
 from fedbilevel.engines.rounds import run_round, start
 from fedbilevel.engines.simulation import Options, Simulation
 from tests.contracts.cases import (
-    AUTO,
     EXCUSED,
     FAIR,
     METHODS,
@@ -25,8 +24,10 @@ from tests.contracts.cases import (
     ROUNDS,
     STEPS,
     UNEQUAL,
+    WEIGHTS,
     algorithm,
     answer,
+    brief,
     data_of,
     listed,
     reference,
@@ -54,50 +55,47 @@ def test_every_excuse_is_from_a_contract_for_a_method():
         assert methods.keys() <= set(NAMES)
 
 
+@pytest.fixture
+def short_search(monkeypatch):
+    monkeypatch.setattr(search, "STRIDES", 2)
+    monkeypatch.setattr(search, "SETTLING", 1)
+
+
 @cache
 def plain(name):
-    return answer(fb.simulate(algorithm(name), data_of(name), ROUNDS, record_every=None))
+    return answer(fb.simulate(brief(name), data_of(name), ROUNDS, record_every=None, weights=WEIGHTS))
 
 
 @pytest.mark.parametrize("name", [*METHODS, "fedbio/exact", "fedbio/conjugate_gradient"], scope="module")
-def test_compiled_equals_eager(name, monkeypatch):
-    """Every method, and every estimator once: without compilation a round takes seconds.
-
-    Where steps set themselves, most of them are those of the search: it takes two strides instead of ten, and y settles once
-    before each.  A start of its own keeps the program apart from those of other contracts.
-    """
-    chosen = algorithm(name)
-    if name in AUTO:
-        monkeypatch.setattr(search, "STRIDES", 2)
-        monkeypatch.setattr(search, "SETTLING", 1)
-        problem = chosen.settings.problem
-        chosen = chosen.build(replace(chosen.settings, problem=replace(problem, init=lambda key: problem.init(key))))
+@pytest.mark.usefixtures("short_search")
+def test_compiled_equals_eager(name):
+    """Every method, and every estimator once: without compilation a round takes seconds."""
     with jax.disable_jit():
-        eager = fb.simulate(chosen, data_of(name), 1, record_every=None)
-    compiled = fb.simulate(chosen, data_of(name), 1, record_every=None)
+        eager = fb.simulate(brief(name), data_of(name), 1, record_every=None, weights=WEIGHTS)
+    compiled = fb.simulate(brief(name), data_of(name), 1, record_every=None, weights=WEIGHTS)
     differences = name.removesuffix("_auto") in PENALTY and name not in PENALTY
     close(answer(compiled), answer(eager), QUOTIENTS if differences else FUSION)
 
 
 @every_method
+@pytest.mark.usefixtures("short_search")
 def test_a_second_run_compiles_nothing(compiled, name):
     """Other steps, another seed, another length, other weights: the same program."""
-    data = data_of(name)
-    first = fb.simulate(algorithm(name), data, ROUNDS, record_every=None).outer
+    first, data = plain(name)[0], data_of(name)
     before = len(compiled)
-    again = fb.simulate(
-        algorithm(name, scale=0.5), data, ROUNDS + 4, seed=9, record_every=None, weights=[1.0, 2.0, 3.0]
-    )
+    again = fb.simulate(brief(name, scale=0.5), data, ROUNDS + 4, seed=9, record_every=None, weights=WEIGHTS[::-1])
     assert len(compiled) == before
     assert not np.array_equal(first, again.outer)
-    identical(fb.simulate(algorithm(name), data, ROUNDS, record_every=None).outer, first)
+    identical(fb.simulate(brief(name), data, ROUNDS, record_every=None, weights=WEIGHTS).outer, first)
     assert len(compiled) == before
 
 
 @every_estimator
+@pytest.mark.usefixtures("short_search")
 def test_order_of_clients(name):
-    order = [2, 0, 1]
-    outer, inner = answer(fb.simulate(algorithm(name), listed(data_of(name), order), ROUNDS, record_every=None))
+    order = [2, 0, 3, 1]
+    options = {"record_every": None, "weights": WEIGHTS[order]}
+    outer, inner = answer(fb.simulate(brief(name), listed(data_of(name), order), ROUNDS, **options))
     wanted_outer, wanted_inner = plain(name)
     close(outer, wanted_outer, FUSION)
     if inner is not None:
@@ -105,11 +103,13 @@ def test_order_of_clients(name):
 
 
 @every_estimator
+@pytest.mark.usefixtures("short_search")
 def test_a_client_listed_twice_has_weight_two(name):
-    """The third client counts nothing on one side and is the second again on the other."""
+    """The third client counts nothing on one side and is the second again on the other; the fourth counts on neither."""
     data = data_of(name)
-    twice = fb.simulate(algorithm(name), listed(data, [0, 1, 1]), ROUNDS, record_every=None)
-    heavy = fb.simulate(algorithm(name), data, ROUNDS, record_every=None, weights=[1.0, 2.0, 0.0])
+    run = lambda data, weights: fb.simulate(brief(name), data, ROUNDS, record_every=None, weights=weights)  # noqa: E731
+    twice = run(listed(data, [0, 1, 1, 3]), [1.0, 1.0, 1.0, 0.0])
+    heavy = run(data, [1.0, 2.0, 0.0, 0.0])
     close(twice.outer, heavy.outer, FUSION)
     if twice.inner is not None:
         close(twice.inner[:2], heavy.inner[:2], FUSION)
@@ -149,7 +149,7 @@ def test_padding_is_never_read(name, batch_size):
 
 @every_method
 def test_chunks_of_clients(name):
-    """Three clients of unequal sizes in chunks of one: mapped one after another instead of together."""
+    """Clients of unequal sizes in chunks of one: mapped one after another instead of together."""
     data = stored(data_of(name, UNEQUAL), np.nan)
     chunked = fb.simulate(algorithm(name, batch_size=3), data, ROUNDS, record_every=None, client_chunk=1)
     close(answer(chunked), padded(name, 3), FUSION)
@@ -160,7 +160,9 @@ def test_unequal_clients_do_what_each_does_alone(name):
     """Within one round the clients know nothing of each other."""
     data = reference(UNEQUAL).data()
     outer, inner = answer(fb.simulate(algorithm(name), stored(data, np.nan), 1, record_every=None))
-    alone = [answer(fb.simulate(algorithm(name), data.only(client), 1, record_every=None)) for client in range(3)]
+    alone = [
+        answer(fb.simulate(algorithm(name), data.only(client), 1, record_every=None)) for client in range(data.clients)
+    ]
     close(outer, np.mean([one[0] for one in alone], axis=0), FUSION)
     if name != "fedavg":
         close(inner, np.concatenate([one[1] for one in alone]), FUSION)

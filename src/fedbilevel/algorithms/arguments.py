@@ -125,6 +125,8 @@ MaybePositive = Annotated[float | None, Kind(_optional(positive), traced=True)]
 NotNegative = Annotated[float, Kind(not_negative, traced=True)]
 Share = Annotated[float, Kind(_share, traced=True)]
 Count = Annotated[int, Kind(whole_number)]
+Limit = Annotated[int, Kind(lambda name, value: int(whole_number(name, value)), traced=True)]
+"""A count that no shape depends on: another one compiles nothing."""
 AtLeastTwo = Annotated[int, Kind(partial(whole_number, least=2))]
 CountOrEach = Annotated[int | Sequence[int], Kind(_count_or_each)]
 """One number for all clients, or one for each."""

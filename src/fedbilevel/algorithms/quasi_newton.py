@@ -43,7 +43,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedbilevel.algorithms.arguments import Count, Positive, Start, algorithm, function_of
+from fedbilevel.algorithms.arguments import Count, Limit, Positive, Start, algorithm, function_of
 from fedbilevel.algorithms.lbfgs import ARRIVED, Descent, Pairs
 from fedbilevel.algorithms.lbfgs import Server as Training
 from fedbilevel.calculus import (
@@ -72,6 +72,8 @@ from fedbilevel.sampling import LocalData
 WHOLE = 200
 """Numbers in a model up to which all of H is sent; of larger ones, its diagonal."""
 MEMORY = 30
+MOVES = 64
+"""Of x that are remembered: more than there usually are, so that one program serves any number of rounds."""
 TRAINED = 60
 """Exchanges that a model takes, at most."""
 TRAINED_TO = 1e-7
@@ -209,15 +211,16 @@ def _same(outer: Tree) -> Tree:
 @algorithm()
 def quasi_newton(
     problem: BilevelProblem,
-    rounds: Count,
+    rounds: Limit,
     units: Start,
     least: Positive = 1e-3,
     tolerance: Positive = 1e-4,
     ridge: Annotated[Callable[[Tree], Any], function_of("(x) -> diagonal, shaped as a model")] = _none,
     finished: Annotated[Callable[[Tree], Tree], function_of("(x) -> x")] = _same,
+    remembered: Count = MOVES,
 ) -> Algorithm:
     """See the module's text.  ``rounds``: how many x are looked at, at most; run it for one round more.  ``units``: of x, a
-    tree like it."""
+    tree like it.  ``remembered``: so many moves of x, the latest; with ``rounds`` or more, all."""
     like = jax.eval_shape(problem.start, jax.random.key(0))[1]
     parts = jax.tree.leaves(like)[0].shape[0]
     example, model_of = ravel_pytree(jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), like))
@@ -416,7 +419,7 @@ def quasi_newton(
         here, none, no = Place(outer, rows, number, zeros(rows), number), jnp.zeros((), jnp.int32), jnp.asarray(False)
         bend = Bend(jnp.zeros((size, size) if whole else size, kind), Pairs.none(rows[0], MEMORY))
         return Server(
-            descent.first(model_of(rows[0])), here, here, zeros(rows), zeros(rows), still, bend, Pairs.none(outer, rounds),
+            descent.first(model_of(rows[0])), here, here, zeros(rows), zeros(rows), still, bend, Pairs.none(outer, remembered),
             Move(still, number, number), jnp.asarray(RADIUS, kind), none, none, no, no, no,
         )  # fmt: skip
 

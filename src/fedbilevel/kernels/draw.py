@@ -18,7 +18,8 @@ def serves(key: Any) -> bool:
     """Whether the kernels draw what ``jax.random`` would from ``key``, and are there."""
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     usual = typed and str(jax.random.key_impl(key)) == "threefry2x32"
-    return usual and bool(jax.config.read("jax_threefry_partitionable")) and build.ready()
+    counted: bool = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+    return usual and counted and build.ready()
 
 
 def fold(key: jax.Array, *numbers: Any) -> jax.Array:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from fedbilevel.algorithms.quasi_newton import quasi_newton
+from fedbilevel.algorithms.quasi_newton import MOVES, quasi_newton
 from fedbilevel.calculus import Tree
 from fedbilevel.datasets import partition
 from fedbilevel.engines.stages import Expected, Numbers, Source, Stage
@@ -41,7 +41,8 @@ JOB = ("schema", "what", "folds", "rounds", "sites", "fold_seed", "minimum_cell"
 def solver(tuning: Tuning, rounds: int) -> Algorithm:
     """In units of the prior's spreads its curvature is 1/N; and so much of the loss is what one row can tell."""
     row = 1 / tuning.rows
-    return quasi_newton(tuning.problem(), rounds, tuning.units(), row, row, Ridge(tuning), OnAllRows(tuning))
+    told = (tuning.problem(), rounds, tuning.units(), row, row, Ridge(tuning), OnAllRows(tuning))
+    return quasi_newton(*told, remembered=max(rounds, MOVES))
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,7 +85,7 @@ class Tuner:
 
     def _simulation(self, stage: Any, data: ClientData, sizes: np.ndarray, record: bool) -> Simulation:
         shapes = jax.tree.map(np.shape, (data.train, stage.algorithm.settings))
-        known = (stage.name, record, tuple(sizes), str(shapes), stage.algorithm.settings.problem)
+        known = (stage.name, stage.rounds, record, tuple(sizes), str(shapes), stage.algorithm.settings.problem)
         if known in self._made:
             return self._made[known].on(data)
         options = Options(sizes, record_every=1 if record else stage.rounds, diagnostics="cheap", secure=self.secure)
