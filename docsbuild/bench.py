@@ -1,4 +1,7 @@
-"""The files behind docs/bench.md, from a run folder of the bench: `python -m docsbuild.bench runs/bench`."""
+"""The files behind docs/bench.md, from a run folder of the bench: `python -m docsbuild.bench runs/bench`.
+
+Lines of a lower level that the run is not about stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +39,17 @@ def kept(folder: Path, place: Path) -> None:
     run = runs.read(folder)
     told = summarise(run.rows, run.history, run.configuration)
     for name in ("scores", "targets", "ranking"):
-        getattr(told, name).to_csv(place / f"bench-{name}.csv", index=False)
+        file, new = place / f"bench-{name}.csv", getattr(told, name)
+        before = pd.read_csv(file)
+        before = before[~before["split"].isin(new["split"])]
+        pd.concat([new, before], ignore_index=True).to_csv(file, index=False)
     draw(told.rows, told.history, place / "bench-curves.png")
 
 
 def draw(rows: pd.DataFrame, history: pd.DataFrame, file: Path) -> None:
-    figure, axes = plt.subplots(2, len(TASKS), figsize=(14.5, 6.4))
-    for line, level in zip(axes, ("local", "global"), strict=True):
+    levels = [level for level in ("local", "global") if level in set(rows["split"])]
+    figure, axes = plt.subplots(len(levels), len(TASKS), figsize=(14.5, 3.2 * len(levels)), squeeze=False)
+    for line, level in zip(axes, levels, strict=True):
         for axis, task in zip(line, TASKS, strict=True):
             curves(axis, *(part[(part["dataset"] == task) & (part["split"] == level)] for part in (rows, history)))
             axis.set_title(f"{NAMES[task]}, {level}", fontsize=10)
@@ -53,29 +60,37 @@ def draw(rows: pd.DataFrame, history: pd.DataFrame, file: Path) -> None:
         Line2D([], [], color="0.3", linestyle=style, label=label) for style, label in (("-", "auto"), ("--", "tuned"))
     ]
     figure.legend(handles=[*shown, *kinds], loc="lower center", ncols=len(DRAWN) + 2, frameon=False)
-    figure.tight_layout(rect=(0, 0.05, 1, 1))
+    figure.tight_layout(rect=(0, 0.1 / len(levels), 1, 1))
     figure.savefig(file, dpi=100)
     plt.close(figure)
 
 
 def curves(axis: Axes, rows: pd.DataFrame, history: pd.DataFrame) -> None:
-    """Mean scores against mean bytes, moment by moment; cut off a little below ordinary training."""
+    """Mean scores against bytes, cut off a little below ordinary training."""
     level, start, ends = rows["split"].iloc[0], rows["untuned"].mean(), []
     for colour, *names in DRAWN.values():
         name = names[list(reversed(LEVELS)).index(level)]
         for method, style in ((name, "--"), (f"{name}, auto", "-")):
-            path = history[history["method"] == method].groupby("iteration")[["bytes", "score"]].mean()
-            path = path[path["bytes"] > 0]
-            if len(path):
-                axis.plot(path["bytes"] / 1e6, path["score"], color=colour, linestyle=style, linewidth=1.3)
-                ends.append(path["score"].max())
+            paths = [path[path["bytes"] > 0] for _, path in history[history["method"] == method].groupby("seed")]
+            if paths:
+                sent, scores = middle(paths)
+                axis.plot(sent / 1e6, scores, color=colour, linestyle=style, linewidth=1.3)
+                ends.append(scores.max())
     span = max(ends) - start
     axis.axhline(start, color="0.4", linestyle=":")
     name = rows["score_name"].iloc[0]
     axis.set(xscale="log", ylim=(start - 0.15 * span, start + 1.08 * span))
     axis.set_ylabel(SCORES.get(name, name.replace("_", " ")))
     axis.grid(alpha=0.3)
-    assert np.isfinite(axis.get_ylim()).all()
+
+
+def middle(paths: list[pd.DataFrame]) -> tuple[np.ndarray, np.ndarray]:
+    """The mean over draws, which were looked at in different moments: between two of them a score is a straight line over the
+    logarithm of the bytes."""
+    logs = [np.log(path["bytes"].to_numpy(dtype=float)) for path in paths]
+    grid = np.linspace(max(one[0] for one in logs), min(one[-1] for one in logs), 60)
+    scores = [np.interp(grid, one, path["score"]) for one, path in zip(logs, paths, strict=True)]
+    return np.exp(grid), np.mean(scores, axis=0)
 
 
 if __name__ == "__main__":

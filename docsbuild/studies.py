@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from typing import Any
 
 import pandas as pd
@@ -155,7 +156,7 @@ SHARE, FINER = 0.9, 0.999
 
 
 def method_shown(name: str) -> str:
-    return name.replace('previous="local"', '`previous="local"`')
+    return re.sub(r'\w+="\w+"', r"`\g<0>`", name)
 
 
 def size(count: float) -> str:
@@ -199,6 +200,30 @@ def reached() -> str:
         last = split
         lines.append([method_shown(method), *(arrived(rows[task]) for task in TASKS)])
     return markdown(["algorithm", *TASKS.values()], lines, [False] * (len(TASKS) + 1))
+
+
+def untuned() -> str:
+    """Bytes to the target with steps that set themselves, in those with tuned ones; and on how many draws each arrives, where
+    not on all."""
+    lines, last = [], ""
+    for (split, method), tuned in (held := by_method("bench-targets", f"share == {SHARE}")).items():
+        auto = held.get((split, f"{method}, auto"))
+        if auto is None:
+            continue
+        if split != last:
+            lines.append([f"*{LEVELS[split]}*", *[""] * len(TASKS)])
+        last = split
+        lines.append([method_shown(method), *(_beside(auto[task], tuned[task]) for task in TASKS)])
+    return markdown(["algorithm", *TASKS.values()], lines, [False] * (len(TASKS) + 1))
+
+
+def _beside(auto: dict[str, Any], tuned: dict[str, Any]) -> str:
+    if not auto["reached"] + tuned["reached"]:
+        return "–"
+    known = auto["reached"] and tuned["reached"]
+    ratio = f"{auto['bytes'] / tuned['bytes']:.2f} ×" if known else ""
+    everywhere = auto["reached"] == tuned["reached"] == auto["seeds"]
+    return ratio if everywhere else f"{ratio} {auto['reached']}, tuned {tuned['reached']}".strip()
 
 
 def precise() -> str:
