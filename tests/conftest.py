@@ -86,7 +86,7 @@ def little_memory():
 
 @pytest.fixture(scope="module")
 def compiled():
-    """Names of everything XLA compiled, in order."""
+    """One entry for everything that XLA compiles, however small."""
     events = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, seconds, **about: events.append(event) if event.endswith("backend_compile_duration") else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -98,18 +97,6 @@ def test_columns_that_fill_up_the_shapes_leave_no_trace(raw):
     assert plain.params_.shape == recorded.params_.shape == (7,)
     np.testing.assert_array_equal(plain.params_, recorded.params_)
     assert recorded.history_["bytes_up"].iloc[-1] == 12 * 2 * 7 * 4  # rounds, clients, numbers, float32
-
-
-@pytest.fixture(scope="module")
-def compiled():
-    """One entry for everything that XLA compiles, however small."""
-    events = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **about: events.append(event) if event.endswith("backend_compile_duration") else None
-    )
-    jax.jit(lambda x: x + 1)(np.arange(3.0))
-    assert events, "the listener must hear a compilation"
-    return events
 
 
 @pytest.mark.parametrize("kind", ["stratified", "grouped"])
