@@ -132,6 +132,11 @@ def test_cross_val_score_with_defaults_compiles_once(raw):
     assert scores.mean() > 0.6
 
 
+def last_digits_moved(features):
+    ways = np.random.default_rng(0).choice(np.array([-np.inf, np.inf], features.dtype), features.shape)
+    return np.nextafter(features, ways)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedbioacc", "fedpath"])
 def test_padding_gives_the_numbers_of_the_unpadded_fit(method, raw):
     X, y, sex, site = raw
@@ -147,8 +152,14 @@ def test_padding_gives_the_numbers_of_the_unpadded_fit(method, raw):
     )  # fmt: skip
     parts = [np.flatnonzero(site == name) for name in ("Bern", "Lyon")]
     seed = int(np.random.RandomState(0).randint(2**31 - 1))
-    plain = fit(program, dealt(program, rows, parts), seed=seed, record_every=program.recipe.record_every(4))
-    np.testing.assert_allclose(clf.params_, plain.params, atol=2e-6)
+    plain, moved = (
+        fit(program, dealt(program, one, parts), seed=seed, record_every=program.recipe.record_every(4))
+        for one in (rows, {**rows, "features": last_digits_moved(features)})
+    )
+    # Padding changes the order of sums.  How much that is depends on the processor; last digits of the rows do as much.
+    digits = np.abs(moved.params - plain.params).max()
+    assert digits < 1e-4
+    np.testing.assert_allclose(clf.params_, plain.params, atol=2e-6 + 4 * digits)
     np.testing.assert_allclose(clf.history_["objective"], plain.history["objective"], rtol=2e-5)
     counts = ["bytes_up", "bytes_down", "gradient_calls"]
     pd.testing.assert_frame_equal(clf.history_[counts], plain.history[counts])

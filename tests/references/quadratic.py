@@ -15,12 +15,14 @@ TIE = np.array([[0.1, 0.0, -0.2, 0.3], [0.2, -0.1, 0.0, 0.1], [0.0, 0.3, 0.1, -0
 
 
 def inner_loss(x, y, batch):
-    return jnp.mean((0.5 * batch["H"] @ y - batch["A"] @ x - batch["b"]) @ y)
+    hessian, cross, offset = (jnp.mean(batch[name], axis=0) for name in ("H", "A", "b"))
+    return 0.5 * y @ hessian @ y - y @ (cross @ x + offset)
 
 
 def outer_loss(x, y, batch):
-    near_p, near_q = jnp.sum((y - batch["p"]) ** 2), jnp.sum((x - batch["q"]) ** 2)
-    return 0.5 / len(batch["p"]) * (near_p + RIDGE * near_q) + x @ jnp.asarray(TIE, x.dtype) @ y
+    near_p = jnp.mean(jnp.sum((y - batch["p"]) ** 2, axis=1))
+    near_q = jnp.mean(jnp.sum((x - batch["q"]) ** 2, axis=1))
+    return 0.5 * near_p + 0.5 * RIDGE * near_q + x @ jnp.asarray(TIE, x.dtype) @ y
 
 
 class Reference:

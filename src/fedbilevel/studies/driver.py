@@ -198,10 +198,10 @@ class _Crew:
             return None
 
     def _keep(self) -> None:
-        """Until there is nothing more; also after a failure of others, what is computed."""
-        try:
-            while (computed := self.computed.get()) is not None:
-                part, found = computed
+        """Until there is nothing more.  Whoever fails, here or elsewhere: what was computed is kept."""
+        while (computed := self.computed.get()) is not None:
+            part, found = computed
+            try:
                 for key, results in found.items():
                     if not self.folder.done(key):
                         self.folder.save(key, **results)
@@ -210,8 +210,8 @@ class _Crew:
                 self.spent += part.cost
                 left = (time.monotonic() - self.began) * (self.cost - self.spent) / self.spent
                 self.report(Standing(self.done, self.total, None if first else left, part.title))
-        except BaseException as failure:
-            self._stop(failure)
+            except BaseException as failure:
+                self._stop(failure)
 
 
 def make_room() -> None:
