@@ -28,6 +28,7 @@ from fedbilevel.fairness.models import Model
 from fedbilevel.fairness.program import FairProgram, smoothness
 from fedbilevel.fairness.trainer import dealt, fit
 from tests.fairness.conftest import QUICK, table
+from tests.references.digits import last_digits_moved
 
 # Eight rows a step: tables of ten rows and of two hundred then run on the same compiled programs.
 CHECKED = FairFederatedClassifier("fedavg", steps=300, batch_size=8, step=0.3, history_rows=0, random_state=0)
@@ -130,11 +131,6 @@ def test_cross_val_score_with_defaults_compiles_once(raw):
         scores = cross_val_score(clf, X, y, cv=10, params={"sensitive_features": sex})
     assert program_of(brief=True)._cache_size() - before <= 2
     assert scores.mean() > 0.6
-
-
-def last_digits_moved(features):
-    ways = np.random.default_rng(0).choice(np.array([-np.inf, np.inf], features.dtype), features.shape)
-    return np.nextafter(features, ways)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbioacc", "fedpath"])

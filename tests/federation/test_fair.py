@@ -29,6 +29,7 @@ from fedbilevel.problem import ClientData
 from fedbilevel.tables.encoder import combine, site_statistics
 from fedbilevel.tables.schema import Column, Schema
 from tests.federation.direct import SITES, Direct, coordinate, fair_array_sites, site
+from tests.references.digits import last_digits_moved
 
 pytestmark = pytest.mark.usefixtures("shared_compilation")
 
@@ -134,7 +135,15 @@ def agrees(folder, settings, sites):
     # The clients do not tell their curvature again.
     alone = dataclasses.replace(program, curvature=float(agreed["smoothness"][0]))
     expected = fit(alone, data, seed=7)
-    np.testing.assert_allclose(params, expected.params, rtol=2e-5, atol=rounding(program))
+    atol = rounding(program)
+    if (
+        program.path
+    ):  # on some processors sums differ by more than there: by as much as where last digits of the rows do
+        moved = {**data.train, "features": last_digits_moved(np.asarray(data.train["features"]))}
+        digits = np.abs(fit(alone, dataclasses.replace(data, train=moved), seed=7).params - expected.params).max()
+        assert digits < 1e-3
+        atol += 4 * digits
+    np.testing.assert_allclose(params, expected.params, rtol=2e-5, atol=atol)
     return program, agreed, expected
 
 
