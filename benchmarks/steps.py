@@ -3,11 +3,12 @@
     python benchmarks/steps.py tasks FOLDER OUT.csv       the bench's tasks, which the rules were made on
     python benchmarks/steps.py former FOLDER OUT.csv      problems that played no part in an earlier form
     python benchmarks/steps.py later FOLDER OUT.csv       those that played no part in the form after it
+    python benchmarks/steps.py latest FOLDER OUT.csv      those that played no part in the form before this one
     python benchmarks/steps.py held-out FOLDER OUT.csv    problems that played no part in this one
 
-All are runs of `fedbilevel bench`, kept in FOLDER; a stopped one goes on.  Tuned steps are the best of twelve pairs, tried on
-a draw of their own; the target is 90 % of the largest gain that any run of the problem ends with on a draw.  Bytes are
-geometric means over the draws that reach it.
+FOLDER of the first is a finished run of `fedbilevel bench`.  The others run it on their own problems, and keep that in FOLDER;
+a stopped one goes on.  Tuned steps are the best of twelve pairs, tried on a draw of their own; the target is 90 % of the most
+that any run of the table gains on a draw.  Bytes are geometric means over the draws that reach it.
 """
 
 import sys
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedbilevel as fb
-from fedbilevel import datasets, tasks
+from fedbilevel import datasets, runs, tasks
 from fedbilevel.datasets import encode, partition
 from fedbilevel.fairness.formulation import squared_gap
 from fedbilevel.studies import bench
@@ -60,6 +61,27 @@ def rescaled(task: Task, factor: float) -> Task:
     start, into_set = Rescaled(problem.init, factor, "start"), Rescaled(problem.project, factor, "set")
     scaled = fb.BilevelProblem(*losses, start, into_set, lower_level=problem.lower_level)
     return replace(task, problem=scaled, outer_step=task.outer_step * factor**2)
+
+
+@dataclass(frozen=True)
+class Raised:
+    """A loss, and a constant added to it."""
+
+    loss: Any
+    constant: float
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.loss(*arguments) + self.constant
+
+
+def raised(constant: float) -> Callable[..., Task]:
+    """Ridge penalties with a constant in the outer loss."""
+
+    def made(seed: int, **options: Any) -> Task:
+        task = tasks.random_penalties(seed, **options)
+        return replace(task, problem=replace(task.problem, outer_loss=Raised(task.problem.outer_loss, constant)))
+
+    return made
 
 
 @dataclass(frozen=True)
@@ -113,8 +135,8 @@ def cells(data: Any, seed: int, lower_level: str, clients: int, train: int, rest
     return Task("cells", problem, data_, evaluate, "worth", curvature, outer_step=1.0)
 
 
-def table(load: Callable[..., Any], **sizes: int) -> bench.Drawn:
-    return bench.Drawn(lambda images, seed, level: cells(load(sensitive="sex"), seed, level, **sizes), images=None)
+def table(load: Callable[..., Any], by: str = "sex", **sizes: int) -> bench.Drawn:
+    return bench.Drawn(lambda images, seed, level: cells(load(sensitive=by), seed, level, **sizes), images=None)
 
 
 def plain(make: Callable[..., Task], factor: float = 1.0, **options: Any) -> bench.Drawn:
@@ -148,13 +170,21 @@ LATER = {
     "deep": pictured(tasks.hyper_representation, hidden=(24, 12), clients=5, concentration=1.0),
     "balance": pictured(tasks.loss_tuning, clients=8, train=80, imbalance=0.1),
 }
-HELD_OUT = {
+LATEST = {
     "employment": table(partial(datasets.load, "employment"), clients=6, train=200, rest=200),
     "logistic * 1000": plain(tasks.random_penalties, 1e3, link="logistic", columns=40, clients=5, train=60),
     "uneven / 1000": plain(tasks.random_penalties, 1e-3, columns=90, clients=9, train=30, heterogeneity=0.6),
     "alike": pictured(tasks.data_cleaning, clients=6, train=80, noise=0.5),
     "steep": pictured(tasks.loss_tuning, clients=6, train=60, imbalance=0.02),
     "small": pictured(tasks.hyper_representation, hidden=(8,), clients=10, train=30, validation=60, test=50),
+}
+HELD_OUT = {
+    "schools": table(partial(datasets.load, "hsb82"), by="sx", clients=5, train=250, rest=200),
+    "logistic, 80": plain(tasks.random_penalties, 1e-3, link="logistic", columns=80, clients=8, train=30),
+    "ridge, 45": plain(tasks.random_penalties, 1e3, columns=45, clients=15, train=20),
+    "ridge + 10": plain(raised(10.0), columns=50, clients=7),
+    "cleaning, 20 %": pictured(tasks.data_cleaning, clients=10, train=70, test=40, noise=0.2, concentration=1.0),
+    "tuning, 10": pictured(tasks.loss_tuning, clients=10, train=60, concentration=1.0),
 }
 
 TITLES = {
@@ -176,25 +206,40 @@ TITLES = {
     "alike": "Data cleaning, 50 % wrong",
     "steep": "Loss tuning, 6 clients",
     "small": "Hyper-representation, eight units",
+    "schools": "High School and Beyond",
+    "logistic, 80": "Logistic penalties, 80 columns, x / 1000",
+    "ridge, 45": "Ridge penalties, 45 columns, x · 1000",
+    "ridge + 10": "Ridge penalties, 10 added to the loss",
+    "cleaning, 20 %": "Data cleaning, 20 % wrong",
+    "tuning, 10": "Loss tuning, 10 clients",
 }
 
 
 def main() -> None:
     kind, folder, out = sys.argv[1:]
-    bench.TASKS.update(FORMER | LATER | HELD_OUT)
-    kinds = {
-        "tasks": (TASKS, FEDBIO + OTHERS),
-        "former": (FORMER, FEDBIO),
-        "later": (LATER, (*FEDBIO, "fedmsa")),
-        "held-out": (HELD_OUT, FEDBIO[:1]),
-    }
-    problems, methods = tuple(kinds[kind][0]), kinds[kind][1]
-    both = tuple(name for method in methods for name in (method, f"{method}-auto"))
-    found = bench.run(Path(folder), bench.Design(problems, both, seeds=DRAWS), print)
+    if kind == "tasks":
+        # Both rows of the four methods; the bench has more methods, and a target that is the best of them all.
+        run, names = runs.read(Path(folder)), with_auto(FEDBIO + OTHERS)
+        titles = [bench.ENTRIES[name].title for name in names]
+        tables = (part[part["method"].isin(titles) & part["dataset"].isin(TASKS)] for part in (run.rows, run.history))
+        found = bench.summarise(*tables, run.configuration)
+    else:
+        problems, methods = {
+            "former": (FORMER, FEDBIO),
+            "later": (LATER, (*FEDBIO, "fedmsa")),
+            "latest": (LATEST, FEDBIO[:1]),
+            "held-out": (HELD_OUT, FEDBIO),
+        }[kind]
+        bench.TASKS.update(problems)
+        found = bench.run(Path(folder), bench.Design(tuple(problems), with_auto(methods), seeds=DRAWS), print)
     place = ["dataset", "split", "method"]
     targets = found.targets[np.isclose(found.targets["share"], bench.RANKED)]
     table = targets[[*place, "seeds", "reached", "round", "bytes"]].merge(found.scores[[*place, "score"]], on=place)
     table.to_csv(out, index=False, float_format="%.6g")
+
+
+def with_auto(methods: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for method in methods for name in (method, f"{method}-auto"))
 
 
 def pairs(file: str) -> list[tuple[Any, Any]]:

@@ -183,6 +183,70 @@ def test_a_first_step_that_was_too_long():
     close(np.asarray(found.outer) / small, wanted / small, 1e-8)  # the way back comes after values of 1e5
 
 
+GROUPS = 4
+
+
+def log_loss(y, batch):
+    margin = batch["a"] @ y
+    return jax.nn.softplus(margin) - batch["b"] * margin
+
+
+def weighted(x, y, batch):
+    """Each group of rows has a weight of its own; far out one group has it all, and nothing changes any more."""
+    return jnp.mean(GROUPS * jax.nn.softmax(x)[batch["g"]] * log_loss(y, batch)) + 0.005 * jnp.sum(y**2)
+
+
+@pytest.mark.parametrize(
+    ("constant", "batch_size", "level"),
+    [(10.0, None, "local"), (10.0, 16, "local"), (1000.0, None, "local"), (10.0, 16, "global")],
+)
+def test_a_constant_in_the_outer_loss_throws_nobody_away(constant, batch_size, level):
+    """The groups are alike, so there is little to gain, and the first step follows from a loss that can hardly fall."""
+    generator = np.random.default_rng(0)
+    truth = generator.normal(size=6)
+
+    def rows():
+        a = generator.normal(size=(4, 200, 6))
+        b = (generator.random((4, 200)) < 1 / (1 + np.exp(-a @ truth))).astype(float)
+        return {"a": a, "b": b, "g": generator.integers(0, GROUPS, (4, 200)).astype(np.int32)}
+
+    problem = fb.BilevelProblem(
+        weighted,
+        lambda x, y, batch: constant + jnp.mean(log_loss(y, batch)),
+        lambda key: (jnp.zeros(GROUPS), jnp.zeros(6)),
+        lower_level=level,
+    )
+    method = fb.fedbio if level == "local" else fb.fedbio_global
+    algorithm = method(problem, batch_size=batch_size, local_steps=3)
+    found = fb.simulate(algorithm, fb.ClientData(rows(), rows()), 12)
+    assert np.abs(found.outer).max() < 4, "one group has it all"
+    objective = found.history["objective"]
+    if level == "local":  # a shared y lags behind x, and begins at the mean of what clients had settled for themselves
+        assert objective.iloc[-1] < objective.iloc[1] + 1e-3, "where the first round led, the loss was lower"
+
+
+@pytest.mark.parametrize(
+    ("losses", "strides", "wanted"),
+    [
+        ((0.8, 1.0), 1, False),  # half of what the gradient promised
+        ((0.97, 1.0), 1, True),  # less than a tenth
+        ((1.2, 1.0), 1, True),
+        ((1.2, 1.0), 0, False),  # before the first step there is nothing to take back
+        ((np.nan, 1.0), 1, True),
+        ((1.0, np.nan), 1, False),
+    ],
+)
+def test_steps_that_bring_too_little(losses, strides, wanted):
+    pace = search.Pace(*(jnp.ones(()),) * 6)._replace(last=jnp.array([2.0, 0.0]), strides=jnp.asarray(float(strides)))
+    assert bool(pace.in_vain(jnp.array(losses), jnp.array([0.2, 0.3]))) == wanted
+
+
+def test_a_fall_that_rounding_hides_is_no_reason_to_go_back():
+    pace = search.Pace(*(jnp.ones(()),) * 6)._replace(last=jnp.array([1e-8]))
+    assert not pace.in_vain(jnp.array([1 + 4e-16, 1.0]), jnp.array([1e-8]))
+    assert pace.in_vain(jnp.array([1 + 4e-15, 1.0]), jnp.array([1e-8]))
+
+
 def valley(y):
     """A plateau, and behind it a parabola with its minimum at 5: gradients grow two thousandfold on the way."""
     return jnp.sum((jax.nn.softplus(8 * (y - 1)) / 8 - 4) ** 2) / 2

@@ -62,12 +62,17 @@ class Settling(Curved):
                 y = y + 9 / (number + 8) * (visited - y)
         return y
 
-    def settled(self, client, x, y, rows, times):
-        self.look(client, x, y, rows)
-        self.looked = True
+    def settled(self, client, x, y, rows, times, held=None):
+        """y further, by the curvature ``held`` from before or by that of one more look."""
+        now = self.held(client)
+        if held is None:
+            self.look(client, x, y, rows)
+            self.looked, now = True, self.held(client)
+        self.restore(client, held or now)
         for number in range(4 * times):
             gradient = self.model.inner_gradient(client, x, y, rows.factor(self.drawn + number % 4))
             y = y - self.share * gradient / self.largest[client]
+        self.restore(client, now)
         return y
 
 
@@ -212,17 +217,21 @@ def sought(below, phi, client, x, y, reads, probe, project):
     for read in reads:
         y = below.settled(client, x, y, read, 8)
         settled = y if settled is None else settled
-        nu = phi(client, x, y, read)
-        if squares and not nu @ nu <= 100 * max(squares):
+        nu, loss, in_vain = phi(client, x, y, read), below.model.value(client, x, y, read.held_out()), False
+        if squares:
+            sound[1] = below.settled(client, sound[0], sound[1], read, 8, sound[2])
+            was = below.model.value(client, *sound[:2], read.held_out())
+            in_vain = was - loss + 8 * np.finfo(float).eps * abs(was) < 0.1 * max(before @ (sound[0] - x), 0)
+        if squares and (in_vain or not nu @ nu <= 100 * max(squares)):
             (x, y), step = sound[:2], step / 10
             probe = probe / 10 if len(squares) == 1 else probe
             below.restore(client, sound[2])
             x = project(x - step * before)
             continue
         if probe is None:
-            probe = NEAR * abs(below.model.value(client, x, y, read.held_out())) / np.linalg.norm(nu)
+            probe = NEAR * abs(loss) / np.linalg.norm(nu)
         step = probe / np.linalg.norm(nu) if step is None else strode(step, nu, before)
-        sound = x, y, below.held(client)
+        sound = [x, y, below.held(client)]
         x, before = project(x - step * nu), nu
         squares.append(nu @ nu)
     return (

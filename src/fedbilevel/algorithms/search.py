@@ -6,9 +6,14 @@ is.  In a later search it is 0.2 r long (r as in `fedbilevel.algorithms.steps`).
 
     eta <- eta min(1 / (1 - <g, g before> / max(||g||^2, ||g before||^2)), 3)
 
-to where a gradient that goes on changing like this would vanish.  Where g is ten times as long as any before, or no number, the
-client goes back to the point before and makes a tenth of that step.  Minibatches are as large as those of all local steps of a
+to where a gradient that goes on changing like this would vanish.  Minibatches are as large as those of all local steps of a
 round together: on those of one step, g says little of the next g where each row has a number of its own in x.
+
+A step is taken back where g is then ten times as long as any before, or no number, or where f fell by less than a tenth of what
+g promised: the client returns to the point before and makes a tenth of that step.  The first step needs that most.  |f| may be
+large where there is little to gain, or because of a constant in it; and where x comes to a plateau nothing leads back from
+there.  f is compared on the same rows, and with y settled once more at the point before: y learns on, and rows differ, by more
+than a step may bring.
 
 The server takes the mean of where clients arrive, and r becomes the distance from the start: the clients' mean first step at
 least.  Each client also tells how far it went itself (its first step at least), over the root mean square of its g; the
@@ -41,7 +46,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.algorithms import steps
-from fedbilevel.calculus import Tree, counted, dtype_of, no_calls, select, squared_norm, step_along, subtract, zeros
+from fedbilevel.calculus import Calls, Tree, counted, dot, dtype_of, no_calls, select, squared_norm, step_along, subtract, zeros
 from fedbilevel.plan import Item, Phase, Plan, Repeat
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData, Sampler
@@ -49,6 +54,8 @@ from fedbilevel.sampling import Batches, LocalData, Sampler
 SETTLING = 8
 """Times as many inner steps before a hypergradient as in a round."""
 STRIDES = 10
+GAINED = 0.1
+"""The share of the fall of the outer loss along a straight line that a step must bring, or it is taken back."""
 NEAR = 0.1
 """The first step of a first search, as a share of the way on which the outer loss would fall to zero along a straight line."""
 
@@ -66,6 +73,14 @@ class Pace(NamedTuple):
 
     def too_far(self, estimate: Tree) -> jax.Array:
         return (self.steepest > 0) & ~(squared_norm(estimate) <= steps.STEEPER**2 * self.steepest)
+
+    def in_vain(self, losses: jax.Array, moved: Tree) -> jax.Array:
+        """Whether the loss fell from the second to the first by less than a share of what the gradient promised, by more than
+        rounding.  From a loss that was no number nothing can fall."""
+        here, before = losses
+        promised = GAINED * jnp.maximum(dot(self.last, moved), 0)
+        rounding = 8 * jnp.finfo(before.dtype).eps * jnp.abs(before)
+        return (self.strides > 0) & jnp.isfinite(before) & ~(here <= before - promised + rounding)
 
     def taken_back(self) -> Pace:
         """A tenth of the last step: where that was the first, this is now the first."""
@@ -155,16 +170,25 @@ class Search(NamedTuple):
         guess = steps.PROBE * steps.first_distance(message.outer)
 
         def step(walk: tuple[Any, ...], batches: Batches) -> tuple[tuple[Any, ...], None]:
-            (outer, inner, kept), pace, sound, settled, calls = walk
-            kept, looked = below.look((outer, inner), batches, kept)
-            inner, settling = below.settled(outer, inner, batches, kept, SETTLING)
-            settled = None if self.shared else select(pace.strides == 0, inner, settled)
-            (estimate,), used = below.estimator(kept)(self.problem, ((outer, inner),), batches)
-            loss = self.problem.outer_loss(outer, inner, batches.val(0))
-            here, shorter = (outer, inner, kept), pace.taken_back()
-            sound, pace = select(pace.too_far(estimate), (sound, shorter), (here, pace.after(estimate, loss, guess)))
+            here, pace, sound, settled, calls = walk
+            kept, looked = below.look(here[:2], batches, here[2])
+
+            def at(point: Any) -> tuple[Any, jax.Array]:
+                inner, _ = below.settled(*point[:2], batches, point[2], SETTLING)
+                return (point[0], inner, point[2]), self.problem.outer_loss(point[0], inner, batches.val(0))
+
+            # Both points on the same rows, and y settled as often: what is left between their losses is what the step did.
+            both = jax.tree.map(lambda *pair: jnp.stack(pair), (*here[:2], kept), sound)
+            points, losses = jax.lax.map(at, both)
+            here, sound = (jax.tree.map(lambda leaf, number=number: leaf[number], points) for number in (0, 1))
+            settled = None if self.shared else select(pace.strides == 0, here[1], settled)
+            (estimate,), used = below.estimator(here[2])(self.problem, (here[:2],), batches)
+            back = pace.too_far(estimate) | pace.in_vain(losses, subtract(sound[0], here[0]))
+            ahead = pace.after(estimate, losses[0], guess)
+            sound, pace = select(back, (sound, pace.taken_back()), (here, ahead))
+            calls = calls.plus(looked).plus(used).plus(Calls(gradients=2 * SETTLING * below.ahead))
             outer = self.problem.into_set(step_along(sound[0], -pace.step, pace.last))
-            return ((outer, *sound[1:]), pace, sound, settled, calls.plus(looked).plus(settling).plus(used)), None
+            return ((outer, *sound[1:]), pace, sound, settled, calls), None
 
         zero, inner = jnp.zeros((), dtype_of(message.outer)), message.inner if self.shared else local.inner
         start = message.outer, inner, below.start(inner, jax.random.key(0))
