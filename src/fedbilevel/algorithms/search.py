@@ -46,7 +46,19 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.algorithms import steps
-from fedbilevel.calculus import Calls, Tree, counted, dot, dtype_of, no_calls, select, squared_norm, step_along, subtract, zeros
+from fedbilevel.calculus import (
+    Calls,
+    Tree,
+    counted,
+    dot,
+    dtype_of,
+    no_calls,
+    select,
+    squared_norm,
+    step_along,
+    subtract,
+    zeros,
+)
 from fedbilevel.plan import Item, Phase, Plan, Repeat
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData, Sampler
@@ -77,7 +89,7 @@ class Pace(NamedTuple):
     def in_vain(self, losses: jax.Array, moved: Tree) -> jax.Array:
         """Whether the loss fell from the second to the first by less than a share of what the gradient promised, by more than
         rounding.  From a loss that was no number nothing can fall."""
-        here, before = losses
+        here, before = losses[0], losses[1]
         promised = GAINED * jnp.maximum(dot(self.last, moved), 0)
         rounding = 8 * jnp.finfo(before.dtype).eps * jnp.abs(before)
         return (self.strides > 0) & jnp.isfinite(before) & ~(here <= before - promised + rounding)
@@ -174,8 +186,9 @@ class Search(NamedTuple):
             kept, looked = below.look(here[:2], batches, here[2])
 
             def at(point: Any) -> tuple[Any, jax.Array]:
-                inner, _ = below.settled(*point[:2], batches, point[2], SETTLING)
-                return (point[0], inner, point[2]), self.problem.outer_loss(point[0], inner, batches.val(0))
+                outer, inner, kept = point
+                inner, _ = below.settled(outer, inner, batches, kept, SETTLING)
+                return (outer, inner, kept), self.problem.outer_loss(outer, inner, batches.val(0))
 
             # Both points on the same rows, and y settled as often: what is left between their losses is what the step did.
             both = jax.tree.map(lambda *pair: jnp.stack(pair), (*here[:2], kept), sound)
