@@ -3,7 +3,8 @@
     python benchmarks/steps.py tasks FOLDER OUT.csv       the bench's tasks, which the rules were made on
     python benchmarks/steps.py former FOLDER OUT.csv      problems that played no part in an earlier form
     python benchmarks/steps.py later FOLDER OUT.csv       those that played no part in the form after it
-    python benchmarks/steps.py latest FOLDER OUT.csv      those that played no part in the form before this one
+    python benchmarks/steps.py latest FOLDER OUT.csv      those that played no part in the form after that
+    python benchmarks/steps.py recent FOLDER OUT.csv      those that played no part in the form before this one
     python benchmarks/steps.py held-out FOLDER OUT.csv    problems that played no part in this one
 
 FOLDER of the first is a finished run of `fedbilevel bench`.  The others run it on their own problems, and keep that in FOLDER;
@@ -178,13 +179,21 @@ LATEST = {
     "steep": pictured(tasks.loss_tuning, clients=6, train=60, imbalance=0.02),
     "small": pictured(tasks.hyper_representation, hidden=(8,), clients=10, train=30, validation=60, test=50),
 }
-HELD_OUT = {
+RECENT = {
     "schools": table(partial(datasets.load, "hsb82"), by="sx", clients=5, train=250, rest=200),
     "logistic, 80": plain(tasks.random_penalties, 1e-3, link="logistic", columns=80, clients=8, train=30),
     "ridge, 45": plain(tasks.random_penalties, 1e3, columns=45, clients=15, train=20),
     "ridge + 10": plain(raised(10.0), columns=50, clients=7),
     "cleaning, 20 %": pictured(tasks.data_cleaning, clients=10, train=70, test=40, noise=0.2, concentration=1.0),
     "tuning, 10": pictured(tasks.loss_tuning, clients=10, train=60, concentration=1.0),
+}
+HELD_OUT = {
+    "adult, race": table(datasets.load_adult, by="race", clients=7, train=150, rest=150),
+    "logistic, 60": plain(tasks.random_penalties, 1e3, link="logistic", columns=60, clients=6, train=40),
+    "ridge, 120": plain(tasks.random_penalties, 1e-3, columns=120, clients=10, train=30, heterogeneity=0.6),
+    "cleaning, 40 %": pictured(tasks.data_cleaning, clients=7, train=90, noise=0.4),
+    "tuning, 7": pictured(tasks.loss_tuning, clients=7, train=70, imbalance=0.03),
+    "wide layer": pictured(tasks.hyper_representation, hidden=(24,), clients=6, train=50, concentration=0.5),
 }
 
 TITLES = {
@@ -212,6 +221,12 @@ TITLES = {
     "ridge + 10": "Ridge penalties, 10 added to the loss",
     "cleaning, 20 %": "Data cleaning, 20 % wrong",
     "tuning, 10": "Loss tuning, 10 clients",
+    "adult, race": "Adult by race",
+    "logistic, 60": "Logistic penalties, 60 columns, x · 1000",
+    "ridge, 120": "Ridge penalties, 120 columns, x / 1000",
+    "cleaning, 40 %": "Data cleaning, 40 % wrong",
+    "tuning, 7": "Loss tuning, 7 clients",
+    "wide layer": "Hyper-representation, 24 units",
 }
 
 
@@ -228,7 +243,8 @@ def main() -> None:
             "former": (FORMER, FEDBIO),
             "later": (LATER, (*FEDBIO, "fedmsa")),
             "latest": (LATEST, FEDBIO[:1]),
-            "held-out": (HELD_OUT, FEDBIO),
+            "recent": (RECENT, FEDBIO),
+            "held-out": (HELD_OUT, (FEDBIO[1], *OTHERS)),
         }[kind]
         bench.TASKS.update(problems)
         found = bench.run(Path(folder), bench.Design(tuple(problems), with_auto(methods), seeds=DRAWS), print)

@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple, ParamSpec, Protocol, get_type_hin
 import jax
 import numpy as np
 
+from fedbilevel.algorithms.answer import shared_inner, with_mean
 from fedbilevel.calculus import Tree
 from fedbilevel.hints import not_negative, positive, whole_number
 from fedbilevel.hypergradients.conjugate_gradient import conjugate_gradient
@@ -216,7 +217,7 @@ def bilevel(
     """An `algorithm` with the arguments ``problem``, ``batch_size`` and ``outer_batch_size``.
 
     Unless the algorithm says so itself, the inner variable is the one each client keeps as ``inner`` or, with a global lower
-    level, the server.
+    level, the server (itself or as its ``point``).  There, on minibatches, it is a mean where ``inner_step`` is "auto".
 
     Args:
         lower_level: "local", "global" or "either".  The algorithm refuses problems of the other kind: their answers differ.
@@ -248,14 +249,19 @@ def bilevel(
         problem: BilevelProblem = settings.problem
 
         def view(server: Any, local: Any) -> View:
-            return View(inner=(local if problem.lower_level == "local" else server).inner, calls=local.calls)
+            return View(
+                inner=local.inner if problem.lower_level == "local" else shared_inner(server), calls=local.calls
+            )
 
         def check(data: ClientData) -> None:
             problem.check(data, settings.batch_size, settings.outer_batch_size)
             made.check(data)
 
+        if made.view is only_calls:
+            made = made._replace(view=view)
+            itself = getattr(settings, "inner_step", 0) is None and settings.batch_size is not None
+            made = with_mean(made) if itself and problem.lower_level == "global" else made
         return made._replace(
-            view=view if made.view is only_calls else made.view,
             objective=lambda outer, inner, data: problem.outer_loss(outer, inner, data.whole("val")),
             check=check,
             problem=problem,

@@ -25,7 +25,7 @@ from fedbilevel.algorithms.local import Local, Told, inner_gradients
 from fedbilevel.algorithms.search import Search
 from fedbilevel.calculus import Calls, Loss, Tree, no_calls, scale, squared_norm, step_along, subtract, zeros
 from fedbilevel.hypergradients import outer_gradients
-from fedbilevel.plan import Item, Plan, View
+from fedbilevel.plan import Item, Plan
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, Sampler
 
@@ -114,9 +114,6 @@ class Meeting(NamedTuple):
 
     def outer(self, server: Any) -> Tree:
         return server.point.outer
-
-    def view(self, server: Any, local: Any) -> View:
-        return View(inner=server.point.inner, calls=local.calls)
 
     def check(self, data: Any) -> None:
         self.above.check(data)

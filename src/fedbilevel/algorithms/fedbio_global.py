@@ -111,7 +111,6 @@ def fedbio_global(
         meeting.enroll,
         plan=meeting.plan(Phase("local", meeting.told, work, absorb)),
         outer=meeting.outer,
-        view=meeting.view,
         check=meeting.check,
         remark=meeting.remark,
     )

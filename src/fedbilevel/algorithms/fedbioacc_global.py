@@ -238,7 +238,6 @@ def fedbioacc_global(
         enroll,
         plan=meeting.plan(Phase("local", told, work, absorb)),
         outer=meeting.outer,
-        view=meeting.view,
         check=meeting.check,
         remark=meeting.remark,
     )

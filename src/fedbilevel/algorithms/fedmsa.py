@@ -40,7 +40,7 @@ from fedbilevel.algorithms.arguments import Batch, Count, Optimizer, OuterBatch,
 from fedbilevel.algorithms.coupled import Point, Summed
 from fedbilevel.algorithms.local import Told
 from fedbilevel.calculus import Calls, Tree, add, counted, no_calls, scale, select, subtract, zeros
-from fedbilevel.plan import Algorithm, Phase, View
+from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData
 
@@ -179,7 +179,6 @@ def fedmsa(
         enroll,
         plan=meeting.plan(momenta, *(() if local_steps == 1 else (local,))),
         outer=lambda server: server.point.outer,
-        view=lambda server, local: View(inner=server.point.inner, calls=local.calls),
         check=above.check,
         remark=lambda server: above.remark(server.kept),
     )

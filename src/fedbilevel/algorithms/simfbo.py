@@ -211,7 +211,6 @@ def _algorithm(
         meeting.enroll,
         plan=meeting.plan(local) if server_rates[0] is None else (local,),
         outer=meeting.outer,
-        view=meeting.view,
         check=check,
         remark=meeting.remark,
     )

@@ -247,6 +247,16 @@ class Mean(NamedTuple):
     inner: Tree
     visits: jax.Array
 
+    def after(self, inner: Tree, recent: int) -> Mean:
+        """With one y more, of which about the last of ``recent`` + 1 parts count."""
+        visits = self.visits + 1
+        way = subtract(inner, self.inner)
+        return Mean(step_along(self.inner, (recent + 1) / (visits + recent), way), visits)
+
+
+def no_mean_yet(inner: Tree) -> Mean:
+    return Mean(inner, jnp.zeros((), dtype_of(inner)))
+
 
 class Kept(NamedTuple):
     """What a client keeps for its inner steps: its curvature, an optimizer's state, or neither; and its mean y, where it
@@ -261,14 +271,10 @@ class Kept(NamedTuple):
 
     def anew(self, inner: Tree) -> Kept:
         """Where clients have searched."""
-        return self if self.mean is None else self._replace(mean=Mean(inner, jnp.zeros_like(self.mean.visits)))
+        return self if self.mean is None else self._replace(mean=no_mean_yet(inner))
 
     def visited(self, inner: Tree) -> Kept:
-        if self.mean is None:
-            return self
-        visits = self.mean.visits + 1
-        way = subtract(inner, self.mean.inner)
-        return self._replace(mean=Mean(step_along(self.mean.inner, (RECENT + 1) / (visits + RECENT), way), visits))
+        return self if self.mean is None else self._replace(mean=self.mean.after(inner, RECENT))
 
 
 class Inner(NamedTuple):
@@ -290,7 +296,7 @@ class Inner(NamedTuple):
     def start(self, inner: Tree, key: jax.Array) -> Kept:
         measures = asks(self.hypergradient) or (self.step is None and self.optimizer is None)
         state = None if self.optimizer is None else self.optimizer.init(inner)
-        mean = Mean(inner, jnp.zeros((), dtype_of(inner))) if self.ahead and self.share < 1 else None
+        mean = no_mean_yet(inner) if self.ahead and self.share < 1 else None
         return Kept(unknown(inner, key) if measures else None, state, mean)
 
     def look(self, point: tuple[Tree, Tree], batches: Batches, kept: Kept) -> tuple[Kept, Calls]:
