@@ -109,9 +109,9 @@ def cells(data: Any, seed: int, lower_level: str, clients: int, train: int, rest
     matrix = np.c_[matrix, np.ones(len(matrix), np.float32)]
     labels, (groups, names) = data.y.to_numpy().astype(np.float32), tables.encode_groups(data.groups)
     parts = partition.dirichlet(
-        labels.astype(int), clients, concentration=1.0, smallest=2 * max(train, 2 * rest), seed=seed % 997
+        labels.astype(int), clients, concentration=1.0, smallest=2 * max(train, 2 * rest), seed=seed % 9973
     )
-    held = partition.proportional_validation(groups, parts, share=0.5, seed=seed % 997)
+    held = partition.proportional_validation(groups, parts, share=0.5, seed=seed % 9973)
 
     def rows(index: Any) -> dict[str, Any]:
         return {"features": matrix[index], "labels": labels[index], "groups": groups[index].astype(np.int32)}
