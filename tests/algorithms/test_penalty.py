@@ -14,7 +14,7 @@ from tests.references import penalty
 from tests.references.compare import close, cohorts, identical, refusals
 from tests.references.quadratic import quadratic, root
 from tests.references.rows import by_phase
-from tests.references.steps import Distance
+from tests.references.steps import Distance, answered
 
 SEED, ROUNDS, STEPS, BATCH = 4, 6, 2, 3
 BOX = 0.25
@@ -51,17 +51,22 @@ def compared(name, level, automatic=False):
     replied = cohorts(algorithm, data, SEED, ROUNDS, **ENGINE)
     assert any(len(active) < 4 for active in replied)
     found = fb.simulate(algorithm, data, ROUNDS, seed=SEED, record_every=None, **ENGINE)
-    if automatic:
-        direction = np.asarray(steps.unknown(jnp.asarray(reference.start[1]), jax.random.key(SEED)).direction)
-        rule = Distance(in_box(reference.start[0]), in_box)
-        given = {"inner_step": penalty.Secant(reference, direction, 4), "outer_step": rule}
-    shared = {"rounds": ROUNDS, "local_steps": STEPS, "inner_steps": inner_steps, "weights": WEIGHTS}
-    shared |= {"cohorts": [list(active) for active in replied], "project": in_box, "constants": CONSTANTS[name]}
+    shared = {"local_steps": STEPS, "inner_steps": inner_steps, "weights": WEIGHTS, "constants": CONSTANTS[name]}
+    shared |= {"cohorts": [list(active) for active in replied], "project": in_box}
     loop = penalty.local if level == "local" else penalty.shared
-    wanted = loop(reference, by_phase(data, SEED, BATCH), name, **shared, **given)
+
+    def naive(rounds, **others):
+        rules = given
+        if automatic:
+            direction = np.asarray(steps.unknown(jnp.asarray(reference.start[1]), jax.random.key(SEED)).direction)
+            rule = Distance(in_box(reference.start[0]), in_box)
+            rules = {"inner_step": penalty.Secant(reference, direction, 4), "outer_step": rule}
+        return loop(reference, by_phase(data, SEED, BATCH), name, rounds=rounds, **shared | others, **rules)
+
+    wanted = answered(naive, ROUNDS) if automatic and level == "global" else naive(ROUNDS)
     close((found.outer, found.inner if level == "local" else found.inner[0]), wanted, SECANT if automatic else 1e-10)
     if not automatic:
-        free = loop(reference, by_phase(data, SEED, BATCH), name, **shared | {"project": lambda x: x}, **given)
+        free = naive(ROUNDS, project=lambda x: x)
         assert np.abs(free[0] - wanted[0]).max() > 1e-3, "the box must bind"
 
 

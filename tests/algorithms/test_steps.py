@@ -8,6 +8,7 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.algorithms import search, steps
+from fedbilevel.algorithms.answer import shared_inner
 from fedbilevel.algorithms.fedbioacc import EVEN
 from fedbilevel.tasks import known_quadratic
 from tests.references import coupled, nested, phi
@@ -17,7 +18,7 @@ from tests.references.fedbioacc import fedbioacc
 from tests.references.phi import adaptive
 from tests.references.quadratic import inner_loss, outer_loss, quadratic
 from tests.references.rows import by_phase, drawn, whole
-from tests.references.steps import Adam, Curved, Distance, EachMoved, Settling, Sgd, Together
+from tests.references.steps import Adam, Curved, Distance, EachMoved, Settling, Sgd, Together, answered
 
 SEED, ROUNDS, STEPS = 4, 8, 3
 BOX = (lambda x: jnp.clip(x, -0.25, 0.25), lambda x: np.clip(x, -0.25, 0.25))
@@ -98,6 +99,23 @@ def test_what_clients_answer_with(method):
     for options in ({}, {"inner_step": 0.3, "batch_size": 3}):
         found = fb.simulate(make(problem, **options), data, 5, record_every=None)
         identical(found.inner, found.local.inner)
+
+
+@pytest.mark.parametrize("method", ["fedbio_global", "simfbo", "fedmsa"])
+def test_what_a_server_answers_with(method):
+    """Likewise where all share one y.  x stands almost still here: what is left is the noise of y."""
+    make, problem, data = getattr(fb, method), reference.problem(None, "global"), reference.data()
+    away = []
+    for seed in range(4):
+        found = fb.simulate(make(problem, outer_step=1e-6, batch_size=3), data, 60, seed=seed, record_every=None)
+        solved = reference.common_solution(np.asarray(found.outer), np.full(3, 1 / 3))
+        last = shared_inner(found.server.server)
+        away.append([np.sum((np.asarray(inner) - solved) ** 2) for inner in (found.inner[0], last)])
+    answered, last = np.sum(away, axis=0)
+    assert answered < 0.5 * last
+    for options in ({}, {"inner_step": 0.1, "batch_size": 3}):
+        found = fb.simulate(make(problem, **options), data, 5, record_every=None)
+        identical(found.inner[0], shared_inner(found.server))
 
 
 @pytest.mark.parametrize("engine", [{}, {"weights": np.array([1.0, 3.0, 0.5])}, {"participation": 2, "dropout": 0.3}])
@@ -373,33 +391,33 @@ def test_equal_to_the_naive_loop_with_a_global_lower_level(name):
     assert len(replied[0]), "the first round must be heard"
     found = fb.simulate(algorithm, data, ROUNDS, seed=SEED, record_every=None, **engine)
     echo = 3.0 if name == "fedmsa" else 1.0  # its momenta forget a half
-    rule = Distance(BOX[1](reference.start[0]), BOX[1], search=True, echo=echo)
     more = 1 if name in ("fednest", "aggitd") else np.max(count)
-    steps_ = Together(rule, Curved(reference, DIRECTION, 3, products=20), weights, 0.3, FIRST, BOX[1], int(more))
-    told = {**told, "rounds": ROUNDS, "weights": weights, "cohorts": [list(one) for one in replied], "project": BOX[1]}
-    before = (by_phase(data, SEED, 3),)
+    told = {**told, "weights": weights, "cohorts": [list(one) for one in replied], "project": BOX[1]}
     if name == "fedbioacc_global":
         settings = algorithm.settings
         told["constants"] = {
             key: getattr(settings, key) for key in ("delta", "u", "sigma", "c_outer", "c_inner", "c_adjoint")
         }
-    if name in ("fednest", "aggitd", "lfednest"):
-        told |= {"outer_step": None, "series_step": None} if name != "lfednest" else {"outer_step": None}
+    draws = by_phase(data, SEED, 3)
+
+    def naive(rounds):
+        rule = Distance(BOX[1](reference.start[0]), BOX[1], search=True, echo=echo)
+        curved = Curved(reference, DIRECTION, 3, products=20)
+        steps_ = Together(rule, curved, weights, 0.3, FIRST, BOX[1], int(more))
         if name == "fednest":
-            told["inner"] = {"inner_rounds": 1, "local_steps": count, "inner_step": steps_}
-            before = (*before, length)
+            inner = {"inner_rounds": 1, "local_steps": count, "inner_step": steps_}
+            before, own = (draws, length), {"inner": inner, "outer_step": None, "series_step": None}
         elif name == "aggitd":
-            told |= {"inner_step": steps_, "local_steps": count}
-            before = (*before, length)
+            own = {"inner_step": steps_, "local_steps": count, "outer_step": None, "series_step": None}
+            before = (draws, length)
+        elif name == "lfednest":
+            own = {"inner_step": steps_, "local_steps": count, "outer_step": None}
+            before = (lambda m, *at: adaptive(reference, step=1 / curved.largest[m])(m, *at), draws)
         else:
-            told |= {"inner_step": steps_, "local_steps": count}
-            before = (
-                lambda m, x, y, read: adaptive(reference, step=1 / steps_.curved.largest[m])(m, x, y, read),
-                *before,
-            )
-    else:
-        told |= {"steps": steps_, "local_steps": count}
-    close((found.outer, found.inner[0]), loop(reference, *before, **told))
+            before, own = (draws,), {"steps": steps_, "local_steps": count}
+        return loop(reference, *before, rounds=rounds, **told, **own)
+
+    close((found.outer, found.inner[0]), answered(naive, ROUNDS))
 
 
 SCALED = fb.BilevelProblem(
