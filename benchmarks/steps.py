@@ -294,9 +294,9 @@ def compared(file: str) -> str:
     return markdown(heads, lines, [False, False, True, True, True, True, True]) if lines else ""
 
 
-def verdict(file: str) -> str:
-    """Whether the bar is met, in one paragraph."""
-    both = pairs(file)
+def verdict(file: str, *but: str) -> str:
+    """Whether the bar is met, in one paragraph; problems named in ``but`` do not count."""
+    both = [pair for pair in pairs(file) if pair[0]["dataset"] not in but]
     if not both:
         return "They have not all run yet."
     ratios = np.array([auto["bytes"] / tuned["bytes"] for tuned, auto in both])
@@ -305,9 +305,14 @@ def verdict(file: str) -> str:
     runs, by_tuned = (sum(int(tuned[column]) for tuned, _ in both) for column in ("seeds", "reached"))
     by_auto = sum(int(auto["reached"]) for _, auto in both)
     middle, above = float(np.median(known)), int((known > WORST).sum())
+    by_task: dict[tuple[str, str], list[float]] = {}
+    for (tuned, _), ratio in zip(both, ratios, strict=True):
+        by_task.setdefault((tuned["dataset"], tuned["split"]), []).append(ratio)
+    worst = max(float(np.exp(np.nanmean(np.log(each)))) for each in by_task.values() if np.isfinite(each).any())
     met, verb = middle <= MEDIAN and above == 0 and missed == 0, "is" if above == 1 else "are"
     return (
-        f"**The bar is {'met' if met else 'missed'}.** The median is {middle:.2f}, the worst line {known.max():.2f}. "
+        f"**The bar is {'met' if met else 'missed'}.** The median is {middle:.2f}, the worst line {known.max():.2f}, "
+        f"the worst task {worst:.2f} (the geometric mean of its methods). "
         f"Of {len(both)} lines, {above} {verb} above {WORST}; on {missed or 'none'}, fewer draws reach the target than with "
         f'tuned steps. Of {runs} runs, {by_auto} reach it with "auto" and {by_tuned} with tuned steps.'
     )

@@ -15,7 +15,8 @@ does not, so what a client answers with is not its last y but the mean over its 
     z <- z + 9 / (t + 8) (y - z)
 
 in which about the last ninth of them counts (O. Shamir, T. Zhang, "Stochastic Gradient Descent for Non-smooth Optimization",
-ICML 2013, with the number of the paper below).  z moves nothing: x and y are as they would be without it.
+ICML 2013, with the number of the paper below).  z moves nothing: x and y are as they would be without it.  Where all share
+one y, the server answers with such a mean over the rounds: `fedbilevel.algorithms.answer`.
 
 With a global one a client looks once a round, by 20 products: a direction that is older than x shows too little.  It sends L, a
 number, and all move y (and u, the adjoint) by 1 over the clients' mean.  Where nothing corrects the drift of clients (FedBiO,
