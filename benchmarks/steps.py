@@ -1,15 +1,15 @@
 """Steps that set themselves beside tuned ones: the tables in docs/steps.md.
 
-    python benchmarks/steps.py tasks FOLDER OUT.csv       the bench's tasks, which the rules were made on
+    python benchmarks/steps.py tasks FOLDERS OUT.csv      the bench's tasks, which the rules were made on
     python benchmarks/steps.py former FOLDER OUT.csv      problems that played no part in an earlier form
     python benchmarks/steps.py later FOLDER OUT.csv       those that played no part in the form after it
     python benchmarks/steps.py latest FOLDER OUT.csv      those that played no part in the form after that
     python benchmarks/steps.py recent FOLDER OUT.csv      those that played no part in the form before this one
     python benchmarks/steps.py held-out FOLDER OUT.csv    problems that played no part in this one
 
-FOLDER of the first is a finished run of `fedbilevel bench`.  The others run it on their own problems, and keep that in FOLDER;
-a stopped one goes on.  Tuned steps are the best of twelve pairs, tried on a draw of their own; the target is 90 % of the most
-that any run of the table gains on a draw.  Bytes are geometric means over the draws that reach it.
+FOLDERS of the first are finished runs of `fedbilevel bench`: one, or one for each lower level.  The others run it on
+their own problems, and keep that in FOLDER; a stopped one goes on.  Tuned steps are the best of twelve pairs, tried on a
+draw of their own; the target is 90 % of the most that any run of the table gains on a draw.  Bytes are geometric means over the draws that reach it.
 """
 
 import sys
@@ -27,6 +27,7 @@ import fedbilevel as fb
 from fedbilevel import datasets, runs, tasks
 from fedbilevel.datasets import encode, partition
 from fedbilevel.fairness.formulation import squared_gap
+from fedbilevel.report.bench import together
 from fedbilevel.studies import bench
 from fedbilevel.tables import columns as tables
 from fedbilevel.tasks import Task
@@ -231,11 +232,11 @@ TITLES = {
 
 
 def main() -> None:
-    kind, folder, out = sys.argv[1:]
+    kind, *folders, out = sys.argv[1:]
     if kind == "tasks":
         # Both rows of the four methods; the bench has more methods, and a target that is the best of them all.
-        run, names = runs.read(Path(folder)), with_auto(FEDBIO + OTHERS)
-        titles = [bench.ENTRIES[name].title for name in names]
+        run = together([runs.read(Path(folder)) for folder in folders])
+        titles = [bench.ENTRIES[name].title for name in with_auto(FEDBIO + OTHERS)]
         tables = (part[part["method"].isin(titles) & part["dataset"].isin(TASKS)] for part in (run.rows, run.history))
         found = bench.summarise(*tables, run.configuration)
     else:
@@ -247,7 +248,7 @@ def main() -> None:
             "held-out": (HELD_OUT, (FEDBIO[1], *OTHERS)),
         }[kind]
         bench.TASKS.update(problems)
-        found = bench.run(Path(folder), bench.Design(tuple(problems), with_auto(methods), seeds=DRAWS), print)
+        found = bench.run(Path(folders[0]), bench.Design(tuple(problems), with_auto(methods), seeds=DRAWS), print)
     place = ["dataset", "split", "method"]
     targets = found.targets[np.isclose(found.targets["share"], bench.RANKED)]
     table = targets[[*place, "seeds", "reached", "round", "bytes"]].merge(found.scores[[*place, "score"]], on=place)

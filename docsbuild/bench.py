@@ -1,6 +1,7 @@
-"""The files behind docs/bench.md, from a run folder of the bench: `python -m docsbuild.bench runs/bench`.
+"""The files behind docs/bench.md, from run folders of the bench, one or one for each kind of lower level:
+`python -m docsbuild.bench runs/bench-local runs/bench-global`.
 
-Lines of a lower level that the run is not about stay as they are.
+Lines of a lower level that no run is about stay as they are.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from matplotlib.lines import Line2D
 from docsbuild.results import ROOT
 from docsbuild.studies import LEVELS, TASKS
 from fedbilevel import runs
-from fedbilevel.report.bench import NAMES, SCORES, summarise
+from fedbilevel.report.bench import NAMES, SCORES, together
 
 DRAWN = {
     "FedBiO": ("C0", "FedBiO", "FedBiO, global"),
@@ -34,10 +35,9 @@ DRAWN = {
 """Colour, and the method's names with local and global lower levels: a few of each kind, so that lines can be told apart."""
 
 
-def kept(folder: Path, place: Path) -> None:
+def kept(folders: list[Path], place: Path) -> None:
     """Scores, targets, ranking and the picture of the curves."""
-    run = runs.read(folder)
-    told = summarise(run.rows, run.history, run.configuration)
+    told = together([*map(runs.read, folders)])
     for name in ("scores", "targets", "ranking"):
         file, new = place / f"bench-{name}.csv", getattr(told, name)
         before = pd.read_csv(file)
@@ -94,4 +94,4 @@ def middle(paths: list[pd.DataFrame]) -> tuple[np.ndarray, np.ndarray]:
 
 
 if __name__ == "__main__":
-    kept(Path(sys.argv[1]), ROOT / "docs" / "figures")
+    kept([*map(Path, sys.argv[1:])], ROOT / "docs" / "figures")

@@ -7,7 +7,7 @@ score is there; between two recorded moments costs are interpolated, to whole ex
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -71,6 +71,12 @@ def summarise(rows: pd.DataFrame, history: pd.DataFrame, configuration: dict[str
     scores = score_table(rows)
     targets = target_table(rows, history)
     return BenchResult(rows, history, scores, targets, ranking_table(targets), configuration)
+
+
+def together(each: Sequence[Run]) -> BenchResult:
+    """What several runs say that have no task with the same lower level in common, such as one for each lower level."""
+    rows, history = (pd.concat([getattr(run, name) for run in each], ignore_index=True) for name in ("rows", "history"))
+    return summarise(rows, history, each[0].configuration)
 
 
 def with_bytes(frame: pd.DataFrame) -> pd.DataFrame:
