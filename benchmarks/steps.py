@@ -9,7 +9,8 @@
 
 FOLDERS of the first are finished runs of `fedbilevel bench`: one, or one for each lower level.  The others run it on
 their own problems, and keep that in FOLDER; a stopped one goes on.  Tuned steps are the best of twelve pairs, tried on a
-draw of their own; the target is 90 % of the most that any run of the table gains on a draw.  Bytes are geometric means over the draws that reach it.
+draw of their own; the target is 90 % of the most that any run of the table gains on a draw.  Bytes are geometric means
+over the draws that reach it.
 """
 
 import sys
