@@ -304,7 +304,17 @@ def test_the_spread_of_averages_is_that_of_all_rows(metric, classes):
     parts = np.split(np.arange(300), [50, 180])
     sums = sum(statistics(form, scores[p], labels[p], groups[p], 4) for p in parts)
     expected = METRICS[metric](form.decisions(scores), labels, groups, 4)
-    np.testing.assert_allclose(spread_of(form, sums / 300, 300), expected, atol=1e-5)
+    value, slopes = spread_of(form, sums / 300, 300)
+    np.testing.assert_allclose(value, expected, atol=1e-5)
+    # Of several averages at once, and a group of one row that has no rate: differences, of all but the counts.
+    few = jnp.stack([sums / 300, (sums / 300).at[:, :, 1].divide((sums[:, :1, 1] + 1e-9))]).astype(jnp.float64)
+    values, slopes = spread_of(form, few, 300)
+    np.testing.assert_allclose(values[0], value, atol=1e-6)
+    numeric = np.zeros(few.shape)
+    for place in zip(*np.nonzero(np.arange(3)[:, None] * np.ones(few.shape)), strict=True):
+        ends = [spread_of(form, few.at[place].add(step), 300)[0][place[0]] for step in (1e-6, -1e-6)]
+        numeric[place] = (ends[0] - ends[1]) / 2e-6
+    np.testing.assert_allclose(slopes, numeric, atol=1e-6)
 
 
 @cache

@@ -456,7 +456,7 @@ def fedpath(
         moved = server.round >= warm
         lower = told.inner_loss <= before.told.inner_loss + SLACK
         both = jax.tree.map(lambda *leaves: jnp.stack(leaves), (told.loss, told.sums), (kept.told.loss, kept.told.sums))
-        spreads, slopes = jax.vmap(jax.value_and_grad(lambda sums: spread_of(form, sums, rows)))(both[1])
+        spreads, slopes = spread_of(form, both[1], rows)
         values = both[0] + strength * spreads
         fairer = ~moved | (values[0] <= values[1] + SLACK)
         good = lower & fairer & jnp.isfinite(told.loss)
@@ -514,8 +514,12 @@ def fedpath(
     def objective(inner: jax.Array, own: Rows) -> jax.Array:
         return own.mean(own.losses(own.scores(inner)))
 
+    def way(server: Server) -> jax.Array:
+        return server.solve.direction
+
     def solving(name: str) -> Repeat:
-        product = Phase(name, lambda server: server.solve.direction, curve, onward)
+        """The same for both systems, so that engines find it once."""
+        product = Phase(name, way, curve, onward)
         return Repeat((ServerStep("aim", aim), product), products)
 
     probing = (
