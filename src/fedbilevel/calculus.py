@@ -63,8 +63,9 @@ class Calls(NamedTuple):
         if solves is not None and other.solves is not None:
             solves = solves.then(other.solves)
         # What was not asked for adds nothing, also to a program.
-        added = (a if isinstance(b, int) and b == 0 else a + b for a, b in zip(self[:3], other[:3], strict=True))
-        return Calls(*added, solves)
+        pairs = zip(self[:3], other[:3], strict=True)
+        gradients, products, cross = (a if isinstance(b, int) and b == 0 else a + b for a, b in pairs)
+        return Calls(gradients, products, cross, solves)
 
 
 def no_calls(hypergradient: Any = None) -> Calls:

@@ -214,7 +214,7 @@ def run_round(
         return state, (np if known else jnp).concatenate(ran), ordinal
 
     def repeat(item: Repeat | Again, state: State, ordinal: Any) -> tuple[State, Any, Any]:
-        """The same of one item.  Where it does not depend on the state, nothing is counted in the loop."""
+        """The same of one item.  Where what runs does not depend on the state, nothing is counted in the loop."""
         if isinstance(item, Again):
             parts = item.parts
             each = ordinal + np.cumsum([0, *(length_of(part) for part in parts)], dtype=np.int32)
@@ -222,7 +222,8 @@ def run_round(
 
             def once(i: Any, state: State) -> State:
                 state = run(parts[0], state, jnp.asarray(each)[2 * i])[0]
-                return jax.lax.switch(i, [*pieces, lambda state: state], state)
+                after: State = jax.lax.switch(i, [*pieces, lambda state: state], state)
+                return after
 
             state = jax.lax.fori_loop(0, len(pieces) + 1, once, state)
             return state, np.concatenate([often_in(part) for part in parts]), each[-1]
@@ -259,8 +260,8 @@ class Again(NamedTuple):
 def compact(plan: Plan) -> list[Item | Again]:
     """Repeats that come several times in a plan, but for their names, as one item: their phases are compiled once."""
     for start, item in enumerate(plan):
-        places = [place for place, other in enumerate(plan) if unnamed(other) == unnamed(item)]
-        if not isinstance(item, Repeat) or len(places) < 2 or not settled(plan[start : places[-1]]):
+        places = [place for place, other in enumerate(plan) if isinstance(item, Repeat) and alike(item, other)]
+        if len(places) < 2 or not settled(plan[start : places[-1]]):
             continue
         parts: list[Plan] = [(item,)]
         for place, after in pairwise(places):
@@ -269,10 +270,12 @@ def compact(plan: Plan) -> list[Item | Again]:
     return [*plan]
 
 
-def unnamed(item: Item) -> Item:
-    if isinstance(item, Repeat):
-        return item._replace(phases=tuple(map(unnamed, item.phases)))
-    return item._replace(name="")
+def alike(one: Item, other: Item) -> bool:
+    """Whether they are the same functions, whatever their names."""
+    if not isinstance(one, Repeat) or not isinstance(other, Repeat):
+        return type(one) is type(other) and all(a is b for a, b in zip(one[1:], other[1:], strict=True))
+    same = one.turns is other.turns and (one.times, len(one.phases)) == (other.times, len(other.phases))
+    return same and all(map(alike, one.phases, other.phases))
 
 
 def settled(plan: Plan) -> bool:

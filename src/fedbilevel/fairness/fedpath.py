@@ -384,8 +384,13 @@ def fedpath(
         scores, weights = own.scores(message.inner), own.weights(message.outer)
         slopes, give = own.slopes(scores), own.giving_way(local.apart)
         moved = times(give, slopes)
+        assert message.coefficients is not None
+
+        def weighed(apart: jax.Array, coefficients: jax.Array = message.coefficients) -> jax.Array:
+            return jnp.sum(coefficients * own.compared(apart))
+
         # The slope of <c, S> by t; and from t = s + w q l' on to s and w.
-        pull = jax.grad(lambda apart: jnp.sum(message.coefficients * own.compared(apart)))(scores + by_row(weights, moved))
+        pull = jax.grad(weighed)(scores + by_row(weights, moved))
         by_score = slopes + pull + own.bent(scores, by_row(weights, times(give.mT if give.ndim > 1 else give, pull)))
         local = local._replace(outer=message.outer, inner=message.inner)
         return Pull(own.back(by_score / own.number), own.by_cell(moved * pull)), counted(local, Calls(gradients=1))
