@@ -62,7 +62,9 @@ class Calls(NamedTuple):
         solves = self.solves
         if solves is not None and other.solves is not None:
             solves = solves.then(other.solves)
-        gradients, products, cross = (a + b for a, b in zip(self[:3], other[:3], strict=True))
+        # What was not asked for adds nothing, also to a program.
+        pairs = zip(self[:3], other[:3], strict=True)
+        gradients, products, cross = (a if isinstance(b, int) and b == 0 else a + b for a, b in pairs)
         return Calls(gradients, products, cross, solves)
 
 

@@ -232,3 +232,8 @@ def phases_of(plan: Plan) -> Iterator[tuple[Phase, int]]:
             yield from ((phase, times * item.times) for phase, times in phases_of(item.phases))
         elif isinstance(item, Phase):
             yield item, 1
+
+
+def length_of(plan: Plan) -> int:
+    """How many ordinals a round has, at most."""
+    return sum(item.times * length_of(item.phases) if isinstance(item, Repeat) else 1 for item in plan)

@@ -82,6 +82,41 @@ def test_bytes_of_repeated_phases_add_up():
     assert history["bytes_up"].tolist() == [0, CLIENTS * 7 * 8, 2 * CLIENTS * 7 * 8]
 
 
+def test_a_repetition_that_comes_again_is_traced_once_and_is_the_same():
+    """Under other names, with one thing in between and then another: keys, numbers and bytes are those of the plan."""
+    traced = []
+
+    def counted(message, local, data, key):
+        traced.append(key)
+        return random_number(message, local, data, key)
+
+    more = add._replace(work=counted)
+
+    def again(name, times=2):
+        return fb.Repeat((more._replace(name=name), double), times)
+
+    plan = (add, again("one"), largest, again("two"), add, double, again("three"), double, again("other", 3))
+    two = fb.ClientData(train=np.zeros((2, 1)))
+    result = fb.simulate(toy(plan, 0.0), two, 1, seed=6, record_every=None)
+    assert len(traced) == 2, "once for each kind of repetition"
+    server, sums, ordinal = 0.0, np.zeros(2), 0
+    for item in [add, *[more, double] * 2, largest, *[more, double] * 2, add, double, *[more, double] * 2, double]:
+        server, sums = after(item, server, sums, np.array(numbers(6, 0, ordinal, 2)))
+        ordinal += 1
+    for item in [more, double] * 3:
+        server, sums = after(item, server, sums, np.array(numbers(6, 0, ordinal, 2)))
+        ordinal += 1
+    assert float(result.outer) == pytest.approx(server, abs=1e-9)
+    np.testing.assert_allclose(result.inner, sums, atol=1e-12)
+    assert fb.simulate(toy(plan, 0.0), two, 1, diagnostics="cheap").history["bytes_up"].tolist() == [0, 2 * 8 * ordinal]
+
+
+def after(item, server, sums, drawn):
+    if item is double:
+        return 2 * server, sums
+    return (drawn.max() if item is largest else server + drawn.mean()), sums + drawn
+
+
 def test_only_plans_of_one_phase_can_be_traced():
     for plan in ((add, double), (add,), (fb.Repeat((add,), 1),)):
         with pytest.raises(ValueError, match="toy cannot be traced: it needs a single phase"):

@@ -13,6 +13,7 @@ import pytest
 from scipy.optimize import minimize
 
 import fedbilevel as fb
+from fedbilevel.engines.simulation import Options, Simulation, program_of
 from fedbilevel.fairness import FairFederatedClassifier
 from fedbilevel.fairness.estimator import AimMissed
 from fedbilevel.fairness.fedpath import (
@@ -259,6 +260,19 @@ def simulated(parts, strengths, ridge=RIDGE, **options):
     return fb.simulate(algorithm, data, rounds, weights="samples", record_every=None).outer
 
 
+def test_the_rounds_are_a_small_program():
+    """Most of what a first fit takes is to compile them, and that follows the number of operations and of loops."""
+    part = with_cells(rows_of(0, 64))
+    algorithm = fedpath(Formulation(), Model("logistic", 6), 2, 64, RIDGE, (0.5, 2.0))
+    data = fb.ClientData.from_clients([part, part])
+    run = Simulation(algorithm, data, Options("samples", record_every=1, diagnostics="cheap", brief=True))
+    state = run.start(algorithm.settings, 0).counted_anew()
+    numbers = (np.uint32(0), state, *np.int32([0, 1, 1]))
+    text = program_of(True).lower(run.loop, algorithm.settings, run.fleet, *numbers).as_text()
+    assert text.count("stablehlo.while") <= 25
+    assert text.count("stablehlo.") <= 3000
+
+
 def test_rounds_are_those_of_a_naive_loop_however_rows_are_dealt():
     whole, strengths = rows_of(0, 400), (0.5, 2.0)
     options = {"products": 4, "steps": 2, "warm": 3}
@@ -304,7 +318,17 @@ def test_the_spread_of_averages_is_that_of_all_rows(metric, classes):
     parts = np.split(np.arange(300), [50, 180])
     sums = sum(statistics(form, scores[p], labels[p], groups[p], 4) for p in parts)
     expected = METRICS[metric](form.decisions(scores), labels, groups, 4)
-    np.testing.assert_allclose(spread_of(form, sums / 300, 300), expected, atol=1e-5)
+    value, slopes = spread_of(form, sums / 300, 300)
+    np.testing.assert_allclose(value, expected, atol=1e-5)
+    # Of several averages at once, and a group of one row that has no rate: differences, of all but the counts.
+    few = jnp.stack([sums / 300, (sums / 300).at[:, :, 1].divide(sums[:, :1, 1] + 1e-9)]).astype(jnp.float64)
+    values, slopes = spread_of(form, few, 300)
+    np.testing.assert_allclose(values[0], value, atol=1e-6)
+    numeric = np.zeros(few.shape)
+    for place in zip(*np.nonzero(np.arange(3)[:, None] * np.ones(few.shape)), strict=True):
+        ends = [spread_of(form, few.at[place].add(step), 300)[0][place[0]] for step in (1e-6, -1e-6)]
+        numeric[place] = (ends[0] - ends[1]) / 2e-6
+    np.testing.assert_allclose(slopes, numeric, atol=1e-6)
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -18,12 +19,14 @@ from fedbilevel.engines.messages import Moved, arrived
 from fedbilevel.plan import (
     SERVER,
     Algorithm,
+    Item,
     LocalStep,
     Phase,
     Plan,
     Repeat,
     ServerStep,
     client_key,
+    length_of,
     phases_of,
     weighted_mean,
 )
@@ -192,37 +195,98 @@ def run_round(
     asked = total(cohort.asked, layout)
     answered = total(jnp.sum(cohort.active, dtype=jnp.int32), layout)
 
-    def run(items: Plan, state: State, ordinal: Any, often: Any, first: int) -> tuple[State, Any, Any]:
-        """``often``: how often each phase of the plan ran so far; ``first``: the number of the first one of ``items``."""
-        for item in items:
-            if isinstance(item, Repeat):
-                times = item.times if item.turns is None else jnp.minimum(item.turns(state.server), item.times)
-                # The ordinal is carried, so that every repetition has keys of its own.
-                again = partial(
-                    lambda item, first, _, held: run(item.phases, held[0], held[1], held[2], first), item, first
-                )
-                held = (state, jnp.asarray(ordinal), jnp.asarray(often))
-                state, ordinal, often = jax.lax.fori_loop(0, times, again, held)
-                first += sum(1 for _ in phases_of(item.phases))
+    def run(items: Plan, state: State, ordinal: Any) -> tuple[State, Any, Any]:
+        """From this ``ordinal`` on; the other results: how often each phase of ``items`` ran, and the ordinal after them."""
+        ran: list[Any] = [np.zeros(0, np.int32)]
+        for item in compact(items):
+            if isinstance(item, Repeat | Again):
+                state, now, ordinal = repeat(item, state, ordinal)
+                ran.append(now)
                 continue
             key_of = partial(client_key, seed_key, number, ordinal)
             if isinstance(item, ServerStep):
                 state = state._replace(server=item.update(state.server, key_of(SERVER)))
             else:
                 state = run_phase(item, layout, fleet, state, cohort, (jax.vmap(key_of)(ids), key_of), watch)[0]
-                often = often + (np.arange(len(often)) == first).astype(np.int32)
-                first += 1
+                ran.append(np.ones(1, np.int32))
             ordinal = ordinal + 1
-        return state, ordinal, often
+        known = all(isinstance(now, np.ndarray) for now in ran)
+        return state, (np if known else jnp).concatenate(ran), ordinal
 
-    never = np.zeros(len(state.messages), np.int32)
-    state, _, often = run(algorithm.plan, state, jnp.zeros((), jnp.int32), never, 0)
+    def repeat(item: Repeat | Again, state: State, ordinal: Any) -> tuple[State, Any, Any]:
+        """The same of one item.  Where what runs does not depend on the state, nothing is counted in the loop."""
+        if isinstance(item, Again):
+            parts = item.parts
+            each = ordinal + np.cumsum([0, *(length_of(part) for part in parts)], dtype=np.int32)
+            pieces = [lambda state, n=n: run(parts[n], state, each[n])[0] for n in range(1, len(parts), 2)]
+
+            def once(i: Any, state: State) -> State:
+                state = run(parts[0], state, jnp.asarray(each)[2 * i])[0]
+                after: State = jax.lax.switch(i, [*pieces, lambda state: state], state)
+                return after
+
+            state = jax.lax.fori_loop(0, len(pieces) + 1, once, state)
+            return state, np.concatenate([often_in(part) for part in parts]), each[-1]
+        times = item.times if item.turns is None else jnp.minimum(item.turns(state.server), item.times)
+        if settled(item.phases):
+            length = length_of(item.phases)
+            state = jax.lax.fori_loop(
+                0, times, lambda i, state: run(item.phases, state, ordinal + i * length)[0], state
+            )
+            return state, times * often_in(item.phases), ordinal + times * length
+
+        def again(_: Any, held: tuple[State, Any, Any]) -> tuple[State, Any, Any]:
+            state, now, ordinal = run(item.phases, held[0], held[2])
+            return state, held[1] + now, ordinal
+
+        held = (state, jnp.zeros(len(often_in(item.phases)), jnp.int32), jnp.asarray(ordinal))
+        return jax.lax.fori_loop(0, times, again, held)  # type: ignore[no-any-return]
+
+    state, often, _ = run(algorithm.plan, state, np.int32(0))
     return state._replace(
         contacts=state.contacts + asked,
         replies=state.replies + answered,
         messages=state.messages + asked * often,
         answers=state.answers + answered * often,
     )
+
+
+class Again(NamedTuple):
+    """What a plan does from a `Repeat` to where the same comes last, and in between: such a part, another, such a part, ..."""
+
+    parts: tuple[Plan, ...]
+
+
+def compact(plan: Plan) -> list[Item | Again]:
+    """Repeats that come several times in a plan, but for their names, as one item: their phases are compiled once."""
+    for start, item in enumerate(plan):
+        places = [place for place, other in enumerate(plan) if isinstance(item, Repeat) and alike(item, other)]
+        if len(places) < 2 or not settled(plan[start : places[-1]]):
+            continue
+        parts: list[Plan] = [(item,)]
+        for place, after in pairwise(places):
+            parts += [plan[place + 1 : after], (plan[after],)]
+        return [*plan[:start], Again(tuple(parts)), *compact(plan[places[-1] + 1 :])]
+    return [*plan]
+
+
+def alike(one: Item, other: Item) -> bool:
+    """Whether they are the same functions, whatever their names."""
+    if not isinstance(one, Repeat) or not isinstance(other, Repeat):
+        return type(one) is type(other) and all(a is b for a, b in zip(one[1:], other[1:], strict=True))
+    same = one.turns is other.turns and (one.times, len(one.phases)) == (other.times, len(other.phases))
+    return same and all(map(alike, one.phases, other.phases))
+
+
+def settled(plan: Plan) -> bool:
+    """Whether it does not depend on the server's state how often each phase runs."""
+    repeats = [item for item in plan if isinstance(item, Repeat)]
+    return all(item.turns is None and settled(item.phases) for item in repeats)
+
+
+def often_in(plan: Plan) -> Any:
+    """How often each phase of a plan runs, at most."""
+    return np.array([times for _, times in phases_of(plan)], np.int32)
 
 
 def run_traced_round(

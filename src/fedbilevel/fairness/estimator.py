@@ -33,6 +33,9 @@ from fedbilevel.tables.encoder import Encoder
 from fedbilevel.tables.profile import MOST_GROUPS
 
 MATRIX = {"dtype": np.float64, "accept_sparse": "csr", "ensure_all_finite": "allow-nan"}
+PLAIN = ("b", "i", "u", "U")
+"""Kinds of arrays that hold classes whatever is in them.  scikit-learn would look through all installed packages for one that
+knows of other tables, which takes a tenth of a second."""
 MOST_CELLS = 1 << 30
 SEVERAL = 10
 """More groups than this are refused where all are fractions: such a column measures, it does not name groups."""
@@ -105,7 +108,9 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             X = _dense(validate_data(self, X, **MATRIX))
             self.encoder_ = Encoder.learn(X)
         features = self.encoder_.transform(X)
-        values = column_or_1d(y.to_numpy() if hasattr(y, "to_numpy") else y, warn=True)
+        values = y.to_numpy() if hasattr(y, "to_numpy") else y
+        if type(values) is not np.ndarray or values.ndim != 1 or values.dtype.kind not in (*PLAIN, "f", "O"):
+            values = column_or_1d(values, warn=True)
         if values.dtype.kind == "f":
             assert_all_finite(values, input_name="y")
         if pd.isna(values).any():
@@ -327,7 +332,8 @@ class OfClasses(ClassifierMixin):  # type: ignore[misc]
         self.classes_ = classes
 
     def _targets(self, values: np.ndarray) -> np.ndarray:
-        check_classification_targets(values)
+        if values.dtype.kind not in PLAIN:
+            check_classification_targets(values)
         self.classes_, labels = np.unique(values, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"y holds one class only ({shown(self.classes_[0])}): a classifier needs at least two.")

@@ -215,6 +215,7 @@ def fedpath(
     kind, size = first.dtype, first.size
     lambdas = np.asarray([0.0, *strengths], kind)
     number = len(strengths)
+    slopes_of, bends_of = model.derivatives
 
     def place(round: jax.Array) -> jax.Array:
         """The place on the path that the step of x at the end of a round is for; 0: there is none."""
@@ -232,10 +233,7 @@ def fedpath(
     # What clients compute.
 
     class Rows(NamedTuple):
-        """A client's rows, which of them are ``real``, their own weights (padding has none), and how many they are.
-
-        Derivatives are taken by score and carried over to y, in which scores are linear: differentiating through everything
-        gives the same numbers, in a larger program."""
+        """A client's rows, which of them are ``real``, their own weights (padding has none), and how many they are."""
 
         batch: Tree
         real: jax.Array
@@ -261,18 +259,16 @@ def fedpath(
 
         def slopes(self, scores: jax.Array) -> jax.Array:
             """l', by row and score."""
-            found: jax.Array = jax.grad(lambda scores: jnp.sum(self.losses(scores)))(scores)
-            return found
+            return by_row(self.own, slopes_of(scores, self.batch["labels"]))
 
         def bent(self, scores: jax.Array, towards: jax.Array) -> jax.Array:
             """l" along ``towards``, by row and score."""
-            found: jax.Array = jax.jvp(self.slopes, (scores,), (towards,))[1]
-            return found
+            return by_row(self.own, bends_of(scores, self.batch["labels"], towards))
 
         def bends(self, scores: jax.Array) -> jax.Array:
-            """l", ``[n, columns, columns]``: the slope of every score by every score."""
+            """l"; of several scores ``[n, columns, columns]``, the slope of every score by every score."""
             if scores.ndim == 1:
-                return self.bent(scores, jnp.ones_like(scores))[:, None, None]
+                return self.bent(scores, jnp.ones_like(scores))
             each = jnp.broadcast_to(jnp.eye(scores.shape[1], dtype=kind)[:, None], (scores.shape[1], *scores.shape))
             found: jax.Array = jax.vmap(lambda towards: self.bent(scores, towards), out_axes=2)(each)
             return found
@@ -286,7 +282,7 @@ def fedpath(
                 drawn = jnp.sqrt(chance) * drawn
                 drawn = jnp.sqrt(self.own)[:, None] * (drawn - chance * jnp.sum(drawn, axis=1, keepdims=True))
             else:
-                drawn = jnp.sqrt(jnp.maximum(self.bends(scores)[:, 0, 0], 0)) * drawn
+                drawn = jnp.sqrt(jnp.maximum(self.bends(scores), 0)) * drawn
             # Those of the model count from its last row.  Columns of zeros, which may fill up the front, have none: the model
             # is the same with them and without.
             used = jnp.any((self.batch["features"] != 0) & self.real[:, None], axis=0)
@@ -294,16 +290,15 @@ def fedpath(
             held = jnp.sqrt(ridge * self.number).astype(kind) * held
             return jnp.sqrt(jnp.asarray(rows, kind)) * (self.back(drawn) + held) / self.number
 
-        def left_out(self, table: jax.Array, scores: jax.Array, apart: Apart) -> jax.Array:
-            """t: the scores of models that were each trained without the row."""
-            towards = jax.vmap(self.scores)(apart.probes).reshape(probes, len(scores), -1)
-            spread = jnp.sum(towards[..., :, None] * towards[..., None, :], axis=0) / (probes * jnp.asarray(rows, kind))
-            bends = self.bends(self.scores(apart.inner))
-            leverage = jnp.sum(bends * spread, axis=(1, 2), keepdims=True)
-            spread = spread * jnp.minimum(1, LEVERAGE / jnp.maximum(leverage, TINY))
-            slopes = self.slopes(scores).reshape(len(scores), 1, -1)
-            moved = jnp.sum(given_way(spread, bends) * slopes, axis=2)
-            return scores + (table[self.batch["cells"]][:, None] * moved).reshape(scores.shape)
+        def giving_way(self, apart: Apart) -> jax.Array:
+            """q, see `given_way`."""
+            towards = jax.vmap(self.scores)(apart.probes)
+            if towards.ndim > 2:
+                towards = towards[..., :, None] * towards[..., None, :]
+            else:
+                towards = towards**2
+            spread = jnp.sum(towards, axis=0) / (probes * jnp.asarray(rows, kind))
+            return given_way(spread, self.bends(self.scores(apart.inner)))
 
         def scores(self, inner: jax.Array) -> jax.Array:
             return model.scores(inner.reshape(first.shape), self.batch["features"])
@@ -312,13 +307,9 @@ def fedpath(
             """From derivatives by score to those by y."""
             return jnp.ravel(self.batch["features"].T @ by_score)
 
-        def inner_loss(self, outer: jax.Array, inner: jax.Array, scores: jax.Array) -> jax.Array:
-            return self.mean(self.by_weight(outer, self.losses(scores))) + penalty(inner, ridge)
-
-        def by_weight(self, outer: jax.Array, values: jax.Array) -> jax.Array:
-            """``values`` of rows, or of their scores, times the weights of their cells."""
-            table = weights_of(outer)[self.batch["cells"]]
-            return table.reshape(-1, *[1] * (values.ndim - 1)) * values
+        def weights(self, outer: jax.Array) -> jax.Array:
+            """w, by row."""
+            return weights_of(outer)[self.batch["cells"]]
 
         def compared(self, scores: jax.Array) -> jax.Array:
             shifted = scores if form.metric == "calibration" else scores - cut
@@ -326,20 +317,19 @@ def fedpath(
                 form, shifted, self.batch["labels"], jnp.where(self.real, self.batch["groups"], -1), groups
             )
 
-        def outer_loss(self, table: jax.Array, scores: jax.Array, apart: Apart, coefficients: jax.Array) -> jax.Array:
-            compared = self.compared(self.left_out(table, scores, apart)) / self.number
-            return self.mean(self.losses(scores)) + jnp.sum(coefficients * compared)
-
         def by_cell(self, values: jax.Array) -> jax.Array:
+            """Sums over the rows of every cell, and over their scores, by row of the client."""
+            values = values if values.ndim == 1 else jnp.sum(values, axis=1)
             members = self.batch["cells"][None, :] == jnp.arange(cells, dtype=jnp.int32)[:, None]
             return jnp.sum(jnp.where(members, values[None, :], 0), axis=1) / self.number
 
         def told(self, outer: jax.Array, inner: jax.Array, apart: Apart) -> Told:
-            scores = self.scores(inner)
-            without = self.left_out(weights_of(outer), scores, apart)
+            scores, weights = self.scores(inner), self.weights(outer)
+            losses = self.losses(scores)
+            without = scores + by_row(weights, times(self.giving_way(apart), self.slopes(scores)))
             return Told(
-                self.inner_loss(outer, inner, scores),
-                self.mean(self.losses(scores)),
+                self.mean(weights * losses) + penalty(inner, ridge),
+                self.mean(losses),
                 self.mean(self.losses(without)),
                 self.compared(without) / self.number,
                 self.decisions(without) / self.number,
@@ -356,18 +346,19 @@ def fedpath(
 
     def slope(message: Sent, local: Local, data: LocalData, key: jax.Array) -> tuple[Slope, Local]:
         own = Rows.of(data)
-        scores = own.scores(message.inner)
-        gradient = own.back(own.by_weight(message.outer, own.slopes(scores)) / own.number) + ridge_of(message.inner)
+        scores, weights = own.scores(message.inner), own.weights(message.outer)
+        gradient = own.back(by_row(weights, own.slopes(scores)) / own.number) + ridge_of(message.inner)
+        loss = own.mean(weights * own.losses(scores)) + penalty(message.inner, ridge)
         local = local._replace(outer=message.outer, inner=message.inner)
-        return Slope(gradient, own.inner_loss(*message[:2], scores)), counted(local, Calls(gradients=1))
+        return Slope(gradient, loss), counted(local, Calls(gradients=1))
 
     def curve(direction: jax.Array, local: Local, data: LocalData, key: jax.Array) -> tuple[jax.Array, Local]:
         """Along one direction, or along several."""
         own = Rows.of(data)
-        scores = own.scores(local.inner)
+        scores, weights = own.scores(local.inner), own.weights(local.outer)
 
         def product(direction: jax.Array) -> jax.Array:
-            along = own.by_weight(local.outer, own.bent(scores, own.scores(direction)))
+            along = by_row(weights, own.bent(scores, own.scores(direction)))
             return own.back(along / own.number) + ridge_of(direction)
 
         if direction.ndim == 1:
@@ -390,16 +381,23 @@ def fedpath(
     def gap(message: Sent, local: Local, data: LocalData, key: jax.Array) -> tuple[Pull, Local]:
         # The step of y may have been taken back, so x and y come again.
         own = Rows.of(data)
-        direct, by_score = jax.grad(own.outer_loss, argnums=(0, 1))(
-            weights_of(message.outer), own.scores(message.inner), local.apart, message.coefficients
-        )
+        scores, weights = own.scores(message.inner), own.weights(message.outer)
+        slopes, give = own.slopes(scores), own.giving_way(local.apart)
+        moved = times(give, slopes)
+        assert message.coefficients is not None
+
+        def weighed(apart: jax.Array, coefficients: jax.Array = message.coefficients) -> jax.Array:
+            return jnp.sum(coefficients * own.compared(apart))
+
+        # The slope of <c, S> by t; and from t = s + w q l' on to s and w.
+        pull = jax.grad(weighed)(scores + by_row(weights, moved))
+        by_score = slopes + pull + own.bent(scores, by_row(weights, times(give.mT if give.ndim > 1 else give, pull)))
         local = local._replace(outer=message.outer, inner=message.inner)
-        return Pull(own.back(by_score), direct), counted(local, Calls(gradients=1))
+        return Pull(own.back(by_score / own.number), own.by_cell(moved * pull)), counted(local, Calls(gradients=1))
 
     def weigh(adjoint: jax.Array, local: Local, data: LocalData, key: jax.Array) -> tuple[jax.Array, Local]:
         own = Rows.of(data)
-        along = own.slopes(own.scores(local.inner)) * own.scores(adjoint)
-        along = own.by_cell(along if along.ndim == 1 else jnp.sum(along, axis=1))
+        along = own.by_cell(own.slopes(own.scores(local.inner)) * own.scores(adjoint))
         return along, counted(local, Calls(cross=1))
 
     # What the server makes of the means.
@@ -463,7 +461,7 @@ def fedpath(
         moved = server.round >= warm
         lower = told.inner_loss <= before.told.inner_loss + SLACK
         both = jax.tree.map(lambda *leaves: jnp.stack(leaves), (told.loss, told.sums), (kept.told.loss, kept.told.sums))
-        spreads, slopes = jax.vmap(jax.value_and_grad(lambda sums: spread_of(form, sums, rows)))(both[1])
+        spreads, slopes = spread_of(form, both[1], rows)
         values = both[0] + strength * spreads
         fairer = ~moved | (values[0] <= values[1] + SLACK)
         good = lower & fairer & jnp.isfinite(told.loss)
@@ -521,8 +519,12 @@ def fedpath(
     def objective(inner: jax.Array, own: Rows) -> jax.Array:
         return own.mean(own.losses(own.scores(inner)))
 
+    def way(server: Server) -> jax.Array:
+        return server.solve.direction
+
     def solving(name: str) -> Repeat:
-        product = Phase(name, lambda server: server.solve.direction, curve, onward)
+        """The same for both systems, so that engines find it once."""
+        product = Phase(name, way, curve, onward)
         return Repeat((ServerStep("aim", aim), product), products)
 
     probing = (
@@ -575,9 +577,22 @@ def signs(keys: jax.Array, scores: tuple[int, ...], model: tuple[int, ...], kind
     return drawn[:split].reshape(scores), drawn[split:].reshape(model)
 
 
+def by_row(numbers: jax.Array, values: jax.Array) -> jax.Array:
+    """``values`` of rows, or of their scores, times ``numbers`` of rows."""
+    return numbers.reshape(-1, *[1] * (values.ndim - 1)) * values
+
+
+def times(matrices: jax.Array, vectors: jax.Array) -> jax.Array:
+    """Row by row; of one score, numbers."""
+    return matrices * vectors if vectors.ndim == 1 else jnp.sum(matrices * vectors[:, None, :], axis=2)
+
+
 def given_way(spread: jax.Array, bends: jax.Array) -> jax.Array:
-    """q = h (1 - l" h)^-1 of every row, ``[n, columns, columns]``."""
-    if spread.shape[1] == 1:
+    """q = h (1 - l" h)^-1 of every row: a number or, of several scores, ``[columns, columns]``."""
+    leverage = bends * spread
+    leverage = leverage if spread.ndim == 1 else jnp.sum(leverage, axis=(1, 2))
+    spread = by_row(jnp.minimum(1, LEVERAGE / jnp.maximum(leverage, TINY)), spread)
+    if spread.ndim == 1:
         return spread / (1 - bends * spread)
     return solve_each((jnp.eye(spread.shape[1], dtype=spread.dtype) - bends @ spread).mT, spread.mT).mT
 

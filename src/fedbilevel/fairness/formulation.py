@@ -315,25 +315,26 @@ def statistics(form: Formulation, scores: jax.Array, labels: jax.Array, groups: 
     return jnp.stack(parts)
 
 
-def spread_of(form: Formulation, means: jax.Array, rows: Any) -> jax.Array:
-    """The sum of squared gaps (`squared_gap`) from `statistics` divided by the number of ``rows`` they are of.  How many rows
-    count does not depend on any model, so nothing is differentiated by it."""
+def spread_of(form: Formulation, means: jax.Array, rows: Any) -> tuple[jax.Array, jax.Array]:
+    """The sum of squared gaps (`squared_gap`) from `statistics` divided by the number of ``rows`` they are of, and its slope by
+    these means; any axes may come before theirs.  How many rows count does not depend on any model: by that there is none.
+    The slope is written out, like a row's (`Model.derivatives`)."""
     if not isinstance(form.metric, str):
-        return means
-    counted = jax.lax.stop_gradient(means[:, 0])
+        return means, jnp.ones_like(means)
+    counted, sums, squares = (means[..., part, :] for part in range(3))
     number = jnp.asarray(rows, means.dtype) * counted
     known = number >= 2
-    share = jnp.where(known, counted, 0)
-    safe, number = jnp.where(known, counted, 1), jnp.where(known, number, 2)
-    rates = jnp.where(known, means[:, 1] / safe, 0)
-    noise = jnp.where(known, (means[:, 2] / safe - rates**2) / (number - 1), 0)
-    total = jnp.sum(share, axis=1, keepdims=True)
+    share, each = jnp.where(known, counted, 0), jnp.where(known, 1 / jnp.where(known, counted, 1), 0)
+    less = jnp.where(known, number, 2) - 1
+    total = jnp.sum(share, axis=-1, keepdims=True)
     share = share / jnp.where(total > 0, total, 1)
-    between = jnp.sum(share * (rates - jnp.sum(share * rates, axis=1, keepdims=True)) ** 2, axis=1)
-    pairs = jnp.sum(share * (1 - share), axis=1)
-    several = jnp.sum(known, axis=1) >= 2
-    gaps = 2 * (between - jnp.sum(share * (1 - share) * noise, axis=1)) / jnp.where(several, pairs, 1)
-    return jnp.sum(jnp.where(several, gaps, 0))
+    rates, pairs = sums * each, share * (1 - share)
+    apart, noise = rates - jnp.sum(share * rates, axis=-1, keepdims=True), pairs / less
+    several = jnp.sum(known, axis=-1, keepdims=True) >= 2
+    factor = jnp.where(several, 2 / jnp.where(several, jnp.sum(pairs, axis=-1, keepdims=True), 1), 0)
+    value = jnp.sum(factor * (share * apart**2 - noise * (squares * each - rates**2)), axis=(-2, -1))
+    by_rate = 2 * factor * (share * apart + noise * rates)
+    return value, jnp.stack([jnp.zeros_like(means[..., 0, :]), by_rate * each, -factor * noise * each], axis=-2)
 
 
 def fair_problem(

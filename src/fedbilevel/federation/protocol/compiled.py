@@ -46,11 +46,6 @@ def beginnings(plan: Plan, first: int = 0) -> tuple[set[int], bool]:
     return found, True
 
 
-def length_of(plan: Plan) -> int:
-    """How many ordinals a round has, at most."""
-    return sum(item.times * length_of(item.phases) if isinstance(item, Repeat) else 1 for item in plan)
-
-
 def options_of(algorithm: Algorithm) -> dict[str, Any]:
     """An algorithm's settings by name; none where somebody made it by hand without any."""
     return dict(getattr(algorithm.settings, "__dict__", {}))

@@ -33,7 +33,7 @@ from fedbilevel.engines.fixed import (
 )
 from fedbilevel.engines.stages import Refused
 from fedbilevel.federation.protocol import approval
-from fedbilevel.federation.protocol.compiled import Compiled, beginnings, length_of, local_data, options_of
+from fedbilevel.federation.protocol.compiled import Compiled, beginnings, local_data, options_of
 from fedbilevel.federation.protocol.door import Door, effective_rows
 from fedbilevel.federation.protocol.payload import Arrays, named_arrays, to_arrays, to_tree
 from fedbilevel.federation.protocol.policy import Policy
@@ -42,7 +42,7 @@ from fedbilevel.federation.protocol.secure import Identity
 from fedbilevel.federation.protocol.settings import TASKS, JobSettings
 from fedbilevel.federation.protocol.sums import Masking, digest_of, in_sums
 from fedbilevel.federation.protocol.vault import NOTES, Kept, Label, Vault, read_arrays, write_arrays
-from fedbilevel.plan import Phase, phases_of
+from fedbilevel.plan import Phase, length_of, phases_of
 from fedbilevel.problem import ClientData
 
 MASKED = TASKS[-4:]
