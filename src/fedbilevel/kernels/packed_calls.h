@@ -69,10 +69,8 @@ inline ffi::Error RunPacked(ffi::RemainingArgs operands, ffi::RemainingRets resu
   for (int64_t e = 0; e < all.count(); ++e) {
     const Packed packed = {records[e], columns[e], words, numbers, ones, length};
     const Model<float> model = {nullptr, targets[e], by_row ? nullptr : cells[e], samples, length, cell_count, static_cast<Link>(link)};
-    for (int64_t i = 0; i < batches * batch; ++i) {
-      if (static_cast<uint32_t>(indices[e][i]) >= static_cast<uint64_t>(samples)) {
-        return ffi::Error(ffi::ErrorCode::kOutOfRange, "fedbilevel kernel: 'indices' names a row that there is not");
-      }
+    if (!Below(samples, indices[e], batches * batch)) {
+      return ffi::Error(ffi::ErrorCode::kOutOfRange, "fedbilevel kernel: 'indices' names a row that there is not");
     }
     bool valid = Known(packed);
     for (int64_t p = 0; p < points && valid; p += kPoints) {
