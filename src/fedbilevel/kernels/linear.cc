@@ -239,7 +239,8 @@ ffi::Error RunWhole(ffi::RemainingArgs operands, ffi::RemainingRets results) {
     const int64_t e = order[k];
     if (gradients) {
       const WholeSums<T> out = {losses[e], counts[e], rates[e], positives[e], loss_gradient[e], rate_gradients[e]};
-      valid &= SumOver<T>(sets[e], shape, inner[e], *temperature[e], space, out);
+      const Rows<T> run = {sets[e].features, nullptr, sets[e].rows, length};
+      valid &= SumOver<T>(sets[e], run, shape, inner[e], *temperature[e], space, out);
       continue;
     }
     points.push_back({inner[e], losses[e], counts[e]});

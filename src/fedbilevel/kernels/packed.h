@@ -316,6 +316,46 @@ inline bool PackedNeumann(const Packed& packed, const Model<float>& model, const
   return valid;
 }
 
+// Records written out as the rows that they were, as many at a time as a tile has: these stay in the first cache, and whoever
+// computes with them gets the bits that full rows give.
+class Unpacked {
+ public:
+  Unpacked(const Packed& packed, int64_t start)
+      : packed_(packed), start_(start), stride_(packed.length / kWidth + 1), rows_(kTile * stride_), ones_(kTile, nullptr) {}
+
+  // Row `position`; it is overwritten by the one a tile later.
+  const float* operator[](int64_t position) {
+    const int64_t place = position % kTile;
+    const int32_t* record = packed_.Record(start_ + position);
+    float* row = reinterpret_cast<float*>(rows_.data() + place * stride_);
+    inside_ &= packed_.Inside(packed_.Largest(record, Places{}));
+    if (!inside_) return row;
+    const uint16_t *own = packed_.Ones(record), *before = ones_[place];
+    const float* values = reinterpret_cast<const float*>(record);
+    const int32_t* columns = packed_.columns;
+    for (int64_t k = 0, count = before == nullptr ? 0 : packed_.ones; k < count; k += kOnes) {
+      for (int one = 0; one < kOnes; ++one) row[before[k + one]] = 0;
+    }
+    for (int64_t k = 0, count = packed_.ones; k < count; k += kOnes) {
+      for (int one = 0; one < kOnes; ++one) row[own[k + one]] = 1;
+    }
+    for (int64_t k = 0, count = packed_.numbers; k < count; ++k) row[columns[k]] = values[k];
+    ones_[place] = own;
+    return row;
+  }
+
+  // Whether every column that a record named was in the table.
+  bool inside() const { return inside_; }
+
+ private:
+  static constexpr int64_t kWidth = Simd<float>::kWidth;
+  const Packed packed_;
+  int64_t start_, stride_;
+  std::vector<Vector<float>> rows_;  // each with a place behind its last column, for ones that fill up a record
+  std::vector<const uint16_t*> ones_;
+  bool inside_ = true;
+};
+
 // Log losses by group of up to as many points as a vector has lanes, as `LossesOver`. The rows are `start` .. of the records.
 inline bool PackedLosses(const Packed& packed, const WholeSet<float>& set, int64_t start,
                          const WholePoint<float>* points, int64_t count) {
