@@ -123,6 +123,26 @@ def test_losses_by_group_equal_those_of_full_rows(points, start, size):
     near(losses(kernels.packed(features).flat()), losses(jnp.asarray(features[0])))
 
 
+@pytest.mark.parametrize(("numbers", "sizes"), SHAPES)
+@pytest.mark.parametrize(("start", "size"), [(0, 2000), (13, 1500), (3, 0), (7, 65)])
+def test_sums_and_gradients_are_those_of_full_rows_to_the_last_bit(numbers, sizes, start, size):
+    features = one_hot(2000, numbers, sizes)
+    rng = np.random.default_rng(0)
+    labels, groups = (rng.random(4000) < 0.3).astype(np.float32), rng.integers(4, size=4000).astype(np.int32)
+    inner = rng.normal(size=(2, features.shape[-1])).astype(np.float32)
+    places, rows = jnp.asarray([start, 2000 + start], jnp.int32), jnp.asarray([size, size // 2], jnp.int32)
+
+    def sums(table):
+        def one(start, size, own):
+            return kernels.group_sums(table, labels, groups, start, size, own, jnp.float32(7), count=5)
+
+        return jax.vmap(one)(places, rows, inner)
+
+    full, few = sums(jnp.asarray(features.reshape(4000, -1))), sums(kernels.packed(features).flat())
+    for got, want in zip(few, full, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_clients_and_seeds_side_by_side():
     features = one_hot(40, 3, (9, 7, 12, 30), clients=3)
     targets, cells, indices, inner, _, weights, ridge, _ = operands(features[0], 1, 20, 2)
@@ -146,8 +166,15 @@ def test_what_is_not_there_is_refused():
 
     beyond, about = np.array(rows.records), (rows.ones, rows.length)
     beyond.view(np.uint16)[:, 6] = 65535
+
+    def sums(rows=rows, groups=cells, inner=inner):
+        place = jnp.int32(0), jnp.int32(40)
+        return kernels.group_sums(rows, targets, groups, *place, inner[0], jnp.float32(7), count=5)
+
     wrong = [
         (lambda: series(cells=cells + 5), "cell"),
+        (lambda: sums(groups=cells + 5), "group"),
+        (lambda: sums(rows=kernels.Packed(beyond, rows.columns, *about)), "column"),
         (lambda: series(indices=indices + 40), "row"),
         (lambda: series(rows=kernels.Packed(beyond, rows.columns, *about)), "column"),
         (lambda: series(rows=kernels.Packed(rows.records, np.asarray(rows.columns) + 99, *about)), "column"),

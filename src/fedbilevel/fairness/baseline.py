@@ -270,9 +270,7 @@ def serves_packed(data: LocalData, scores: Any, params: Tree, losses: RowLosses)
 
 def group_losses(params: jax.Array, data: LocalData, count: int) -> GroupLosses:
     """By the kernel, over all rows of the client."""
-    features, labels, groups, start, rows = _operands(params, data)
-    table = data.features({"features": features}, "features")
-    losses, counts = kernels.group_losses(table, labels, groups, start, rows, params, count=count)
+    losses, counts = kernels.group_losses(*_operands(params, data), params, count=count)
     size = data.train_size.astype(params.dtype)
     return GroupLosses(losses / size, counts / size)
 
@@ -304,7 +302,7 @@ def loss_and_gap(
 
 
 def _operands(params: jax.Array, data: LocalData) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Features, labels and groups of all rows at hand, and where this client's lie among them."""
+    """Features (packed where they are), labels and groups of all rows at hand, and where this client's lie among them."""
     rows, start = data.flat("train", jnp.zeros((), jnp.int32))
     labels, groups = rows["labels"].astype(params.dtype), rows["groups"].astype(jnp.int32)
-    return rows["features"], labels, groups, start, data.train_size.astype(jnp.int32)
+    return data.features(rows, "features"), labels, groups, start, data.train_size.astype(jnp.int32)

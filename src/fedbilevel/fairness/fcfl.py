@@ -36,7 +36,7 @@ from fedbilevel.algorithms.local import Local
 from fedbilevel.calculus import Calls, Tree, counted, dtype_of, scale, select, squared_norm, step_along, zeros
 from fedbilevel.fairness.baseline import Comparison, Losses, PlainLoss, Scores, fair_averaging, loss_and_gap, serves
 from fedbilevel.fairness.linear_program import balance, gram, maximise
-from fedbilevel.fairness.models import group_rates, largest_gap, penalty, recognised, row_losses
+from fedbilevel.fairness.models import LinearScores, group_rates, largest_gap, penalty, recognised, row_losses
 from fedbilevel.hints import not_negative
 from fedbilevel.plan import Algorithm, Phase, weighted_mean
 from fedbilevel.sampling import LocalData
@@ -155,6 +155,7 @@ def fcfl(
         init=first,
         plan=(Phase("gradients", lambda server: server.model, work, absorb, aggregate=gather),),
         outer=lambda server: server.model,
+        linear="features" if isinstance(scores, LinearScores) and losses is row_losses else None,
     )
 
 

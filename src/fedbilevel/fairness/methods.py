@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -346,9 +347,15 @@ class Ladder:
 
     @property
     def _rungs(self) -> tuple[np.ndarray, np.ndarray]:
-        every = np.array([*range(1, OUTER_BATCH + 1), *(int(OUTER_BATCH * 2 ** (k / 8)) for k in range(1, 97))])
-        most = max(self.batch, OUTER_BATCH)
-        return (np.append(every[every < self.batch], self.batch), np.concatenate([[0], every[every < most], [most]]))
+        return _rungs(self.batch)
+
+
+@cache
+def _rungs(batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of training and of validation rows."""
+    every = np.array([*range(1, OUTER_BATCH + 1), *(int(OUTER_BATCH * 2 ** (k / 8)) for k in range(1, 97))])
+    most = max(batch, OUTER_BATCH)
+    return (np.append(every[every < batch], batch), np.concatenate([[0], every[every < most], [most]]))
 
 
 @dataclass(frozen=True)

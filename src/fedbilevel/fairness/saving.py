@@ -190,7 +190,7 @@ def _described(encoder: Encoder) -> tuple[dict[str, Any], dict[str, np.ndarray]]
         statistics = {f"statistics_{name}": value for name, value in kept._asdict().items()}
         return {"schema": encoder.schema.text()}, statistics
     furthest = encoder.furthest if np.isfinite(encoder.furthest) else None
-    about: dict[str, Any] = {"columns": [asdict(column) for column in encoder.columns], "absent": encoder.absent}
+    about: dict[str, Any] = {"columns": [*map(vars, encoder.columns)], "absent": encoder.absent}
     about["furthest"] = furthest
     if encoder.target is not None:
         about["target"] = list(encoder.target)

@@ -21,6 +21,13 @@ inline int64_t SizeOf(const ffi::AnyBuffer& buffer, size_t from_end) {
   return from_end <= dims.size() ? dims[dims.size() - from_end] : 0;
 }
 
+// Whether all indices lie in [0, samples).
+inline bool Below(int64_t samples, const int32_t* indices, int64_t count) {
+  bool below = true;
+  for (int64_t i = 0; i < count; ++i) below &= static_cast<uint32_t>(indices[i]) < static_cast<uint64_t>(samples);
+  return below;
+}
+
 template <typename T>
 class Operand {
  public:

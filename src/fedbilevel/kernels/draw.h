@@ -75,15 +75,17 @@ inline ffi::Error DrawRows(ffi::RemainingArgs operands, ffi::RemainingRets resul
   const auto rows = all.Bind<int32_t>("result", result, {count});
   if (!all.error().empty()) return ffi::Error::InvalidArgument(all.error());
   for (int64_t e = 0; e < all.count(); ++e) {
+    const uint32_t* key = keys[e];
     const uint64_t size[2] = {static_cast<uint32_t>(sizes[e][0]), static_cast<uint32_t>(sizes[e][1])};
+    int32_t* own = rows[e];
     for (int64_t begin = 0; begin < count; begin += kWords) {
       Words first = {}, second;
       for (int64_t k = 0; k < kWords; ++k) second[k] = static_cast<uint32_t>(begin + k);
-      Threefry(keys[e], first, second);
+      Threefry(key, first, second);
       first ^= second;
-      for (int64_t k = 0; k < std::min(kWords, count - begin); ++k) {
-        rows[e][begin + k] = static_cast<int32_t>((first[k] * size[begin + k >= train]) >> 32);
-      }
+      const int64_t here = std::min(kWords, count - begin), split = std::clamp<int64_t>(train - begin, 0, here);
+      for (int64_t k = 0; k < split; ++k) own[begin + k] = static_cast<int32_t>((first[k] * size[0]) >> 32);
+      for (int64_t k = split; k < here; ++k) own[begin + k] = static_cast<int32_t>((first[k] * size[1]) >> 32);
     }
   }
   return ffi::Error::Success();

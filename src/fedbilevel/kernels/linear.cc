@@ -43,12 +43,6 @@ constexpr char kBadGroup[] = "fedbilevel kernel: 'groups' names a group that the
 constexpr char kBadRange[] = "fedbilevel kernel: 'start' and 'size' name rows that there are not";
 constexpr char kEmpty[] = "fedbilevel kernel: an operand has a dimension of size 0";
 
-bool Inside(const int32_t* indices, int64_t count, int64_t samples) {
-  bool inside = true;
-  for (int64_t i = 0; i < count; ++i) inside &= static_cast<uint32_t>(indices[i]) < static_cast<uint64_t>(samples);
-  return inside;
-}
-
 using Buffer = ffi::AnyBuffer;
 
 // Both calls, told apart by their number of operands: `indices` is [terms + 1, b] for the Neumann series and [b] for
@@ -105,7 +99,7 @@ ffi::Error Run(const Call& call) {
     const auto link = static_cast<Link>(call.link);
     const Model<T> model = {features[e], targets[e], cells[e], samples, length, cell_count, link};
     const Rows<T> run = {model.features, indices[e], count, length};
-    if (!Inside(run.indices, count, samples)) return ffi::Error(ffi::ErrorCode::kOutOfRange, kBadIndex);
+    if (!Below(samples, run.indices, count)) return ffi::Error(ffi::ErrorCode::kOutOfRange, kBadIndex);
     bool valid = true;
     for (int64_t p = 0; p < points; p += kPoints) {
       const bool pair = p + 1 < points;
@@ -245,7 +239,8 @@ ffi::Error RunWhole(ffi::RemainingArgs operands, ffi::RemainingRets results) {
     const int64_t e = order[k];
     if (gradients) {
       const WholeSums<T> out = {losses[e], counts[e], rates[e], positives[e], loss_gradient[e], rate_gradients[e]};
-      valid &= SumOver<T>(sets[e], shape, inner[e], *temperature[e], space, out);
+      const Rows<T> run = {sets[e].features, nullptr, sets[e].rows, length};
+      valid &= SumOver<T>(sets[e], run, shape, inner[e], *temperature[e], space, out);
       continue;
     }
     points.push_back({inner[e], losses[e], counts[e]});

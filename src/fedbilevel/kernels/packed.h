@@ -40,14 +40,19 @@ struct Packed {
   const int32_t* Record(int64_t row) const { return records + row * words; }
   const uint16_t* Ones(const int32_t* record) const { return reinterpret_cast<const uint16_t*>(record + numbers); }
 
-  // Whether every column that a record names is in the table.
-  bool Inside(const int32_t* record) const {
-    Halves outside = {};
+  // The largest columns seen in each place of `largest` and the record.
+  Places Largest(const int32_t* record, Places largest) const {
     for (int64_t k = 0; k < ones; k += kOnes) {
       Places own;
       std::memcpy(&own, Ones(record) + k, sizeof(own));
-      outside |= reinterpret_cast<Halves>(own > static_cast<uint16_t>(length));
+      largest = own > largest ? own : largest;
     }
+    return largest;
+  }
+
+  // Whether all columns are in the table: asked once for many records.
+  bool Inside(Places largest) const {
+    const Halves outside = reinterpret_cast<Halves>(largest > static_cast<uint16_t>(length));
     return (outside[0] | outside[1]) == 0;
   }
 };
@@ -79,7 +84,9 @@ struct PackedSpace {
   explicit PackedSpace(const Packed& packed)
       : size(packed.length + 1),
         padded((packed.numbers + Simd<float>::kWidth - 1) / Simd<float>::kWidth * Simd<float>::kWidth),
-        entries(4 * size + packed.numbers), sums(kPoints * padded) {}
+        entries(4 * size + packed.numbers), sums(kPoints * padded), masks(padded / Simd<float>::kWidth) {
+    for (int64_t k = 0; k < packed.numbers; ++k) masks[k / Simd<float>::kWidth][k % Simd<float>::kWidth] = -1;
+  }
 
   Entry* queries() { return entries.data(); }
   Entry* bank(int number) { return entries.data() + (1 + number) * size; }
@@ -93,30 +100,52 @@ struct PackedSpace {
     }
   }
 
+  // All bits of a lane are set where number `first` + lane of a record is one.
+  Mask<float> numbers(int64_t first) const { return masks[first / Simd<float>::kWidth]; }
+
   int64_t size, padded;
   std::vector<Entry> entries;
   std::vector<float> sums;  // of the number columns, by point
+  std::vector<Mask<float>> masks;
 };
 
+// The next rows, filled up with the first of them, whose factors are then zero.
 struct PackedTile {
   const int32_t* records[kTile];
   int64_t size;
   alignas(64) float dots[kLanes][kTile];
   alignas(64) float targets[kTile];
   alignas(64) float factors[kPoints][kTile];
-  int32_t cells[kTile];
+  alignas(64) int32_t cells[kTile];
 };
 
+// The dot products of four records with every lane of a table, by lane.
+inline void FourDots(const Packed& packed, const int32_t* const* records, const Entry* table, const Entry* leading,
+                     PackedTile& tile, int64_t place) {
+  Entry rows[kLanes];
+  for (int r = 0; r < kLanes; ++r) rows[r] = Dot(packed, records[r], table, leading);
+  const Entry low = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5);
+  const Entry high = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7);
+  const Entry next_low = __builtin_shufflevector(rows[2], rows[3], 0, 4, 1, 5);
+  const Entry next_high = __builtin_shufflevector(rows[2], rows[3], 2, 6, 3, 7);
+  const Entry lanes[kLanes] = {__builtin_shufflevector(low, next_low, 0, 1, 4, 5),
+                               __builtin_shufflevector(low, next_low, 2, 3, 6, 7),
+                               __builtin_shufflevector(high, next_high, 0, 1, 4, 5),
+                               __builtin_shufflevector(high, next_high, 2, 3, 6, 7)};
+  for (int lane = 0; lane < kLanes; ++lane) std::memcpy(tile.dots[lane] + place, &lanes[lane], sizeof(Entry));
+}
+
 // Calls `use` for every tile of the records that `indices` names, with the dot products of all lanes. Without cells every row
-// has a weight of its own. False if a cell or a
-// column is out of range.
+// has a weight of its own. False if a cell or a column is out of range.
 template <typename Use>
 bool VisitRecords(const Packed& packed, const Model<float>& model, const int32_t* indices, int64_t begin, int64_t end,
                   int64_t last, PackedSpace& space, PackedTile& tile, Use use) {
   const Entry* table = space.queries();
   Entry* leading = space.leading();
   for (int64_t k = 0; k < packed.numbers; ++k) leading[k] = table[packed.columns[k]];
-  bool valid = true;
+  const int32_t* cells = model.cells;
+  const float* targets = model.targets;
+  const uint64_t cell_count = model.cell_count;
   for (int64_t first = begin; first < end; first += kTile) {
     tile.size = std::min<int64_t>(kTile, end - first);
     for (int64_t i = 0; i < tile.size; ++i) {
@@ -124,32 +153,39 @@ bool VisitRecords(const Packed& packed, const Model<float>& model, const int32_t
       for (int64_t w = 0; w < packed.words; w += kCacheLine / sizeof(int32_t)) {
         __builtin_prefetch(packed.Record(coming) + w);
       }
-      const int32_t cell = model.cells == nullptr ? sample : model.cells[sample];
-      const bool inside = static_cast<uint32_t>(cell) < static_cast<uint64_t>(model.cell_count);
-      valid &= inside;
-      tile.cells[i] = inside ? cell : 0;
-      tile.targets[i] = model.targets[sample];
+      __builtin_prefetch(targets + coming);
+      if (cells != nullptr) __builtin_prefetch(cells + coming);
+      tile.cells[i] = cells == nullptr ? sample : cells[sample];
+      tile.targets[i] = targets[sample];
       tile.records[i] = packed.Record(sample);
     }
-    for (int64_t i = 0; i < tile.size; ++i) valid &= packed.Inside(tile.records[i]);
-    if (!valid) return false;
-    for (int64_t i = tile.size; i % kLanes != 0; ++i) tile.records[i] = tile.records[0];
-    for (int64_t i = 0; i < tile.size; i += kLanes) {
-      Entry rows[kLanes];
-      for (int r = 0; r < kLanes; ++r) rows[r] = Dot(packed, tile.records[i + r], table, leading);
-      const Entry low = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5);
-      const Entry high = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7);
-      const Entry next_low = __builtin_shufflevector(rows[2], rows[3], 0, 4, 1, 5);
-      const Entry next_high = __builtin_shufflevector(rows[2], rows[3], 2, 6, 3, 7);
-      const Entry lanes[kLanes] = {__builtin_shufflevector(low, next_low, 0, 1, 4, 5),
-                                   __builtin_shufflevector(low, next_low, 2, 3, 6, 7),
-                                   __builtin_shufflevector(high, next_high, 0, 1, 4, 5),
-                                   __builtin_shufflevector(high, next_high, 2, 3, 6, 7)};
-      for (int lane = 0; lane < kLanes; ++lane) std::memcpy(tile.dots[lane] + i, &lanes[lane], sizeof(Entry));
+    for (int64_t i = tile.size; i < kTile; ++i) {
+      tile.cells[i] = tile.cells[0];
+      tile.targets[i] = 0;
+      tile.records[i] = tile.records[0];
     }
+    Places largest = {};
+    for (int64_t i = 0; i < tile.size; ++i) largest = packed.Largest(tile.records[i], largest);
+    bool valid = packed.Inside(largest);
+    for (int64_t i = 0; i < kTile; ++i) valid &= static_cast<uint32_t>(tile.cells[i]) < cell_count;
+    if (!valid) return false;
+    for (int64_t i = 0; i < tile.size; i += kLanes) FourDots(packed, tile.records + i, table, leading, tile, i);
     use();
   }
-  return valid;
+  return true;
+}
+
+// factors[p][i] = weights[p][cell of i] times value(p, i); zero behind the last row.
+template <typename Value>
+inline void SetFactors(PackedTile& tile, int64_t count, const float* weights, int64_t cell_count, Value value) {
+  for (int64_t p = 0; p < count; ++p) {
+    alignas(64) float gathered[kTile];
+    for (int64_t i = 0; i < kTile; ++i) gathered[i] = weights[p * cell_count + tile.cells[i]];
+    for (int64_t i = tile.size; i < kTile; ++i) gathered[i] = 0;
+    for (int64_t i = 0; i < tile.size; i += Simd<float>::kWidth) {
+      Store(tile.factors[p] + i, value(p, i, Load(gathered + i)));
+    }
+  }
 }
 
 // The banks and the sums of the number columns += factors[p][i] times record i.
@@ -165,18 +201,17 @@ inline void CombineRecords(const Packed& packed, const PackedTile& tile, int64_t
     }
   }
   for (int64_t c = 0; c < packed.numbers; c += kWidth) {
-    Mask<float> mask;
-    for (int lane = 0; lane < kWidth; ++lane) mask[lane] = c + lane < packed.numbers ? -1 : 0;
-    for (int64_t p = 0; p < count; ++p) {
-      float* sums = space.sums.data() + p * space.padded + c;
-      Vector<float> total = Load(sums);
-      for (int64_t i = 0; i < tile.size; ++i) {
-        Mask<float> bits;
-        std::memcpy(&bits, tile.records[i] + c, sizeof(bits));  // a record is a whole number of vectors
-        total += reinterpret_cast<Vector<float>>(bits & mask) * tile.factors[p][i];
-      }
-      Store(sums, total);
+    const Mask<float> mask = space.numbers(c);
+    float *first = space.sums.data() + c, *second = first + space.padded;
+    Vector<float> totals[kPoints] = {Load(first), Load(second)};
+    for (int64_t i = 0; i < tile.size; ++i) {
+      Mask<float> bits;
+      std::memcpy(&bits, tile.records[i] + c, sizeof(bits));  // a record is a whole number of vectors
+      const auto numbers = reinterpret_cast<Vector<float>>(bits & mask);
+      for (int p = 0; p < kPoints; ++p) totals[p] += numbers * tile.factors[p][i];
     }
+    Store(first, totals[0]);
+    Store(second, totals[1]);
   }
 }
 
@@ -198,14 +233,9 @@ inline bool PackedGradient(const Packed& packed, const Model<float>& model, cons
   space.Put(0, count, inner);
   PackedTile tile = {};
   const bool valid = VisitRecords(packed, model, indices, 0, batch, batch - 1, space, tile, [&] {
-    for (int64_t p = 0; p < count; ++p) {
-      float gathered[kTile] = {};
-      for (int64_t i = 0; i < tile.size; ++i) gathered[i] = weights[p * model.cell_count + tile.cells[i]];
-      for (int64_t i = 0; i < tile.size; i += Simd<float>::kWidth) {
-        const auto slope = Slope<float>(model.link, Load(tile.dots[p] + i), Load(tile.targets + i));
-        Store(tile.factors[p] + i, Load(gathered + i) * slope);
-      }
-    }
+    SetFactors(tile, count, weights, model.cell_count, [&](int64_t p, int64_t i, Vector<float> weight) {
+      return weight * Slope<float>(model.link, Load(tile.dots[p] + i), Load(tile.targets + i));
+    });
     CombineRecords(packed, tile, count, space);
   });
   JoinNumbers(packed, count, space);
@@ -245,15 +275,10 @@ inline bool PackedNeumann(const Packed& packed, const Model<float>& model, const
   bool valid = true;
   for (int64_t j = 0; j + 1 < batches && valid; ++j) {
     valid &= VisitRecords(packed, model, indices, j * batch, (j + 1) * batch, last, space, tile, [&] {
-      for (int64_t p = 0; p < count; ++p) {
-        float gathered[kTile] = {};
-        for (int64_t i = 0; i < tile.size; ++i) gathered[i] = weights[p * model.cell_count + tile.cells[i]];
-        for (int64_t i = 0; i < tile.size; i += Simd<float>::kWidth) {
-          Vector<float> weighted = Load(gathered + i) * Load(tile.dots[p] + i);
-          if (model.link == kLogistic) weighted *= Curvature<float>(Load(tile.dots[kPoints + p] + i));
-          Store(tile.factors[p] + i, weighted);
-        }
-      }
+      SetFactors(tile, count, weights, model.cell_count, [&](int64_t p, int64_t i, Vector<float> weight) {
+        const Vector<float> weighted = weight * Load(tile.dots[p] + i);
+        return model.link == kLogistic ? weighted * Curvature<float>(Load(tile.dots[kPoints + p] + i)) : weighted;
+      });
       CombineRecords(packed, tile, count, space);
     });
     JoinNumbers(packed, count, space);
@@ -291,6 +316,46 @@ inline bool PackedNeumann(const Packed& packed, const Model<float>& model, const
   return valid;
 }
 
+// Records written out as the rows that they were, as many at a time as a tile has: these stay in the first cache, and whoever
+// computes with them gets the bits that full rows give.
+class Unpacked {
+ public:
+  Unpacked(const Packed& packed, int64_t start)
+      : packed_(packed), start_(start), stride_(packed.length / kWidth + 1), rows_(kTile * stride_), ones_(kTile, nullptr) {}
+
+  // Row `position`; it is overwritten by the one a tile later.
+  const float* operator[](int64_t position) {
+    const int64_t place = position % kTile;
+    const int32_t* record = packed_.Record(start_ + position);
+    float* row = reinterpret_cast<float*>(rows_.data() + place * stride_);
+    inside_ &= packed_.Inside(packed_.Largest(record, Places{}));
+    if (!inside_) return row;
+    const uint16_t *own = packed_.Ones(record), *before = ones_[place];
+    const float* values = reinterpret_cast<const float*>(record);
+    const int32_t* columns = packed_.columns;
+    for (int64_t k = 0, count = before == nullptr ? 0 : packed_.ones; k < count; k += kOnes) {
+      for (int one = 0; one < kOnes; ++one) row[before[k + one]] = 0;
+    }
+    for (int64_t k = 0, count = packed_.ones; k < count; k += kOnes) {
+      for (int one = 0; one < kOnes; ++one) row[own[k + one]] = 1;
+    }
+    for (int64_t k = 0, count = packed_.numbers; k < count; ++k) row[columns[k]] = values[k];
+    ones_[place] = own;
+    return row;
+  }
+
+  // Whether every column that a record named was in the table.
+  bool inside() const { return inside_; }
+
+ private:
+  static constexpr int64_t kWidth = Simd<float>::kWidth;
+  const Packed packed_;
+  int64_t start_, stride_;
+  std::vector<Vector<float>> rows_;  // each with a place behind its last column, for ones that fill up a record
+  std::vector<const uint16_t*> ones_;
+  bool inside_ = true;
+};
+
 // Log losses by group of up to as many points as a vector has lanes, as `LossesOver`. The rows are `start` .. of the records.
 inline bool PackedLosses(const Packed& packed, const WholeSet<float>& set, int64_t start,
                          const WholePoint<float>* points, int64_t count) {
@@ -316,7 +381,7 @@ inline bool PackedLosses(const Packed& packed, const WholeSet<float>& set, int64
     for (int64_t i = first; i < end; ++i) {
       const int32_t* record = packed.Record(start + i);
       const int32_t group = set.groups[i];
-      const bool inside = static_cast<uint32_t>(group) < static_cast<uint64_t>(groups) && packed.Inside(record);
+      const bool inside = static_cast<uint32_t>(group) < static_cast<uint64_t>(groups) && packed.Inside(packed.Largest(record, Places{}));
       valid &= inside;
       if (!inside) continue;
       const Lanes z = Dot(packed, record, table.data(), leading.data());

@@ -98,8 +98,12 @@ def weighted_gradient(rows: Packed, labels: Array, weights: Array, indices: Arra
 
 
 def call_whole(operands: Mapping[str, Any], count: int) -> Sequence[Array]:
-    """Losses and counts by group as `whole` has them."""
-    return _call("packed-whole", operands, [jax.typeof(operands["inner"]).update(shape=(count,))] * 2)
+    """Losses and counts by group, or with a temperature all sums and gradients, as `whole` has them: to the last bit."""
+    like: Any = jax.typeof(operands["inner"])
+    shapes = [(count,)] * 2
+    if "temperature" in operands:
+        shapes = [(count,)] * 4 + [like.shape, (count, *like.shape)]
+    return _call("packed-whole", operands, [like.update(shape=shape) for shape in shapes])
 
 
 def _call(kernel: str, operands: Mapping[str, Any], results: Sequence[Any], **attributes: Any) -> Sequence[Array]:

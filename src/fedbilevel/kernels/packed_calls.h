@@ -69,10 +69,8 @@ inline ffi::Error RunPacked(ffi::RemainingArgs operands, ffi::RemainingRets resu
   for (int64_t e = 0; e < all.count(); ++e) {
     const Packed packed = {records[e], columns[e], words, numbers, ones, length};
     const Model<float> model = {nullptr, targets[e], by_row ? nullptr : cells[e], samples, length, cell_count, static_cast<Link>(link)};
-    for (int64_t i = 0; i < batches * batch; ++i) {
-      if (static_cast<uint32_t>(indices[e][i]) >= static_cast<uint64_t>(samples)) {
-        return ffi::Error(ffi::ErrorCode::kOutOfRange, "fedbilevel kernel: 'indices' names a row that there is not");
-      }
+    if (!Below(samples, indices[e], batches * batch)) {
+      return ffi::Error(ffi::ErrorCode::kOutOfRange, "fedbilevel kernel: 'indices' names a row that there is not");
     }
     bool valid = Known(packed);
     for (int64_t p = 0; p < points && valid; p += kPoints) {
@@ -90,11 +88,13 @@ inline ffi::Error RunPacked(ffi::RemainingArgs operands, ffi::RemainingRets resu
   return ffi::Error::Success();
 }
 
-// records [N, W], columns [C], labels [N], groups [N], start [], size [], inner [d] -> losses [K], counts [K].
+// records [N, W], columns [C], labels [N], groups [N], start [], size [], inner [d] -> losses [K], counts [K]; with a
+// temperature [] behind them also rates [K], positives [K], the gradient of the loss [d] and those of the rates [K, d].
 inline ffi::Error RunPackedWhole(ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t ones) {
-  if (operands.size() != 7 || results.size() != 2) return ffi::Error::InvalidArgument(kBadRecord);
+  const bool gradients = operands.size() == 8 && results.size() == 6;
+  if (!gradients && !(operands.size() == 7 && results.size() == 2)) return ffi::Error::InvalidArgument(kBadRecord);
   const auto operand = [&](size_t k) { return *operands.get<ffi::AnyBuffer>(k); };
-  const auto result = [&](size_t k) { return **results.get<ffi::AnyBuffer>(k); };
+  const auto result = [&](size_t k) { return **results.get<ffi::AnyBuffer>(gradients ? k : k % 2); };
   const int64_t samples = SizeOf(operand(0), 2), words = SizeOf(operand(0), 1), numbers = SizeOf(operand(1), 1);
   const int64_t length = SizeOf(operand(6), 1), count = SizeOf(result(0), 1);
   if (std::min(samples, count) < 1 || !Fits(words, numbers, ones, length)) {
@@ -110,6 +110,14 @@ inline ffi::Error RunPackedWhole(ffi::RemainingArgs operands, ffi::RemainingRets
   const auto inner = all.Bind<const float>("inner", operand(6), {length});
   const auto losses = all.Bind<float>("losses", result(0), {count});
   const auto counts = all.Bind<float>("counts", result(1), {count});
+  // Where only losses are asked for, the other names stand for buffers that are there and stay unread.
+  using Sizes = std::vector<int64_t>;
+  const auto temperature = all.Bind<const float>("temperature", operand(gradients ? 7 : 6), gradients ? Sizes{} : Sizes{length});
+  const auto rates = all.Bind<float>("rates", result(2), {count});
+  const auto positives = all.Bind<float>("positives", result(3), {count});
+  const auto loss_gradient = all.Bind<float>("loss gradient", result(4), {gradients ? length : count});
+  const auto rate_gradients =
+      all.Bind<float>("rate gradients", result(5), gradients ? Sizes{count, length} : Sizes{count});
   if (!all.error().empty()) return ffi::Error::InvalidArgument(all.error());
 
   // Elements on the same rows, such as several seeds' runs on one client, go in one pass.
@@ -124,16 +132,25 @@ inline ffi::Error RunPackedWhole(ffi::RemainingArgs operands, ffi::RemainingRets
     return std::make_tuple(records[e], columns[e], labels[e], groups[e], *start[e], *size[e]);
   };
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return rows_of(a) < rows_of(b); });
+  const Shape<float> shape(length);
   bool valid = true;
   std::vector<WholePoint<float>> points;
-  for (size_t k = 0; k < order.size(); ++k) {
+  for (size_t k = 0; k < order.size() && valid; ++k) {
     const int64_t e = order[k];
+    const Packed packed = {records[e], columns[e], words, numbers, ones, length};
+    const WholeSet<float> set = {nullptr, labels[e] + *start[e], groups[e] + *start[e], *size[e], length, count};
+    valid = Known(packed);
+    if (gradients && valid) {
+      Workspace<float> space(shape);
+      Unpacked rows(packed, *start[e]);
+      const WholeSums<float> out = {losses[e], counts[e], rates[e], positives[e], loss_gradient[e], rate_gradients[e]};
+      valid = SumOver<float>(set, rows, shape, inner[e], *temperature[e], space, out) && rows.inside();
+      continue;
+    }
     points.push_back({inner[e], losses[e], counts[e]});
     const bool more = k + 1 < order.size() && rows_of(order[k + 1]) == rows_of(e);
     if (more && points.size() < static_cast<size_t>(Simd<float>::kWidth)) continue;
-    const Packed packed = {records[e], columns[e], words, numbers, ones, length};
-    const WholeSet<float> set = {nullptr, labels[e] + *start[e], groups[e] + *start[e], *size[e], length, count};
-    valid = valid && Known(packed) && PackedLosses(packed, set, *start[e], points.data(), points.size());
+    valid = valid && PackedLosses(packed, set, *start[e], points.data(), points.size());
     points.clear();
   }
   if (valid) return ffi::Error::Success();

@@ -55,14 +55,16 @@ struct WholeTile {
   std::vector<double> counts;
   bool valid = true;  // false once a group is out of range
 
-  void Fill(const WholeSet<T>& set, const Rows<T>& run, int64_t first, const T* zeros) {
+  // `rows`: where each row of the set lies.
+  template <typename Places>
+  void Fill(const WholeSet<T>& set, Places&& rows, int64_t first, const T* zeros) {
     tile.first = first;
     tile.size = std::min<int64_t>(kTile, set.rows - first);
     std::copy_n(set.labels + first, tile.size, tile.targets);
     std::fill(tile.targets + tile.size, tile.targets + kTile, T(0));
     for (int64_t i = tile.size; i < kTile; ++i) tile.rows[i] = zeros;
     for (int64_t i = 0; i < tile.size; ++i) {
-      tile.rows[i] = run[first + i];
+      tile.rows[i] = rows[first + i];
       const bool inside = static_cast<uint32_t>(set.groups[first + i]) < static_cast<uint64_t>(set.group_count);
       valid &= inside;
       places[i] = (inside ? set.groups[first + i] : 0) * kBanks + i % kBanks;
@@ -203,10 +205,10 @@ struct WholeSums {
   T *losses, *counts, *rates, *positives, *loss_gradient, *rate_gradients;
 };
 
-// False if a group is out of range.
-template <typename T>
-bool SumOver(const WholeSet<T>& set, const Shape<T>& shape, const T* inner, T temperature, Workspace<T>& space,
-             const WholeSums<T>& out) {
+// `rows`: where each row of the set lies.  False if a group is out of range.
+template <typename T, typename Places>
+bool SumOver(const WholeSet<T>& set, Places&& rows, const Shape<T>& shape, const T* inner, T temperature,
+             Workspace<T>& space, const WholeSums<T>& out) {
   const int64_t padded = shape.padded(), width = Simd<T>::kWidth, banks = kBanks * set.group_count;
   shape.Pack(inner, space.inner(0));
   const T* queries[1] = {space.inner(0)};
@@ -216,13 +218,13 @@ bool SumOver(const WholeSet<T>& set, const Shape<T>& shape, const T* inner, T te
   std::fill_n(total, padded, T(0));
   std::vector<T> by_group(set.group_count * padded, T(0));
   std::vector<double> loss_sums(banks, 0.0), rate_sums(banks, 0.0), positive_sums(banks, 0.0);
-  const Rows<T> run = {set.features, nullptr, set.rows, set.length};
+  const Rows<T> run = {nullptr, nullptr, 1, 0};  // nothing is asked for ahead
   WholeTile<T> next;
   next.counts.assign(banks, 0.0);
   Tile<T>& tile = next.tile;
   T losses[kTile], slopes[kTile], soft[kTile], steep[kTile];
   for (int64_t first = 0; first < set.rows; first += kTile) {
-    next.Fill(set, run, first, space.zeros());
+    next.Fill(set, rows, first, space.zeros());
     Dots<T, 1, false>(shape, run, queries, tile);
     for (int64_t i = 0; i < kTile; i += width) {
       const Vector<T> z = Load(tile.dots[0] + i), target = Load(tile.targets + i), sharp = temperature * z;

@@ -38,11 +38,6 @@ def group_losses(
 
     Shapes: features [N, d], labels [N], groups [N] (int32), start and size scalars (int32), inner [d].
     """
-    if isinstance(features, Packed):
-        operands = (features, labels, groups, start, size, inner)
-        names = ("features", "labels", "groups", "start", "size", "inner")
-        losses, counts = call_whole(dict(zip(names, operands, strict=True)), count)
-        return losses, counts
     losses, counts = _call(features, labels, groups, start, size, inner, count=count)
     return losses, counts
 
@@ -57,6 +52,9 @@ def group_sums(
 
 def _call(features: Array, *others: Array, count: int) -> Sequence[Array]:
     """Check the operands and call the kernel: with a temperature for everything, without for losses and counts."""
+    if isinstance(features, Packed):
+        names = ("labels", "groups", "start", "size", "inner", "temperature")
+        return call_whole({"features": features, **dict(zip(names, others, strict=False))}, count)
     if features.ndim != 2 or 0 in features.shape or features.dtype not in (jnp.float32, jnp.float64):
         raise ValueError(
             f"features must be a matrix of float32 or float64, none of its sides 0, not {features.dtype}{features.shape}."

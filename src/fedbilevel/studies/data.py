@@ -106,10 +106,10 @@ class Case:
 
 
 class Cases:
-    """The cases used last; one of Adult takes about 60 MB."""
+    """The cases used last, of which Adult's take about 60 MB each: as many as Table 1 comes back to with its contrast."""
 
     def __init__(self) -> None:
-        self.make = lru_cache(maxsize=6)(make_case)
+        self.make = lru_cache(maxsize=8)(make_case)
         self.lock = threading.Lock()
 
     def get(self, *place: Any) -> Case:
