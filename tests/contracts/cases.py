@@ -93,7 +93,7 @@ WEIGHTS = np.array([1.0, 2.0, 0.0, 3.0])
 
 
 def brief(name, batch_size=None, scale=1.0):
-    """The method, for contracts to which the length of a search is all one.  Where steps set themselves, most steps are those of the
+    """The method, for contracts that hold for a search of any length.  Where steps set themselves, most steps are those of the
     search: it takes two strides instead of ten, and y settles once before each (`short_search`), in a program of its own."""
     chosen = algorithm(name, batch_size, scale)
     if name not in AUTO:
