@@ -1,6 +1,6 @@
 """Every Python block in the README and the docs runs as printed: in order, each page by itself, JAX as users have it.
 
-Pages in folders of docs/ share a process, one a folder, so that JAX starts only that often.
+Pages of a folder share a process, so that JAX starts only that often.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ ALL = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 PAGES = [page for page in ALL if "```python" in page.read_text(encoding="utf-8")]
-FOLDERS = sorted({page.parent for page in PAGES} - {ROOT, ROOT / "docs"})
-RUNS = [[page] for page in PAGES if page.parent not in FOLDERS]
-RUNS += [[page for page in PAGES if page.parent == folder] for folder in FOLDERS]
+RUNS = [[page for page in PAGES if page.parent == folder] for folder in sorted({page.parent for page in PAGES})]
 MADE = ("gallery/", "commands.md")
 """What the build of the site makes; test_site.py follows these links."""
 

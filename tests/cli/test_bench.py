@@ -33,7 +33,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(call, refused, arguments, sen
 
 def test_a_small_bench_its_folder_its_page_and_the_same_again(process, call, tmp_path):
     out = tmp_path / "run"
-    done = process("bench", *SMALL, "--out", str(out), XDG_CACHE_HOME=str(tmp_path))
+    done = process("bench", *SMALL, "--out", str(out))
     assert done.code == 0, done.err
     assert "Ranking by bytes" in done.out
     assert "FedBiO, global" in done.out

@@ -56,7 +56,7 @@ def test_bad_input_exits_with_2_and_a_sentence(process, tmp_path, options, words
 
 def test_quick_rates_writes_its_folder(process, tmp_path):
     out = tmp_path / "rates"
-    said = process("rates", "--quick", "--out", out, XDG_CACHE_HOME=str(tmp_path))
+    said = process("rates", "--quick", "--out", out)
     assert said.code == 0, said.err
     assert "slope" in said.out
     names = {path.name for path in out.iterdir()}

@@ -92,10 +92,10 @@ WEIGHTS = np.array([1.0, 2.0, 0.0, 3.0])
 """With a 0 among them, as in every run of `data_of(name)` whose program another contract can use."""
 
 
-def brief(name, scale=1.0):
-    """The method, for contracts that run it without compilation too.  Where steps set themselves, most steps are those of the
+def brief(name, batch_size=None, scale=1.0):
+    """The method, for contracts that hold for a search of any length.  Where steps set themselves, most steps are those of the
     search: it takes two strides instead of ten, and y settles once before each (`short_search`), in a program of its own."""
-    chosen = algorithm(name, scale=scale)
+    chosen = algorithm(name, batch_size, scale)
     if name not in AUTO:
         return chosen
     problem = chosen.settings.problem

@@ -134,24 +134,26 @@ def stored(data, fill):
 @cache
 def padded(name, batch_size):
     data = stored(data_of(name, UNEQUAL), np.nan)
-    return answer(fb.simulate(algorithm(name, batch_size=batch_size), data, ROUNDS, record_every=None))
+    return answer(fb.simulate(brief(name, batch_size), data, ROUNDS, record_every=None))
 
 
 @pytest.mark.parametrize("batch_size", [None, 3])
 @every_method
+@pytest.mark.usefixtures("short_search")
 def test_padding_is_never_read(name, batch_size):
     """Whole sets are cut to size, row numbers depend on a client's own size: garbage behind the rows changes no bit."""
     data = stored(data_of(name, UNEQUAL), 0.0)
-    tidy = fb.simulate(algorithm(name, batch_size=batch_size), data, ROUNDS, record_every=None)
+    tidy = fb.simulate(brief(name, batch_size), data, ROUNDS, record_every=None)
     identical(padded(name, batch_size), answer(tidy))
     assert np.isfinite(tidy.outer).all()
 
 
 @every_method
+@pytest.mark.usefixtures("short_search")
 def test_chunks_of_clients(name):
     """Clients of unequal sizes in chunks of one: mapped one after another instead of together."""
     data = stored(data_of(name, UNEQUAL), np.nan)
-    chunked = fb.simulate(algorithm(name, batch_size=3), data, ROUNDS, record_every=None, client_chunk=1)
+    chunked = fb.simulate(brief(name, 3), data, ROUNDS, record_every=None, client_chunk=1)
     close(answer(chunked), padded(name, 3), FUSION)
 
 

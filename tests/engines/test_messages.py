@@ -27,13 +27,19 @@ def rounded(x):
     return np.ldexp(np.rint(fraction * 256) / 256, exponent)
 
 
+def there_and_back(x):
+    return lengthened(shortened(x, "bfloat16"))
+
+
+inside_a_program = jax.jit(there_and_back)
+
+
 @given(arrays.arrays(np.float32, 5, elements=st.floats(-(2.0**120), 2.0**120, width=32)))
 def test_rounding_is_that_of_ml_dtypes_inside_and_outside_a_program(x):
     x = np.where(np.abs(x) < 2.0**-120, 0, x).astype(np.float32)
     expected = x.astype(ml_dtypes.bfloat16).astype(np.float32)
     np.testing.assert_array_equal(expected, rounded(x.astype(np.float64)))
-    there_and_back = lambda x: lengthened(shortened(x, "bfloat16"))  # noqa: E731
-    for found in (there_and_back(jnp.asarray(x)), jax.jit(there_and_back)(x)):
+    for found in (there_and_back(jnp.asarray(x)), inside_a_program(x)):
         assert found.dtype == np.float32
         np.testing.assert_array_equal(found, expected)
 

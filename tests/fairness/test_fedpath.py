@@ -316,17 +316,19 @@ def test_the_spread_of_averages_is_that_of_all_rows(metric, classes):
     labels, groups = rng.integers(0, classes, 300).astype(np.float32), rng.integers(0, 4, 300).astype(np.int32)
     form = Formulation(metric=metric)
     parts = np.split(np.arange(300), [50, 180])
-    sums = sum(statistics(form, scores[p], labels[p], groups[p], 4) for p in parts)
-    expected = METRICS[metric](form.decisions(scores), labels, groups, 4)
-    value, slopes = spread_of(form, sums / 300, 300)
+    told = jax.jit(statistics, static_argnums=(0, 4))
+    sums = sum(told(form, scores[p], labels[p], groups[p], 4) for p in parts)
+    expected = jax.jit(lambda: METRICS[metric](form.decisions(scores), labels, groups, 4))()
+    spread = jax.jit(lambda means: spread_of(form, means, 300))
+    value, slopes = spread(sums / 300)
     np.testing.assert_allclose(value, expected, atol=1e-5)
     # Of several averages at once, and a group of one row that has no rate: differences, of all but the counts.
     few = jnp.stack([sums / 300, (sums / 300).at[:, :, 1].divide(sums[:, :1, 1] + 1e-9)]).astype(jnp.float64)
-    values, slopes = spread_of(form, few, 300)
+    values, slopes = spread(few)
     np.testing.assert_allclose(values[0], value, atol=1e-6)
     numeric = np.zeros(few.shape)
     for place in zip(*np.nonzero(np.arange(3)[:, None] * np.ones(few.shape)), strict=True):
-        ends = [spread_of(form, few.at[place].add(step), 300)[0][place[0]] for step in (1e-6, -1e-6)]
+        ends = [spread(few.at[place].add(step))[0][place[0]] for step in (1e-6, -1e-6)]
         numeric[place] = (ends[0] - ends[1]) / 2e-6
     np.testing.assert_allclose(slopes, numeric, atol=1e-6)
 
@@ -579,20 +581,20 @@ def test_probes_have_the_covariance_of_the_hessian(classes, weighted):
     """20,000 of them, of two sites: v v' is H on average, whatever is predicted and whatever rows weigh."""
     rows, form, model = of_kind(classes, 60, weighted)
     algorithm = fedpath(form, model, 2, 60.0, RIDGE, (1.0,), probes=20_000)
-    probe = algorithm.plan[0].phases[0]
+    answer = jax.jit(algorithm.plan[0].phases[0].work)
     inner = jax.random.normal(jax.random.key(1), (7 * (classes if classes > 2 else 1),), jnp.float32)
     message, mean = Sent(np.zeros(2 * max(2, classes), np.float32), inner), 0
     for client, part in enumerate(np.split(np.arange(60), [20])):
         own = jax.tree.map(lambda leaf, part=part: leaf[part], rows)
         data = LocalData(own, None, np.int32(0), np.int32(len(part)), np.int32(0))
         local = algorithm.enroll(jax.random.key(0))
-        mean = mean + probe.work(message, local, data, jax.random.key(client))[0] * len(part) / 60
+        mean = mean + answer(message, local, data, jax.random.key(client))[0] * len(part) / 60
 
     def inner_loss(flat):
         inner = flat.reshape(7, classes) if classes > 2 else flat
         return losses_of(model, rows, inner).mean() + RIDGE / 2 * flat @ flat
 
-    hessian = jax.hessian(inner_loss)(inner)
+    hessian = jax.jit(jax.hessian(inner_loss))(inner)
     found = np.asarray(mean).T @ np.asarray(mean) / 20_000
     np.testing.assert_allclose(found, hessian, atol=0.05 * np.abs(hessian).max())
 
@@ -607,18 +609,18 @@ def test_what_is_told_is_that_of_models_trained_without_the_row(classes):
         algorithm, fb.ClientData.from_clients([rows]), rounds_of(()), weights="samples", record_every=None
     ).outer
 
-    def without(row):
-        kept = np.arange(40) != row
-        shape = np.shape(path.inner[0])
+    @jax.jit
+    def losses(flat):
+        return losses_of(model, rows, flat.reshape(np.shape(path.inner[0])))
 
-        def loss(flat):
-            inner = flat.reshape(shape)
-            return jnp.sum(jnp.where(kept, losses_of(model, rows, inner), 0)) / 40 + 0.01 * flat @ flat
+    def without(flat, row):
+        return jnp.sum(jnp.where(jnp.arange(40) != row, losses(flat), 0)) / 40 + 0.01 * flat @ flat
 
-        found = minimize(jax.jit(jax.value_and_grad(loss)), np.ravel(path.inner[0]), jac=True, tol=1e-6).x
-        return losses_of(model, rows, jnp.asarray(found.reshape(shape), jnp.float32))[row]
-
-    true = np.mean([without(row) for row in range(40)])
+    trained, start, true = jax.jit(jax.value_and_grad(without)), np.ravel(path.inner[0]), []
+    for row in range(40):
+        found = minimize(trained, start, np.int64(row), jac=True, tol=1e-6).x
+        true.append(losses(jnp.asarray(found, jnp.float32))[row])
+    true = np.mean(true)
     assert float(path.told.loss[0]) < 0.75 * true
     assert abs(float(path.told.loss_apart[0]) - true) < 0.08 * true
 
