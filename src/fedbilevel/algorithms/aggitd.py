@@ -163,6 +163,7 @@ def aggitd(
             Repeat(factors, terms - 1, lambda server: terms - 1 - server.factors),
             Phase("outer", position, share, nested.descend),
         ),
+        view=nested.view,
         check=above.check,
         remark=lambda server: above.remark(server.kept),
     )

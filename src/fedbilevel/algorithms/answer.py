@@ -6,7 +6,8 @@ model that is used does not.  So the server keeps, beside its state and after ev
     z <- z + 17 / (t + 16) (y - z)
 
 in which about the last seventeenth of the rounds counts, and that is the inner variable which `Algorithm.view` shows.  z moves
-nothing and does not travel.  Clients with a local lower level do the same with a y of their own.
+nothing and does not travel.  Clients with a local lower level do the same with a y of their own.  The nested methods (FedNest,
+FedMBO, AggITD) answer with their last y: they make few rounds.
 """
 
 from __future__ import annotations

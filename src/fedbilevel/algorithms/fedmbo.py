@@ -173,6 +173,7 @@ def fedmbo(
             Repeat((factors,), terms - 1, lambda server: server.factors),
             Phase("hypergradient", lambda server: (), share, nested.descend),
         ),
+        view=nested.view,
         check=above.check,
         remark=lambda server: above.remark(server.kept),
     )

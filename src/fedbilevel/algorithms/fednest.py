@@ -164,6 +164,7 @@ def fednest(
             Phase("hypergradient", lambda server: server.adjoint, nested.hypergradient, settle),
             *((outer,) if walks else ()),
         ),
+        view=nested.view,
         check=above.check,
         remark=lambda server: above.remark(server.kept),
     )

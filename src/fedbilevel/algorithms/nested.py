@@ -22,7 +22,7 @@ from fedbilevel.algorithms.local import Told, inner_gradients
 from fedbilevel.algorithms.search import Search
 from fedbilevel.calculus import Calls, Tree, add, counted, hessian_vector, no_calls, step_along, subtract, zeros
 from fedbilevel.hypergradients import assemble, outer_gradients
-from fedbilevel.plan import Item, Phase, Plan, ServerStep
+from fedbilevel.plan import Item, Phase, Plan, ServerStep, View
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData, Sampler
 
@@ -60,6 +60,10 @@ class Nested(NamedTuple):
         """Rounds of these phases, and the searches that they ask for."""
         sizes = self.batch_size, self.outer_batch_size
         return Search(self.problem, self.above, automatic(self.batch_size), sizes).plan(*phases)
+
+    def view(self, server: Any, local: Any) -> View:
+        """The last y, not a mean: so long rounds are so few that a mean would remember y from long ago."""
+        return View(inner=server.inner, calls=local.calls)
 
     def no_direction(self, variable: Tree) -> Tree:
         """The server's place for a mean direction, where it needs one."""
