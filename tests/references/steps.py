@@ -62,12 +62,15 @@ class Settling(Curved):
                 y = y + 9 / (number + 8) * (visited - y)
         return y
 
+    def looks(self, client, x, y, rows):
+        self.look(client, x, y, rows)
+        self.looked = True
+
     def settled(self, client, x, y, rows, times, held=None):
         """y further, by the curvature ``held`` from before or by that of one more look."""
-        now = self.held(client)
         if held is None:
-            self.look(client, x, y, rows)
-            self.looked, now = True, self.held(client)
+            self.looks(client, x, y, rows)
+        now = self.held(client)
         self.restore(client, held or now)
         for number in range(4 * times):
             gradient = self.model.inner_gradient(client, x, y, rows.factor(self.drawn + number % 4))
@@ -222,14 +225,17 @@ class Together:
 def sought(below, phi, client, x, y, reads, probe, project):
     """A client's search: (how far it went, that over the root mean square of its hypergradients, its first step, over what
     share of the numbers it went, its y, and y as it settled before the first step)."""
-    start, step, before, squares, sound, settled = x, None, None, [], None, None
+    start, step, before, squares, sound, settled, then = x, None, None, [], None, None, reads[0]
     for read in reads:
-        y = below.settled(client, x, y, read, 8)
+        # y is settled, and losses are compared, on the rows of the last hypergradient.
+        below.looks(client, x, y, read)
+        y = below.settled(client, x, y, then, 8, below.held(client))
         settled = y if settled is None else settled
-        nu, loss, in_vain = phi(client, x, y, read), below.model.value(client, x, y, read.held_out()), False
+        loss, in_vain = below.model.value(client, x, y, then.held_out()), False
+        nu = phi(client, x, y, read)
         if squares:
-            sound[1] = below.settled(client, sound[0], sound[1], read, 8, sound[2])
-            was = below.model.value(client, *sound[:2], read.held_out())
+            sound[1] = below.settled(client, sound[0], sound[1], then, 8, sound[2])
+            was = below.model.value(client, *sound[:2], then.held_out())
             in_vain = was - loss + 8 * np.finfo(float).eps * abs(was) < 0.1 * max(before @ (sound[0] - x), 0)
         if squares and (in_vain or not nu @ nu <= 100 * max(squares)):
             (x, y), step = sound[:2], step / 10
@@ -240,7 +246,7 @@ def sought(below, phi, client, x, y, reads, probe, project):
         if probe is None:
             probe = NEAR * abs(loss) / np.linalg.norm(nu)
         step = probe / np.linalg.norm(nu) if step is None else strode(step, nu, before)
-        sound = [x, y, below.held(client)]
+        sound, then = [x, y, below.held(client)], read
         x, before = project(x - step * nu), nu
         squares.append(nu @ nu)
     return (

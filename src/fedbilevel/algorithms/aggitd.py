@@ -114,7 +114,7 @@ def aggitd(
         'aggitd'
     """
     above, below = (
-        steps.Outer(problem, outer_step, 1, outer_optimizer),
+        steps.Outer(problem, outer_step, terms * local_steps, outer_optimizer),
         steps.Shared(problem.inner_loss, (inner_step, series_step)),
     )
     nested = Nested(problem, batch_size, outer_batch_size, local_steps, above, below)

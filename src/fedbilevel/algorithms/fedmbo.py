@@ -123,7 +123,7 @@ def fedmbo(
         'fedmbo'
     """
     above, below = (
-        steps.Outer(problem, outer_step, 1, outer_optimizer),
+        steps.Outer(problem, outer_step, local_steps, outer_optimizer),
         steps.Shared(problem.inner_loss, (inner_step, series_step)),
     )
     nested = Nested(problem, batch_size, outer_batch_size, local_steps, above, below)

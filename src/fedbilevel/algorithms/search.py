@@ -12,8 +12,8 @@ round together: on those of one step, g says little of the next g where each row
 A step is taken back where g is then ten times as long as any before, or no number, or where f fell by less than a tenth of what
 g promised: the client returns to the point before and makes a tenth of that step.  The first step needs that most.  |f| may be
 large where there is little to gain, or because of a constant in it; and where x comes to a plateau nothing leads back from
-there.  f is compared on the same rows, and with y settled once more at the point before: y learns on, and rows differ, by more
-than a step may bring.
+there.  f is compared on the very rows that g is of, with y settled on them at both points: y learns on, and on other rows the
+step along a g of few may bring nothing, by no fault of its length.
 
 The server takes the mean of where clients arrive, and r becomes the distance from the start: the clients' mean first step at
 least.  Each client also tells how far it went itself (its first step at least), over the root mean square of its g; the
@@ -182,15 +182,16 @@ class Search(NamedTuple):
         guess = steps.PROBE * steps.first_distance(message.outer)
 
         def step(walk: tuple[Any, ...], batches: Batches) -> tuple[tuple[Any, ...], None]:
-            here, pace, sound, settled, calls = walk
+            here, pace, sound, then, settled, calls = walk
             kept, looked = below.look(here[:2], batches, here[2])
 
             def at(point: Any) -> tuple[Any, jax.Array]:
                 outer, inner, kept = point
-                inner, _ = below.settled(outer, inner, batches, kept, SETTLING)
-                return (outer, inner, kept), self.problem.outer_loss(outer, inner, batches.val(0))
+                inner, _ = below.settled(outer, inner, promising, kept, SETTLING)
+                return (outer, inner, kept), self.problem.outer_loss(outer, inner, promising.val(0))
 
-            # Both points on the same rows, and y settled as often: what is left between their losses is what the step did.
+            # Both on the rows of the last g, and y settled as often: what is left between their losses is what the step did.
+            promising = Batches(data, then)
             both = jax.tree.map(lambda *pair: jnp.stack(pair), (*here[:2], kept), sound)
             points, losses = jax.lax.map(at, both)
             here, sound = (jax.tree.map(lambda leaf, number=number: leaf[number], points) for number in (0, 1))
@@ -198,16 +199,19 @@ class Search(NamedTuple):
             (estimate,), used = below.estimator(here[2])(self.problem, (here[:2],), batches)
             back = pace.too_far(estimate) | pace.in_vain(losses, subtract(sound[0], here[0]))
             ahead = pace.after(estimate, losses[0], guess)
-            sound, pace = select(back, (sound, pace.taken_back()), (here, ahead))
+            sound, pace, then = select(back, (sound, pace.taken_back(), then), (here, ahead, batches.draws))
             calls = calls.plus(looked).plus(used).plus(Calls(gradients=2 * SETTLING * below.ahead))
             outer = self.problem.into_set(step_along(sound[0], -pace.step, pace.last))
-            return ((outer, *sound[1:]), pace, sound, settled, calls), None
+            return ((outer, *sound[1:]), pace, sound, then, settled, calls), None
 
         zero, inner = jnp.zeros((), dtype_of(message.outer)), message.inner if self.shared else local.inner
         start = message.outer, inner, below.start(inner, jax.random.key(0))
         pace = Pace(zero, zeros(message.outer), zero, zero, zero, message.probe)
-        first = (start, pace, start, None if self.shared else inner, no_calls(self.hypergradient))
-        ((outer, inner, _), pace, _, settled, calls), _ = sampler.walk(step, first, data, key, STRIDES)
+        drawn = sampler.draw(data, key, STRIDES)
+        then = jax.tree.map(lambda rows: rows[0], drawn)
+        first = (start, pace, start, then, None if self.shared else inner, no_calls(self.hypergradient))
+        strode = jax.lax.scan(lambda held, rows: step(held, Batches(data, rows)), first, drawn, length=STRIDES)
+        ((outer, inner, _), pace, _, _, settled, calls), _ = strode
         if not self.shared:
             local = local._replace(inner=settled, kept=local.kept.anew(settled))
         local = counted(local, calls)
