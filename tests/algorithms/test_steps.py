@@ -101,7 +101,7 @@ def test_what_clients_answer_with(method):
         identical(found.inner, found.local.inner)
 
 
-@pytest.mark.parametrize("method", ["fedbio_global", "simfbo", "fedmsa"])
+@pytest.mark.parametrize("method", ["fedbio_global", "fedmsa"])
 def test_what_a_server_answers_with(method):
     """Likewise where all share one y.  x stands almost still here: what is left is the noise of y."""
     make, problem, data = getattr(fb, method), reference.problem(None, "global"), reference.data()
