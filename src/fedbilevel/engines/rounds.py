@@ -227,7 +227,9 @@ def run_round(
 
             state = jax.lax.fori_loop(0, len(pieces) + 1, once, state)
             return state, np.concatenate([often_in(part) for part in parts]), each[-1]
-        times = item.times if item.turns is None else jnp.minimum(item.turns(state.server), item.times)
+        times = (
+            item.times if item.turns is None else jnp.minimum(item.turns(state.server), item.times).astype(jnp.int32)
+        )
         if settled(item.phases):
             length = length_of(item.phases)
             state = jax.lax.fori_loop(
