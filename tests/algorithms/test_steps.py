@@ -564,7 +564,7 @@ def changed(inner=inner_loss, outer=outer_loss, start=None, level="local"):
 def test_nothing_to_move(method, level):
     flat = changed(outer=lambda x, y, batch: 0.0 * jnp.sum(x) + jnp.mean(batch["p"]), level=level)
     with pytest.warns(RuntimeWarning, match="The hypergradient was zero in every round, so x is where it started"):
-        found = fb.simulate(getattr(fb, method)(flat), reference.data(), 3, record_every=None)
+        found = fb.simulate(getattr(fb, method)(flat), reference.data(), 3)
     identical(found.outer, reference.start[0])
 
 
@@ -574,7 +574,7 @@ def test_nothing_to_move(method, level):
 def test_no_curvature(method, level):
     linear = changed(inner=lambda x, y, batch: jnp.sum(x) * jnp.sum(y), level=level)
     with pytest.raises(fb.Diverged, match=r"not positive definite there .*add a ridge to the inner loss"):
-        fb.simulate(getattr(fb, method)(linear), reference.data(), 3, record_every=None)
+        fb.simulate(getattr(fb, method)(linear), reference.data(), 3)
 
 
 @pytest.mark.parametrize("method", ["fedbio_global", "simfbo", "fedmsa", "fednest", "lfednest", "aggitd", "fedmbo"])
