@@ -1,14 +1,10 @@
 """Steps that set themselves beside tuned ones: the tables in docs/steps.md.
 
-    python benchmarks/steps.py tasks FOLDERS OUT.csv      the bench's tasks, which the rules were made on
-    python benchmarks/steps.py former FOLDER OUT.csv      problems that played no part in an earlier form
-    python benchmarks/steps.py later FOLDER OUT.csv       those that played no part in the form after it
-    python benchmarks/steps.py latest FOLDER OUT.csv      those that played no part in the form after that
-    python benchmarks/steps.py recent FOLDER OUT.csv      those that played no part in the form before this one
-    python benchmarks/steps.py held-out FOLDER OUT.csv    problems that played no part in this one
+    python benchmarks/steps.py tasks FOLDERS OUT.csv    the bench's tasks, which the rules were made on
+    python benchmarks/steps.py sixth FOLDER OUT.csv     problems that played no part; "first" to "fifth": earlier sets
 
-FOLDERS of the first are finished runs of `fedbilevel bench`: one, or one for each lower level.  The others run it on
-their own problems, and keep that in FOLDER; a stopped one goes on.  Tuned steps are the best of twelve pairs, tried on a
+FOLDERS are finished runs of `fedbilevel bench`: one, or one for each lower level.  A set runs it on problems of its own,
+and keeps that in FOLDER; a stopped one goes on.  Tuned steps are the best of twelve pairs, tried on a
 draw of their own; the target is 90 % of the most that any run of the table gains on a draw.  Bytes are geometric means
 over the draws that reach it.
 """
@@ -23,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 
 import fedbilevel as fb
 from fedbilevel import datasets, runs, tasks
@@ -156,7 +153,7 @@ def pictured(make: Callable[..., Task], **options: Any) -> bench.Drawn:
     return bench.Drawn(lambda images, seed, level: make(images, seed, lower_level=level, **options))
 
 
-FORMER = {
+FIRST = {
     "credit": table(datasets.load_credit, clients=3, train=48, rest=24),
     "logistic": bench.TASKS["logistic"],
     "wide": plain(tasks.random_penalties, columns=150, informative=12, clients=12, train=40),
@@ -164,7 +161,7 @@ FORMER = {
     "ridge / 1000": plain(tasks.random_penalties, 1e-3),
     "ridge * 1000": plain(tasks.random_penalties, 1e3),
 }
-LATER = {
+SECOND = {
     "adult": table(datasets.load_adult, clients=5, train=400, rest=400),
     "logistic / 1000": plain(tasks.random_penalties, 1e-3, link="logistic", columns=100, clients=10, train=40),
     "narrow * 1000": plain(tasks.random_penalties, 1e3, columns=30, clients=20, train=16, noise=1.0),
@@ -173,7 +170,7 @@ LATER = {
     "deep": pictured(tasks.hyper_representation, hidden=(24, 12), clients=5, concentration=1.0),
     "balance": pictured(tasks.loss_tuning, clients=8, train=80, imbalance=0.1),
 }
-LATEST = {
+THIRD = {
     "employment": table(partial(datasets.load, "employment"), clients=6, train=200, rest=200),
     "logistic * 1000": plain(tasks.random_penalties, 1e3, link="logistic", columns=40, clients=5, train=60),
     "uneven / 1000": plain(tasks.random_penalties, 1e-3, columns=90, clients=9, train=30, heterogeneity=0.6),
@@ -181,7 +178,7 @@ LATEST = {
     "steep": pictured(tasks.loss_tuning, clients=6, train=60, imbalance=0.02),
     "small": pictured(tasks.hyper_representation, hidden=(8,), clients=10, train=30, validation=60, test=50),
 }
-RECENT = {
+FOURTH = {
     "schools": table(partial(datasets.load, "hsb82"), by="sx", clients=5, train=250, rest=200),
     "logistic, 80": plain(tasks.random_penalties, 1e-3, link="logistic", columns=80, clients=8, train=30),
     "ridge, 45": plain(tasks.random_penalties, 1e3, columns=45, clients=15, train=20),
@@ -189,7 +186,7 @@ RECENT = {
     "cleaning, 20 %": pictured(tasks.data_cleaning, clients=10, train=70, test=40, noise=0.2, concentration=1.0),
     "tuning, 10": pictured(tasks.loss_tuning, clients=10, train=60, concentration=1.0),
 }
-HELD_OUT = {
+FIFTH = {
     "adult, race": table(datasets.load_adult, by="race", clients=7, train=150, rest=150),
     "logistic, 60": plain(tasks.random_penalties, 1e3, link="logistic", columns=60, clients=6, train=40),
     "ridge, 120": plain(tasks.random_penalties, 1e-3, columns=120, clients=10, train=30, heterogeneity=0.6),
@@ -197,6 +194,24 @@ HELD_OUT = {
     "tuning, 7": pictured(tasks.loss_tuning, clients=7, train=70, imbalance=0.03),
     "wide layer": pictured(tasks.hyper_representation, hidden=(24,), clients=6, train=50, concentration=0.5),
 }
+SIXTH = {
+    "disability": table(partial(datasets.load, "employment"), by="disability", clients=8, train=150, rest=150),
+    "logistic, 120": plain(tasks.random_penalties, 1e-3, link="logistic", columns=120, clients=15, train=25),
+    "ridge, 70": plain(tasks.random_penalties, 1e3, columns=70, clients=9, train=50, noise=1.0),
+    "quadratic, 6": plain(tasks.known_quadratic, clients=6, outer_size=15, inner_size=25),
+    "cleaning, 35 %": pictured(tasks.data_cleaning, clients=9, train=60, noise=0.35, concentration=2.0),
+    "tuning, 6": pictured(tasks.loss_tuning, clients=6, train=90, imbalance=0.04),
+    "twelve": pictured(tasks.hyper_representation, hidden=(16,), clients=12, train=40, concentration=0.7),
+}
+SETS = {
+    "first": (FIRST, FEDBIO),
+    "second": (SECOND, (*FEDBIO, "fedmsa")),
+    "third": (THIRD, FEDBIO[:1]),
+    "fourth": (FOURTH, FEDBIO),
+    "fifth": (FIFTH, (FEDBIO[1], *OTHERS)),
+    "sixth": (SIXTH, (*FEDBIO, *OTHERS)),
+}
+"""Problems that played no part when they were chosen, and the methods that ran on them."""
 
 TITLES = {
     "credit": "German Credit",
@@ -229,6 +244,13 @@ TITLES = {
     "cleaning, 40 %": "Data cleaning, 40 % wrong",
     "tuning, 7": "Loss tuning, 7 clients",
     "wide layer": "Hyper-representation, 24 units",
+    "disability": "Employment by disability",
+    "logistic, 120": "Logistic penalties, 120 columns, x / 1000",
+    "ridge, 70": "Ridge penalties, 70 columns, x · 1000",
+    "quadratic, 6": "Quadratics, 6 clients",
+    "cleaning, 35 %": "Data cleaning, 35 % wrong",
+    "tuning, 6": "Loss tuning, 6 clients, 90 rows",
+    "twelve": "Hyper-representation, 12 clients",
 }
 
 
@@ -241,13 +263,7 @@ def main() -> None:
         tables = (part[part["method"].isin(titles) & part["dataset"].isin(TASKS)] for part in (run.rows, run.history))
         found = bench.summarise(*tables, run.configuration)
     else:
-        problems, methods = {
-            "former": (FORMER, FEDBIO),
-            "later": (LATER, (*FEDBIO, "fedmsa")),
-            "latest": (LATEST, FEDBIO[:1]),
-            "recent": (RECENT, FEDBIO),
-            "held-out": (HELD_OUT, (FEDBIO[1], *OTHERS)),
-        }[kind]
+        problems, methods = SETS[kind]
         bench.TASKS.update(problems)
         found = bench.run(Path(folders[0]), bench.Design(tuple(problems), with_auto(methods), seeds=DRAWS), print)
     place = ["dataset", "split", "method"]
@@ -297,27 +313,32 @@ def compared(file: str) -> str:
 
 
 def verdict(file: str, *but: str) -> str:
-    """Whether the bar is met, in one paragraph; problems named in ``but`` do not count."""
+    """Whether the bar is met, by task and by line, in one paragraph; problems named in ``but`` do not count."""
     both = [pair for pair in pairs(file) if pair[0]["dataset"] not in but]
     if not both:
         return "They have not all run yet."
-    ratios = np.array([auto["bytes"] / tuned["bytes"] for tuned, auto in both])
-    missed = sum(auto["reached"] < tuned["reached"] for tuned, auto in both)
-    known = ratios[np.isfinite(ratios)]
-    runs, by_tuned = (sum(int(tuned[column]) for tuned, _ in both) for column in ("seeds", "reached"))
-    by_auto = sum(int(auto["reached"]) for _, auto in both)
-    middle, above = float(np.median(known)), int((known > WORST).sum())
-    by_task: dict[tuple[str, str], list[float]] = {}
-    for (tuned, _), ratio in zip(both, ratios, strict=True):
-        by_task.setdefault((tuned["dataset"], tuned["split"]), []).append(ratio)
-    worst = max(float(np.exp(np.nanmean(np.log(each)))) for each in by_task.values() if np.isfinite(each).any())
-    met, verb = middle <= MEDIAN and above == 0 and missed == 0, "is" if above == 1 else "are"
-    return (
-        f"**The bar is {'met' if met else 'missed'}.** The median is {middle:.2f}, the worst line {known.max():.2f}, "
-        f"the worst task {worst:.2f} (the geometric mean of its methods). "
-        f"Of {len(both)} lines, {above} {verb} above {WORST}; on {missed or 'none'}, fewer draws reach the target than with "
-        f'tuned steps. Of {runs} runs, {by_auto} reach it with "auto" and {by_tuned} with tuned steps.'
+    lines = pd.DataFrame(
+        {
+            "task": [f"{tuned['dataset']}, {tuned['split']}" for tuned, _ in both],
+            "bytes": [np.log(auto["bytes"] / tuned["bytes"]) for tuned, auto in both],
+            "runs": [int(tuned["seeds"]) for tuned, _ in both],
+            "tuned": [int(tuned["reached"]) for tuned, _ in both],
+            "auto": [int(auto["reached"]) for _, auto in both],
+        }
     )
+    by_task = lines.groupby("task").agg({"bytes": "mean", "tuned": "sum", "auto": "sum"})
+    said = []
+    for name, found in (("task", by_task), ("line", lines)):
+        middle, above = np.exp(found["bytes"].median()), int((np.exp(found["bytes"]) > WORST).sum())
+        fewer = int((found["auto"] < found["tuned"]).sum())
+        met = middle <= MEDIAN and not above and not fewer
+        said.append(
+            f"**By {name} the bar is {'met' if met else 'missed'}**: of {len(found)}, the median is {middle:.2f} and the worst "
+            f"{np.exp(found['bytes'].max()):.2f}; {above or 'none'} {'is' if above == 1 else 'are'} above {WORST}, and on "
+            f"{fewer or 'none'} fewer runs reach the target than with tuned steps."
+        )
+    runs, by_auto, by_tuned = lines[["runs", "auto", "tuned"]].sum()
+    return f'{" ".join(said)} Of {runs} runs, {by_auto} reach it with "auto" and {by_tuned} with tuned steps.'
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def table(file: str, condition: str, *columns: str) -> str:
     if condition:
         rows = rows.query(condition)
     assert len(rows), f"{file}: no row meets {condition}"
-    pairs = [[part.strip() for part in column.split(" = ", 1)] for column in columns]
+    pairs = [[part.strip() for part in column.rsplit(" = ", 1)] for column in columns]
     lines = [[cell(template, row) for _, template in pairs] for row in rows.to_dict("records")]
     return markdown(
         [head for head, _ in pairs], lines, [bool(re.fullmatch(r"\{[^}]+:[^}]+\}", one)) for _, one in pairs]
