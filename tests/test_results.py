@@ -59,7 +59,7 @@ def test_a_table_is_made_of_the_rows_that_meet_the_condition(tmp_path, monkeypat
     (tmp_path / "runs.csv").write_text("method,gap,low\na,0.5,0.25\nb,0.125,\n", encoding="utf-8")
     monkeypatch.setattr(results, "ROOT", tmp_path)
     page = """before
-<!-- made: table runs.csv "gap < 1" "method = {method}" "gap = {gap:.2f}" "low = from {low:.2f}" -->
+<!-- made: table runs.csv "gap < 1" "method = {method}" "gap = {gap:.2f}" "k = 2 = from {low:.2f}" -->
 stale
 <!-- end -->
 a gap of <!-- made: table runs.csv "" "x = y" -->old<!-- end -->"""
@@ -67,8 +67,8 @@ a gap of <!-- made: table runs.csv "" "x = y" -->old<!-- end -->"""
     assert (
         made
         == """before
-<!-- made: table runs.csv "gap < 1" "method = {method}" "gap = {gap:.2f}" "low = from {low:.2f}" -->
-| method | gap | low |
+<!-- made: table runs.csv "gap < 1" "method = {method}" "gap = {gap:.2f}" "k = 2 = from {low:.2f}" -->
+| method | gap | k = 2 |
 | --- | ---: | --- |
 | a | .50 | from .25 |
 | b | .12 |  |
