@@ -199,9 +199,11 @@ SIXTH = {
     "logistic, 120": plain(tasks.random_penalties, 1e-3, link="logistic", columns=120, clients=15, train=25),
     "ridge, 70": plain(tasks.random_penalties, 1e3, columns=70, clients=9, train=50, noise=1.0),
     "quadratic, 6": plain(tasks.known_quadratic, clients=6, outer_size=15, inner_size=25),
-    "cleaning, 35 %": pictured(tasks.data_cleaning, clients=9, train=60, noise=0.35, concentration=2.0),
+    "cleaning, 35 %": pictured(tasks.data_cleaning, clients=9, train=60, test=40, noise=0.35, concentration=2.0),
     "tuning, 6": pictured(tasks.loss_tuning, clients=6, train=90, imbalance=0.04),
-    "twelve": pictured(tasks.hyper_representation, hidden=(16,), clients=12, train=40, concentration=0.7),
+    "twelve": pictured(
+        tasks.hyper_representation, hidden=(16,), clients=12, train=40, validation=60, test=40, concentration=0.7
+    ),
 }
 SETS = {
     "first": (FIRST, FEDBIO),
