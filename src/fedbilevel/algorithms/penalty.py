@@ -23,9 +23,11 @@ the minimiser of quadratics than it began.
 
 Down goes also the number of steps so far, for the schedules.
 
-Steps set themselves unless they are given (`fedbilevel.algorithms.steps`), with one change: a client follows its curvature by
-differences of two gradients, (grad_y g(x, z + h v) - grad_y g(x, z)) / h in place of the Hessian times v.  With a global
-lower level clients send L, a number, and the server moves y and z by 1 over its mean.
+Steps set themselves unless they are given (`fedbilevel.algorithms.steps`), with two changes.  A client follows its curvature by
+differences of two gradients, (grad_y g(x, z + h v) - grad_y g(x, z)) / h in place of the Hessian times v; with a global lower
+level clients send L, a number, and the server moves y and z by 1 over its mean.  And in a search
+(`fedbilevel.algorithms.search`) a client settles y and z with x at rest, takes the direction of x there for the hypergradient,
+and watches the loss that this is the slope of: f + lambda (g(x, y) - g(x, z)), or f where the slopes set lambda.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ import jax.numpy as jnp
 
 from fedbilevel.algorithms import steps
 from fedbilevel.algorithms.local import Reply
+from fedbilevel.algorithms.search import Search
 from fedbilevel.calculus import (
     Calls,
     Tree,
@@ -216,14 +219,14 @@ class Penalty(NamedTuple):
         """``slope`` + (one - other) / radius."""
         return slope if self.rule.radius is None else step_along(slope, 1 / self.rule.radius, subtract(one, other))
 
-    def slopes(self, point: Point, batches: Batches) -> tuple[Slopes, Tree]:
+    def slopes(self, point: Point, batch: Tree, held_out: Tree) -> tuple[Slopes, Tree]:
         """And the slope of z, on the same rows."""
         outer, inner, follower = point
-        batch, loss = batches.inner(), self.problem.inner_loss
+        loss = self.problem.inner_loss
         in_outer, in_inner = both_gradients(loss, outer, inner, batch)
         below, slope = both_gradients(loss, outer, follower, batch)
         gap = Pair(subtract(in_outer, below), self.held(in_inner, follower, inner))
-        slopes = Slopes(Pair(*both_gradients(self.problem.outer_loss, outer, inner, batches.val(0))), gap)
+        slopes = Slopes(Pair(*both_gradients(self.problem.outer_loss, outer, inner, held_out)), gap)
         return slopes, self.held(slope, follower, inner)
 
     def lacking(self, slopes: Slopes) -> Any:
@@ -235,6 +238,11 @@ class Penalty(NamedTuple):
         square = squared_norm(gap)
         short = jnp.asarray(self.rule.barrier, square.dtype) * square - dot(loss, gap)
         return jnp.maximum(short, 0) / jnp.maximum(square, steps.TINY)
+
+    def along(self, slopes: Slopes, time: Any) -> tuple[Pair, Any]:
+        """What x and y descend after so many steps, and lambda."""
+        weight = self.lacking(slopes) if self.rule.weight is None else self.rule.weight(time)
+        return slopes.along(weight), weight
 
     def first(self, key: jax.Array) -> Point:
         outer, inner = self.problem.start(key)
@@ -251,13 +259,96 @@ class Penalty(NamedTuple):
         below = (None, None) if self.shared else (inner, follower)
         return Local(below[0], below[1], no_calls(), curvature)
 
-    def algorithm(self, above: steps.Outer, work: Any, absorb: Any) -> Algorithm:
+    def algorithm(self, above: steps.Outer, work: Any, absorb: Any, minibatches: int) -> Algorithm:
+        """Rounds of one phase, in which clients read so many minibatches, and the searches that they ask for."""
+        search = Search(
+            self.problem, above._replace(local_steps=minibatches), Pressing(self._replace(inner_step=None)), self.sizes
+        )
         return Algorithm(
             partial(self.start, above),
             self.enroll,
-            plan=(Phase("local", lambda server: Message(*server[:4]), work, absorb),),
+            plan=search.plan(Phase("local", lambda server: Message(*server[:4]), work, absorb)),
             **completed(self.problem, above),
         )
+
+
+class Pressed(NamedTuple):
+    """What a client keeps in a search: its curvature, and the number of steps so far."""
+
+    curvature: steps.Curvature
+    time: jax.Array
+
+
+class Pressing(NamedTuple):
+    """What clients do in a search: y and z make steps with x at rest, and x follows the loss that the
+    penalty makes.  The server tells the number of steps so far, for the schedules."""
+
+    method: Penalty
+
+    @property
+    def train_batches(self) -> int:
+        return steps.AHEAD
+
+    @property
+    def val_batches(self) -> int:
+        return 1
+
+    @property
+    def gradients(self) -> int:
+        return 3 * steps.AHEAD
+
+    def told(self, server: Server) -> jax.Array:
+        return server.step
+
+    def read(self, state: Server | Local) -> tuple[Tree, Tree]:
+        return state.inner, state.follower
+
+    def put(self, server: Server, inner: tuple[Tree, Tree]) -> Server:
+        return server._replace(inner=inner[0], follower=inner[1])
+
+    def after(self, local: Local, inner: tuple[Tree, Tree]) -> Local:
+        return local._replace(inner=inner[0], follower=inner[1])
+
+    def start(self, inner: tuple[Tree, Tree], told: jax.Array) -> Pressed:
+        return Pressed(steps.unknown(inner[1], jax.random.key(0)), told.astype(dtype_of(inner)))
+
+    def calls(self) -> Calls:
+        return no_calls()
+
+    def look(self, outer: Tree, inner: tuple[Tree, Tree], batches: Batches, kept: Pressed) -> tuple[Pressed, Calls]:
+        curvature, calls = self.method.look(outer, inner[1], batches.inner(), kept.curvature)
+        return kept._replace(curvature=curvature), calls
+
+    def settled(
+        self, outer: Tree, inner: tuple[Tree, Tree], batches: Batches, kept: Pressed, times: int
+    ) -> tuple[Tree, Tree]:
+        rate = self.method.rate(kept.curvature)
+
+        def once(number: Any, inner: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+            batch = batches.train(number % steps.AHEAD)
+            slopes, slope = self.method.slopes(Point(outer, *inner), batch, batches.val(0))
+            along, weight = self.method.along(slopes, kept.time)
+            share = self.method.rule.shares(weight, kept.time)[1]
+            return step_along(inner[0], -rate * share, along.inner), step_along(inner[1], -rate, slope)
+
+        settled: tuple[Tree, Tree] = jax.lax.fori_loop(0, steps.AHEAD * times, once, inner)
+        return settled
+
+    def loss(self, outer: Tree, inner: tuple[Tree, Tree], batches: Batches, kept: Pressed) -> jax.Array:
+        """f and, where lambda is scheduled, lambda times the gap: what `estimate` is the slope of."""
+        above = self.method.problem.outer_loss(outer, inner[0], batches.val(0))
+        if self.method.rule.weight is None:
+            return above
+        batch, (y, z) = batches.inner(), inner
+        gap = self.method.problem.inner_loss(outer, y, batch) - self.method.problem.inner_loss(outer, z, batch)
+        if self.method.rule.radius is not None:
+            gap = gap - squared_norm(subtract(y, z)) / jnp.asarray(2 * self.method.rule.radius, gap.dtype)
+        penalised: jax.Array = above + self.method.rule.weight(kept.time) * gap
+        return penalised
+
+    def estimate(self, outer: Tree, inner: tuple[Tree, Tree], batches: Batches, kept: Pressed) -> tuple[Tree, Calls]:
+        slopes, _ = self.method.slopes(Point(outer, *inner), batches.inner(), batches.val(0))
+        return self.method.along(slopes, kept.time)[0].outer, Calls(gradients=3)
 
 
 def completed(problem: BilevelProblem, above: steps.Outer) -> dict[str, Any]:
@@ -292,9 +383,9 @@ def walked(method: Penalty, above: steps.Outer) -> Algorithm:
         rate, time = method.rate(curvature), number.astype(dtype_of(inner))
         scheduled = None if rule.weight is None else rule.weight(time)
         point = method.follow(Point(outer, inner, follower), scheduled, time, rate, batches)
-        slopes, _ = method.slopes(point, batches)
-        weight = method.lacking(slopes) if scheduled is None else scheduled
-        along, shares = slopes.along(weight), rule.shares(weight, time)
+        slopes, _ = method.slopes(point, batches.inner(), batches.val(0))
+        along, weight = method.along(slopes, time)
+        shares = rule.shares(weight, time)
         moved = point.inner if rule.together else step_along(inner, -rate * shares[1], along.inner)
         calls = calls.plus(looked).plus(Calls(gradients=method.calls))
         outer = problem.into_set(step_along(outer, -above.local * shares[0], along.outer))
@@ -310,7 +401,7 @@ def walked(method: Penalty, above: steps.Outer) -> Algorithm:
         outer, kept = above.moved(server.outer, server.kept, mean[0])
         return server._replace(outer=outer, step=server.step + above.local_steps, kept=kept)
 
-    return method.algorithm(above, work, absorb)
+    return method.algorithm(above, work, absorb, above.local_steps)
 
 
 def averaged(method: Penalty, above: steps.Outer) -> Algorithm:
@@ -318,7 +409,7 @@ def averaged(method: Penalty, above: steps.Outer) -> Algorithm:
     rule, minibatches, above = method.rule, above.local_steps, above._replace(local_steps=1)
 
     def share(message: Message, batches: Batches) -> tuple[Pair | Slopes, Tree]:
-        slopes, slope = method.slopes(Point(*message[:3]), batches)
+        slopes, slope = method.slopes(Point(*message[:3]), batches.inner(), batches.val(0))
         if rule.weight is None:
             return slopes, slope
         return slopes.along(rule.weight(message.step.astype(dtype_of(message.inner)))), slope
@@ -352,4 +443,4 @@ def averaged(method: Penalty, above: steps.Outer) -> Algorithm:
         inner = step_along(server.inner, -rate * shares[1], along.inner)
         return Server(outer, inner, step_along(server.follower, -rate, mean.follower), server.step + 1, kept)
 
-    return method.algorithm(above, work, absorb)
+    return method.algorithm(above, work, absorb, minibatches)
