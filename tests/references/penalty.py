@@ -56,11 +56,11 @@ class Method:
 
 
 class Pressing(Secant):
-    """A client's search: y and z, one array, make 32 steps before each direction of x, which falls along the penalised loss."""
+    """A client's search, whatever the method: y and z, one array, make 32 steps before each direction of x, lambda being 30."""
 
-    def __init__(self, model, direction, clients, method, time):
+    def __init__(self, model, direction, clients, method):
         super().__init__(model, direction, clients)
-        self.method, self.time = method, time
+        self.method = method
 
     def looks(self, m, x, yz, read):
         self.look(m, x, yz[1], read.inner)
@@ -71,30 +71,21 @@ class Pressing(Secant):
     def restore(self, m, held):
         self.direction[m], self.largest[m] = held
 
-    def along(self, m, x, yz, read):
-        """Of x, y and z, and the share of the step of y."""
-        in_x, in_y, gap_x, gap_y, down = slopes(self.model, self.method, m, x, *yz, read)
-        pairs = ([in_x, in_y], [gap_x, gap_y]) if self.method.shared else ([in_y], [gap_y])
-        weight = self.method.weight(self.time)
-        weight = self.method.barrier(*pairs) if weight is None else weight
-        return in_x + weight * gap_x, in_y + weight * gap_y, down, self.method.shares(weight, self.time)[1]
-
     def settled(self, m, x, yz, read, times, held):
         s = self.method.rate(self, held[1])
         for number in range(4 * times):
-            _, along, down, share = self.along(m, x, yz, read._replace(inner=read.factor(number % 4)))
-            yz = yz - s * np.stack([share * along, down])
+            _, pull, _, gap, down = slopes(
+                self.model, self.method, m, x, *yz, read._replace(inner=read.factor(number % 4))
+            )
+            yz = yz - s * np.stack([(pull + 30 * gap) / 31, down])
         return yz
 
     def value(self, m, x, yz, read):
-        above, weight = self.model.value(m, x, yz[0], read.held_out()), self.method.weight(self.time)
-        if weight is None:
-            return above
-        gap = self.model.inner_value(m, x, yz[0], read.inner) - self.model.inner_value(m, x, yz[1], read.inner)
-        return above + weight * (gap - np.sum((yz[0] - yz[1]) ** 2) / (2 * self.method.radius))
+        return self.model.value(m, x, yz[1], read.held_out())
 
     def phi(self, m, x, yz, read):
-        return self.along(m, x, yz, read)[0]
+        in_x, _, gap_x, _, _ = slopes(self.model, self.method, m, x, *yz, read)
+        return in_x + 30 * gap_x
 
 
 def searched(below, rule, rows, at, active, x, yz, project, more):
@@ -148,7 +139,7 @@ def local(
     x, yz, done = project(model.start[0]), {m: np.stack([model.start[1]] * 2) for m in range(len(weights))}, 0
     for number in range(rounds):
         active, replies = {m: weights[m] for m in cohorts[number]}, []
-        below = lambda: Pressing(model, first, len(weights), method, done)  # noqa: E731, B023
+        below = lambda: Pressing(model, first, len(weights), method)  # noqa: E731
         x, yz, alone = searched(below, outer_step, rows, (number, 0), active, x, yz, project, local_steps)
         if alone:
             continue
@@ -202,7 +193,7 @@ def shared(
 
     def due(at):
         active = {m: weights[m] for m in cohorts[at[0]]}
-        below = lambda: Pressing(model, first, len(weights), method, k)  # noqa: E731
+        below = lambda: Pressing(model, first, len(weights), method)  # noqa: E731
         yz = dict.fromkeys(range(len(weights)), np.stack([y, z]))
         moved, yz, count = searched(below, outer_step, rows, at, active, x, yz, project, local_steps)
         return moved, *yz[0], count

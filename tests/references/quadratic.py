@@ -79,11 +79,6 @@ class Quadratic(Reference):
         response = np.linalg.solve(self.inner_hessian(m, x, y), self.mean(m, 0, "A", None))
         return in_outer + response.T @ in_inner
 
-    def inner_value(self, m, x, y, rows=None):
-        """g_m(x, y)."""
-        hessian, cross, offset = (self.mean(m, 0, name, rows) for name in ("H", "A", "b"))
-        return 0.5 * y @ hessian @ y - y @ (cross @ x + offset)
-
     def value(self, m, x, y, rows=None):
         """f_m(x, y)."""
         p, q = (leaf if rows is None else leaf[rows] for leaf in (self.clients[m][1][name] for name in "pq"))

@@ -26,8 +26,8 @@ Down goes also the number of steps so far, for the schedules.
 Steps set themselves unless they are given (`fedbilevel.algorithms.steps`), with two changes.  A client follows its curvature by
 differences of two gradients, (grad_y g(x, z + h v) - grad_y g(x, z)) / h in place of the Hessian times v; with a global lower
 level clients send L, a number, and the server moves y and z by 1 over its mean.  And in a search
-(`fedbilevel.algorithms.search`) a client settles y and z with x at rest, takes the direction of x there for the hypergradient,
-and watches the loss that this is the slope of: f + lambda (g(x, y) - g(x, z)), or f where the slopes set lambda.
+(`fedbilevel.algorithms.search`) all four do the same: a client settles y and z with x at rest and a large lambda, takes the
+direction of x there for the hypergradient, and watches f(x, z).
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ from fedbilevel.calculus import (
 from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData, Sampler
+
+PRESSED = 30.0
+"""Lambda in a search: at a thirtieth, y - z is still well above the rounding of float32."""
 
 
 class Pair(NamedTuple):
@@ -239,11 +242,6 @@ class Penalty(NamedTuple):
         short = jnp.asarray(self.rule.barrier, square.dtype) * square - dot(loss, gap)
         return jnp.maximum(short, 0) / jnp.maximum(square, steps.TINY)
 
-    def along(self, slopes: Slopes, time: Any) -> tuple[Pair, Any]:
-        """What x and y descend after so many steps, and lambda."""
-        weight = self.lacking(slopes) if self.rule.weight is None else self.rule.weight(time)
-        return slopes.along(weight), weight
-
     def first(self, key: jax.Array) -> Point:
         outer, inner = self.problem.start(key)
         return Point(outer, inner, inner)
@@ -272,16 +270,11 @@ class Penalty(NamedTuple):
         )
 
 
-class Pressed(NamedTuple):
-    """What a client keeps in a search: its curvature, and the number of steps so far."""
-
-    curvature: steps.Curvature
-    time: jax.Array
-
-
 class Pressing(NamedTuple):
-    """What clients do in a search: y and z make steps with x at rest, and x follows the loss that the
-    penalty makes.  The server tells the number of steps so far, for the schedules."""
+    """What clients do in a search, whatever the rule: y and z make steps with x at rest, and their difference shows the
+    hypergradient.
+
+    With a lambda as large as `PRESSED` the difference is small, and so is what x could gain by lowering the penalty."""
 
     method: Penalty
 
@@ -297,9 +290,6 @@ class Pressing(NamedTuple):
     def gradients(self) -> int:
         return 3 * steps.AHEAD
 
-    def told(self, server: Server) -> jax.Array:
-        return server.step
-
     def read(self, state: Server | Local) -> tuple[Tree, Tree]:
         return state.inner, state.follower
 
@@ -309,46 +299,42 @@ class Pressing(NamedTuple):
     def after(self, local: Local, inner: tuple[Tree, Tree]) -> Local:
         return local._replace(inner=inner[0], follower=inner[1])
 
-    def start(self, inner: tuple[Tree, Tree], told: jax.Array) -> Pressed:
-        return Pressed(steps.unknown(inner[1], jax.random.key(0)), told.astype(dtype_of(inner)))
+    def start(self, inner: tuple[Tree, Tree]) -> steps.Curvature:
+        return steps.unknown(inner[1], jax.random.key(0))
 
     def calls(self) -> Calls:
         return no_calls()
 
-    def look(self, outer: Tree, inner: tuple[Tree, Tree], batches: Batches, kept: Pressed) -> tuple[Pressed, Calls]:
-        curvature, calls = self.method.look(outer, inner[1], batches.inner(), kept.curvature)
-        return kept._replace(curvature=curvature), calls
+    def look(
+        self, outer: Tree, inner: tuple[Tree, Tree], batches: Batches, kept: steps.Curvature
+    ) -> tuple[steps.Curvature, Calls]:
+        found: tuple[steps.Curvature, Calls] = self.method.look(outer, inner[1], batches.inner(), kept)
+        return found
 
     def settled(
-        self, outer: Tree, inner: tuple[Tree, Tree], batches: Batches, kept: Pressed, times: int
+        self, outer: Tree, inner: tuple[Tree, Tree], batches: Batches, kept: steps.Curvature, times: int
     ) -> tuple[Tree, Tree]:
-        rate = self.method.rate(kept.curvature)
+        rate = self.method.rate(kept)
 
         def once(number: Any, inner: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
-            batch = batches.train(number % steps.AHEAD)
-            slopes, slope = self.method.slopes(Point(outer, *inner), batch, batches.val(0))
-            along, weight = self.method.along(slopes, kept.time)
-            share = self.method.rule.shares(weight, kept.time)[1]
-            return step_along(inner[0], -rate * share, along.inner), step_along(inner[1], -rate, slope)
+            slopes, slope = self.method.slopes(
+                Point(outer, *inner), batches.train(number % steps.AHEAD), batches.val(0)
+            )
+            along = slopes.along(PRESSED).inner
+            return step_along(inner[0], -rate / (1 + PRESSED), along), step_along(inner[1], -rate, slope)
 
         settled: tuple[Tree, Tree] = jax.lax.fori_loop(0, steps.AHEAD * times, once, inner)
         return settled
 
-    def loss(self, outer: Tree, inner: tuple[Tree, Tree], batches: Batches, kept: Pressed) -> jax.Array:
-        """f and, where lambda is scheduled, lambda times the gap: what `estimate` is the slope of."""
-        above = self.method.problem.outer_loss(outer, inner[0], batches.val(0))
-        if self.method.rule.weight is None:
-            return above
-        batch, (y, z) = batches.inner(), inner
-        gap = self.method.problem.inner_loss(outer, y, batch) - self.method.problem.inner_loss(outer, z, batch)
-        if self.method.rule.radius is not None:
-            gap = gap - squared_norm(subtract(y, z)) / jnp.asarray(2 * self.method.rule.radius, gap.dtype)
-        penalised: jax.Array = above + self.method.rule.weight(kept.time) * gap
-        return penalised
+    def loss(self, outer: Tree, inner: tuple[Tree, Tree], batches: Batches, kept: steps.Curvature) -> jax.Array:
+        """At z: y has learned from these very rows."""
+        return self.method.problem.outer_loss(outer, inner[1], batches.val(0))
 
-    def estimate(self, outer: Tree, inner: tuple[Tree, Tree], batches: Batches, kept: Pressed) -> tuple[Tree, Calls]:
+    def estimate(
+        self, outer: Tree, inner: tuple[Tree, Tree], batches: Batches, kept: steps.Curvature
+    ) -> tuple[Tree, Calls]:
         slopes, _ = self.method.slopes(Point(outer, *inner), batches.inner(), batches.val(0))
-        return self.method.along(slopes, kept.time)[0].outer, Calls(gradients=3)
+        return slopes.along(PRESSED).outer, Calls(gradients=3)
 
 
 def completed(problem: BilevelProblem, above: steps.Outer) -> dict[str, Any]:
@@ -384,8 +370,8 @@ def walked(method: Penalty, above: steps.Outer) -> Algorithm:
         scheduled = None if rule.weight is None else rule.weight(time)
         point = method.follow(Point(outer, inner, follower), scheduled, time, rate, batches)
         slopes, _ = method.slopes(point, batches.inner(), batches.val(0))
-        along, weight = method.along(slopes, time)
-        shares = rule.shares(weight, time)
+        weight = method.lacking(slopes) if scheduled is None else scheduled
+        along, shares = slopes.along(weight), rule.shares(weight, time)
         moved = point.inner if rule.together else step_along(inner, -rate * shares[1], along.inner)
         calls = calls.plus(looked).plus(Calls(gradients=method.calls))
         outer = problem.into_set(step_along(outer, -above.local * shares[0], along.outer))

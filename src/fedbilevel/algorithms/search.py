@@ -29,7 +29,7 @@ Clients search again where a round after the first search says that they stopped
 Momenta start anew after a search.
 
 A method says what its clients settle and what they take for a hypergradient (`Below`).  The gradient-only methods settle y and
-z, and look at the loss that their penalty makes: `fedbilevel.algorithms.penalty`.
+z: `fedbilevel.algorithms.penalty`.
 
 With a local lower level this is what clients do anyway, but for local steps that find their own length.  y then goes on from
 where it settled before the first step: where it ends belongs to an x that is the client's alone, and fits its validation rows
@@ -118,7 +118,7 @@ class Pace(NamedTuple):
 class Below(Protocol):
     """What a search asks of a method: which variables a client settles, how, and what it takes for the hypergradient there.
 
-    ``kept`` is what the steps follow from, and begins with each search; ``told`` what the server tells besides x and y.
+    ``kept`` is what the steps follow from, and begins with each search.
     """
 
     @property
@@ -129,7 +129,6 @@ class Below(Protocol):
     def gradients(self) -> int:
         """How many `settled` computes, each time."""
 
-    def told(self, server: Any) -> Any: ...
     def read(self, state: Any) -> Tree:
         """The variables, of a client or of a server where they are shared."""
 
@@ -139,7 +138,7 @@ class Below(Protocol):
     def after(self, local: Any, inner: Tree) -> Any:
         """A client that has searched, with these variables where they are its own."""
 
-    def start(self, inner: Tree, told: Any) -> Any: ...
+    def start(self, inner: Tree) -> Any: ...
     def calls(self) -> Calls: ...
     def look(self, outer: Tree, inner: Tree, batches: Batches, kept: Any) -> tuple[Any, Calls]: ...
     def settled(self, outer: Tree, inner: Tree, batches: Batches, kept: Any, times: int) -> Tree: ...
@@ -166,9 +165,6 @@ class Solving(NamedTuple):
     def gradients(self) -> int:
         return self.below.ahead
 
-    def told(self, server: Any) -> None:
-        return None
-
     def read(self, state: Any) -> Tree:
         return state.inner
 
@@ -178,7 +174,7 @@ class Solving(NamedTuple):
     def after(self, local: Any, inner: Tree) -> Any:
         return local._replace(inner=inner, kept=local.kept.anew(inner))
 
-    def start(self, inner: Tree, told: None) -> steps.Kept:
+    def start(self, inner: Tree) -> steps.Kept:
         return self.below.start(inner, jax.random.key(0))
 
     def calls(self) -> Calls:
@@ -204,13 +200,11 @@ def solving(problem: BilevelProblem, hypergradient: Any, batch_size: int | None)
 
 
 class Look(NamedTuple):
-    """x, y where it is shared, how long the first step of a search is (0 where nobody knows yet), and what the method's clients
-    need to know besides."""
+    """x, y where it is shared, and how long the first step of a search is; 0 where nobody knows yet."""
 
     outer: Tree
     inner: Tree
     probe: jax.Array
-    told: Any
 
 
 class Found(NamedTuple):
@@ -251,7 +245,7 @@ class Search(NamedTuple):
         def send(server: Any) -> Look:
             point, kept = getattr(server, "point", server), server.kept
             probe = jnp.where(kept.guess, 0, steps.PROBE * kept.reach)
-            return Look(point.outer, self.below.read(point) if self.shared else None, probe, self.below.told(server))
+            return Look(point.outer, self.below.read(point) if self.shared else None, probe)
 
         def absorb(server: Any, mean: Found) -> Any:
             point = getattr(server, "point", server)
@@ -299,7 +293,7 @@ class Search(NamedTuple):
             return ((outer, *sound[1:]), pace, sound, then, settled, calls), None
 
         zero, inner = jnp.zeros((), dtype_of(message.outer)), message.inner if self.shared else below.read(local)
-        start = message.outer, inner, below.start(inner, message.told)
+        start = message.outer, inner, below.start(inner)
         pace = Pace(zero, zeros(message.outer), zero, zero, zero, message.probe)
         drawn = sampler.draw(data, key, STRIDES)
         then = jax.tree.map(lambda rows: rows[0], drawn)
