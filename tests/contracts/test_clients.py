@@ -101,9 +101,9 @@ def test_order_of_clients(name):
     options = {"record_every": None, "weights": WEIGHTS[order]}
     outer, inner = answer(fb.simulate(brief(name), listed(data_of(name), order), ROUNDS, **options))
     wanted_outer, wanted_inner = plain(name)
-    close(outer, wanted_outer, FUSION)
+    close(outer, wanted_outer, rounding_of(name))
     if inner is not None:
-        close(inner, wanted_inner[np.array(order)], FUSION)
+        close(inner, wanted_inner[np.array(order)], rounding_of(name))
 
 
 @every_estimator
@@ -114,9 +114,9 @@ def test_a_client_listed_twice_has_weight_two(name):
     run = lambda data, weights: fb.simulate(brief(name), data, ROUNDS, record_every=None, weights=weights)  # noqa: E731
     twice = run(listed(data, [0, 1, 1, 3]), [1.0, 1.0, 1.0, 0.0])
     heavy = run(data, [1.0, 2.0, 0.0, 0.0])
-    close(twice.outer, heavy.outer, FUSION)
+    close(twice.outer, heavy.outer, rounding_of(name))
     if twice.inner is not None:
-        close(twice.inner[:2], heavy.inner[:2], FUSION)
+        close(twice.inner[:2], heavy.inner[:2], rounding_of(name))
         identical(twice.inner[1], twice.inner[2])
 
 
