@@ -2,6 +2,7 @@
 
     python benchmarks/steps.py tasks FOLDERS OUT.csv    the bench's tasks, which the rules were made on
     python benchmarks/steps.py sixth FOLDER OUT.csv     problems that played no part; "first" to "fifth": earlier sets
+    python benchmarks/steps.py gradients FOLDER OUT.csv    the bench's tasks with the gradient-only methods
 
 FOLDERS are finished runs of `fedbilevel bench`: one, or one for each lower level.  A set runs it on problems of its own,
 and keeps that in FOLDER; a stopped one goes on.  Tuned steps are the best of twelve pairs, tried on a
@@ -34,6 +35,7 @@ DRAWS = 10
 STRENGTH, RIDGE = 5.0, 1e-2
 TASKS = ("quadratic", "ridge", "imbalance", "cleaning", "representation")
 FEDBIO, OTHERS = ("fedbio", "fedbio-global"), ("simfbo", "fedmsa")
+GRADIENTS = tuple(f"{name}{level}" for level in ("", "-global") for name in ("f2sa", "pbgd", "bome", "meha"))
 MEDIAN, WORST = 1.0, 1.5
 """What the bytes with "auto" should be at most, as multiples of those with tuned steps."""
 
@@ -212,8 +214,10 @@ SETS = {
     "fourth": (FOURTH, FEDBIO),
     "fifth": (FIFTH, (FEDBIO[1], *OTHERS)),
     "sixth": (SIXTH, (*FEDBIO, *OTHERS)),
+    "gradients": ({name: bench.TASKS[name] for name in TASKS}, GRADIENTS),
 }
-"""Problems that played no part when they were chosen, and the methods that ran on them."""
+"""Problems that played no part when they were chosen, and the methods that ran on them; and those of the bench for the
+gradient-only methods."""
 
 TITLES = {
     "credit": "German Credit",

@@ -29,7 +29,10 @@ CONSTANTS = {
 LEVELS = ("local", "global")
 SECANT = 1e-7
 """Differences of gradients over 1e-5 of a unit, in another order."""
+
 reference = quadratic(sizes=((6, 4), (5, 3), (6, 4), (4, 3)))
+FIRST = np.asarray(steps.unknown(jnp.asarray(reference.start[1]), jax.random.key(0)).direction)
+"""Of the look at the curvature in a search."""
 every_method = pytest.mark.parametrize("name", CONSTANTS)
 both_levels = pytest.mark.parametrize("level", LEVELS)
 
@@ -59,7 +62,8 @@ def compared(name, level, automatic=False):
         rules = given
         if automatic:
             direction = np.asarray(steps.unknown(jnp.asarray(reference.start[1]), jax.random.key(SEED)).direction)
-            rule = Distance(in_box(reference.start[0]), in_box)
+            rule = Distance(in_box(reference.start[0]), in_box, search=True)
+            others |= {"first": FIRST}
             rules = {"inner_step": penalty.Secant(reference, direction, 4), "outer_step": rule}
         return loop(reference, by_phase(data, SEED, BATCH), name, rounds=rounds, **shared | others, **rules)
 
@@ -159,13 +163,15 @@ def test_without_a_step_size(name, far, level):
 
 @every_method
 def test_gradients_and_nothing_else(name):
-    drawn = random_quadratic(0, clients=2)
+    """Also in a search: ten times 32 steps of y and z at two points and a direction, and looks at the curvature."""
+    drawn, searched = random_quadratic(0, clients=2), 10 * (2 * 32 * 3 + 3) + (1 + 20) + 9 * (1 + 1)
     for level, a_step in (("local", {"f2sa": 9}.get(name, 5)), ("global", 3)):
         options = {"inner_steps": 2 if level == "local" else 1, "local_steps": 3, "inner_step": 0.4}
-        algorithm = getattr(fb, name)(drawn.problem(level), **options)
-        last = fb.simulate(algorithm, drawn.data(), 4, diagnostics="cheap").history.iloc[-1]
-        assert last["gradient_calls"] == 2 * 4 * 3 * a_step
-        assert last["hessian_vector_calls"] == last["cross_calls"] == 0
+        for rule, rounds, each in (({"outer_step": 0.3}, 4, 4 * 3 * a_step), ({}, 1, searched)):
+            algorithm = getattr(fb, name)(drawn.problem(level), **options, **rule)
+            last = fb.simulate(algorithm, drawn.data(), rounds, diagnostics="cheap").history.iloc[-1]
+            assert last["gradient_calls"] == 2 * each
+            assert last["hessian_vector_calls"] == last["cross_calls"] == 0
     last = fb.simulate(getattr(fb, name)(drawn.problem()), drawn.data(), 4, diagnostics="cheap").history.iloc[-1]
     assert last["hessian_vector_calls"] == 0, "not even where steps set themselves"
 

@@ -6,6 +6,8 @@
 
 import numpy as np
 
+from tests.references.steps import STRIDES, sought
+
 
 class Secant:
     """1/L with L from differences of gradients along a direction, one a step and twenty before the first."""
@@ -27,8 +29,8 @@ class Secant:
 class Method:
     """``name`` with its ``constants``: what lambda is, and how steps are multiplied."""
 
-    def __init__(self, name, constants):
-        self.name, self.given = name, constants
+    def __init__(self, name, constants, shared):
+        self.name, self.given, self.shared = name, constants, shared
         self.radius = constants.get("radius", np.inf)
 
     def weight(self, k):
@@ -53,6 +55,62 @@ class Method:
         return 1 / (largest + 1 / self.radius) if isinstance(step, Secant) else step
 
 
+class Pressing(Secant):
+    """A client's search, whatever the method: y and z, one array, make 32 steps before each direction of x, lambda being 30."""
+
+    def __init__(self, model, direction, clients, method):
+        super().__init__(model, direction, clients)
+        self.method = method
+
+    def looks(self, m, x, yz, read):
+        self.look(m, x, yz[1], read.inner)
+
+    def held(self, m):
+        return self.direction[m], self.largest[m]
+
+    def restore(self, m, held):
+        self.direction[m], self.largest[m] = held
+
+    def settled(self, m, x, yz, read, times, held):
+        s = self.method.rate(self, held[1])
+        for number in range(4 * times):
+            _, pull, _, gap, down = slopes(
+                self.model, self.method, m, x, *yz, read._replace(inner=read.factor(number % 4))
+            )
+            yz = yz - s * np.stack([(pull + 30 * gap) / 31, down])
+        return yz
+
+    def value(self, m, x, yz, read):
+        return self.model.value(m, x, yz[1], read.held_out())
+
+    def phi(self, m, x, yz, read):
+        in_x, _, gap_x, _, _ = slopes(self.model, self.method, m, x, *yz, read)
+        return in_x + 30 * gap_x
+
+
+def searched(below, rule, rows, at, active, x, yz, project, more):
+    """x, every client's y and z where they settled and where they arrived, and how many exchanges that took."""
+    count = getattr(rule, "searches", 0) if active else 0
+    for turn in range(count):
+        search, told, settled, arrived = below(), [], {}, {}
+        for m in active:
+            reads = rows(at[0], at[1] + turn, m, STRIDES, train=4, val=1, more=more)
+            *found, arrived[m], settled[m] = sought(search, search.phi, m, x, yz[m], reads, rule.probe, project)
+            told.append(found)
+        x = rule.found(
+            x, *(np.average(part, axis=0, weights=list(active.values())) for part in zip(*told, strict=True))
+        )
+        yz = {
+            **yz,
+            **(
+                settled
+                if not search.method.shared
+                else dict.fromkeys(yz, np.average(list(arrived.values()), axis=0, weights=list(active.values())))
+            ),
+        }
+    return x, yz, count
+
+
 def slopes(model, method, m, x, y, z, read):
     """Gradients of f in x and y, of the gap in x and y, and of what z descends."""
     in_x, in_y = model.outer_gradients(m, x, y, read.held_out())
@@ -62,14 +120,31 @@ def slopes(model, method, m, x, y, z, read):
 
 
 def local(
-    model, rows, name, *, constants, rounds, local_steps, inner_steps, inner_step, outer_step, weights, cohorts, project
+    model,
+    rows,
+    name,
+    *,
+    constants,
+    rounds,
+    local_steps,
+    inner_steps,
+    inner_step,
+    outer_step,
+    weights,
+    cohorts,
+    project,
+    first=None,
 ):
-    method, f2sa, walks = Method(name, constants), name == "f2sa", not hasattr(outer_step, "moved")
-    x, ys, zs, done = project(model.start[0]), *([model.start[1]] * len(weights) for _ in "yz"), 0
+    method, f2sa, walks = Method(name, constants, False), name == "f2sa", not hasattr(outer_step, "moved")
+    x, yz, done = project(model.start[0]), {m: np.stack([model.start[1]] * 2) for m in range(len(weights))}, 0
     for number in range(rounds):
-        replies = []
+        active, replies = {m: weights[m] for m in cohorts[number]}, []
+        below = lambda: Pressing(model, first, len(weights), method)  # noqa: E731
+        x, yz, alone = searched(below, outer_step, rows, (number, 0), active, x, yz, project, local_steps)
+        if alone:
+            continue
         for m in cohorts[number]:
-            own, total, y, z = x, 0.0, ys[m], zs[m]
+            own, total, (y, z) = x, 0.0, yz[m]
             reads = rows(number, 0, m, local_steps, train=inner_steps, val=1 + inner_steps * f2sa)
             for k, read in enumerate(reads, start=done):
                 measured = inner_step.look(m, own, z, read.inner) if isinstance(inner_step, Secant) else None
@@ -88,11 +163,12 @@ def local(
                 total = total + along
                 own = project(own - outer_step * shares[0] * along) if walks else own
             replies.append(own if walks else total / local_steps)
-            ys[m], zs[m] = y, z
+            yz[m] = np.stack([y, z])
         if replies:
             mean = np.average(replies, axis=0, weights=[weights[m] for m in cohorts[number]])
             x, done = project(mean if walks else outer_step.moved(x, mean)), done + local_steps
-    return x, np.stack(ys)
+            x, yz, _ = searched(below, outer_step, rows, (number, 1), active, x, yz, project, local_steps)
+    return x, np.stack([yz[m][0] for m in range(len(weights))])
 
 
 def shared(
@@ -109,11 +185,23 @@ def shared(
     cohorts,
     project,
     inner_steps=1,
+    first=None,
 ):
     """With a global lower level."""
-    method, (x, y) = Method(name, constants), model.start
+    method, (x, y) = Method(name, constants, True), model.start
     x, z, k = project(x), y, 0
+
+    def due(at):
+        active = {m: weights[m] for m in cohorts[at[0]]}
+        below = lambda: Pressing(model, first, len(weights), method)  # noqa: E731
+        yz = dict.fromkeys(range(len(weights)), np.stack([y, z]))
+        moved, yz, count = searched(below, outer_step, rows, at, active, x, yz, project, local_steps)
+        return moved, *yz[0], count
+
     for number in range(rounds):
+        x, y, z, alone = due((number, 0))
+        if alone:
+            continue
         found = []
         for m in cohorts[number]:
             reads = rows(number, 0, m, local_steps, val=1)
@@ -133,4 +221,5 @@ def shared(
         shares, along = method.shares(weight, k), in_x + weight * gap_x
         x = project(outer_step.moved(x, along) if hasattr(outer_step, "moved") else x - outer_step * shares[0] * along)
         y, z, k = y - s * shares[1] * (in_y + weight * gap_y), z - s * down, k + 1
+        x, y, z, _ = due((number, 1))
     return x, y

@@ -34,6 +34,9 @@ class Curved:
     def restore(self, client, held):
         self.direction[client], self.largest[client] = held
 
+    def value(self, client, x, y, rows):
+        return self.model.value(client, x, y, rows.held_out())
+
     def look(self, client, x, y, rows):
         hessian, first = self.model.inner_hessian(client, x, y, rows.inner), self.largest[client] == 0
         for _ in range(20 if first else self.products):
@@ -231,11 +234,11 @@ def sought(below, phi, client, x, y, reads, probe, project):
         below.looks(client, x, y, read)
         y = below.settled(client, x, y, then, 8, below.held(client))
         settled = y if settled is None else settled
-        loss, in_vain = below.model.value(client, x, y, then.held_out()), False
+        loss, in_vain = below.value(client, x, y, then), False
         nu = phi(client, x, y, read)
         if squares:
             sound[1] = below.settled(client, sound[0], sound[1], then, 8, sound[2])
-            was = below.model.value(client, *sound[:2], then.held_out())
+            was = below.value(client, *sound[:2], then)
             in_vain = was - loss + 8 * np.finfo(float).eps * abs(was) < 0.1 * max(before @ (sound[0] - x), 0)
         if squares and (in_vain or not nu @ nu <= 100 * max(squares)):
             (x, y), step = sound[:2], step / 10

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from fedbilevel.algorithms import steps
 from fedbilevel.algorithms.arguments import automatic
 from fedbilevel.algorithms.local import Local, Told, inner_gradients
-from fedbilevel.algorithms.search import Search
+from fedbilevel.algorithms.search import Search, solving
 from fedbilevel.calculus import Calls, Loss, Tree, no_calls, scale, squared_norm, step_along, subtract, zeros
 from fedbilevel.hypergradients import outer_gradients
 from fedbilevel.plan import Item, Plan
@@ -94,7 +94,8 @@ class Meeting(NamedTuple):
     def plan(self, *phases: Item) -> Plan:
         """Rounds of these phases, and the searches that they ask for."""
         anew = self.anew or (lambda server: server._replace(heading=self.below.ahead(server.point.inner)))
-        return Search(self.problem, self.above, automatic(self.sizes[0]), self.sizes, anew).plan(*phases)
+        below = solving(self.problem, automatic(self.sizes[0]), self.sizes[0])
+        return Search(self.problem, self.above, below, self.sizes, anew).plan(*phases)
 
     def init(self, key: jax.Array) -> Server:
         point = first_point(self.problem, key)

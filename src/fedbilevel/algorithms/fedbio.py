@@ -24,7 +24,7 @@ import jax
 from fedbilevel.algorithms import steps
 from fedbilevel.algorithms.arguments import Batch, Count, Estimator, Optimizer, OuterBatch, Step, bilevel
 from fedbilevel.algorithms.local import Reply, Sum, inner_gradients, phase
-from fedbilevel.algorithms.search import Search
+from fedbilevel.algorithms.search import Search, solving
 from fedbilevel.calculus import Calls, Tree, add, no_calls, step_along, zeros
 from fedbilevel.plan import Algorithm, LocalStep, View
 from fedbilevel.problem import BilevelProblem
@@ -100,7 +100,7 @@ def fedbio(
     below = steps.settling(problem, hypergradient, inner_step, inner_optimizer, batch_size)
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer, settled=below.ahead > 0)
     sampler = Sampler(batch_size, outer_batch_size, below.train_batches, hypergradient.val_batches)
-    search = Search(problem, above, hypergradient, (batch_size, outer_batch_size))
+    search = Search(problem, above, solving(problem, hypergradient, batch_size), (batch_size, outer_batch_size))
 
     def step(walk: Walk, batches: Batches) -> tuple[Walk, LocalStep]:
         outer, total, (inner, calls, kept) = walk

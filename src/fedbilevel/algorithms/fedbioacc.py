@@ -53,7 +53,7 @@ import jax.numpy as jnp
 from fedbilevel.algorithms import steps
 from fedbilevel.algorithms.arguments import Batch, Count, Estimator, Optimizer, OuterBatch, Step, bilevel, one_of
 from fedbilevel.algorithms.local import corrected, cube_root_rate, inner_gradients, phase, share_kept
-from fedbilevel.algorithms.search import Search
+from fedbilevel.algorithms.search import Search, solving
 from fedbilevel.calculus import (
     Calls,
     Tree,
@@ -225,7 +225,7 @@ def fedbioacc(
     below = steps.settling(problem, hypergradient, inner_step, inner_optimizer, batch_size)
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer, settled=below.ahead > 0)
     sampler = Sampler(batch_size, outer_batch_size, below.train_batches, hypergradient.val_batches)
-    search = Search(problem, above, hypergradient, (batch_size, outer_batch_size), anew)
+    search = Search(problem, above, solving(problem, hypergradient, batch_size), (batch_size, outer_batch_size), anew)
     alone = send == "outer"
     paper = previous == "paper" and not above.sums and not alone
 

@@ -37,7 +37,7 @@ from fedbilevel.algorithms import steps
 from fedbilevel.algorithms.arguments import Batch, Count, Estimator, Optimizer, OuterBatch, Step, bilevel
 from fedbilevel.algorithms.local import Reply, Sum, Told, inner_gradients
 from fedbilevel.algorithms.nested import BROADCAST, Held, enroll
-from fedbilevel.algorithms.search import Search
+from fedbilevel.algorithms.search import Search, solving
 from fedbilevel.calculus import Calls, Tree, add, counted, step_along, zeros
 from fedbilevel.plan import Algorithm, Phase, Repeat
 from fedbilevel.problem import BilevelProblem
@@ -95,7 +95,7 @@ def lfednest(
     sampler = Sampler(batch_size, outer_batch_size, hypergradient.train_batches, hypergradient.val_batches)
     above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
     below = steps.Shared(problem.inner_loss, (inner_step,), asked=steps.asks(hypergradient))
-    search = Search(problem, above, hypergradient, (batch_size, outer_batch_size))
+    search = Search(problem, above, solving(problem, hypergradient, batch_size), (batch_size, outer_batch_size))
 
     def inner_work(message: Told, local: Held, data: LocalData, key: jax.Array) -> tuple[Told, Held]:
         own = Sampler(batch_size)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from fedbilevel.algorithms import steps
 from fedbilevel.algorithms.arguments import automatic
 from fedbilevel.algorithms.local import Told, inner_gradients
-from fedbilevel.algorithms.search import Search
+from fedbilevel.algorithms.search import Search, solving
 from fedbilevel.calculus import Calls, Tree, add, counted, hessian_vector, no_calls, step_along, subtract, zeros
 from fedbilevel.hypergradients import assemble, outer_gradients
 from fedbilevel.plan import Item, Phase, Plan, ServerStep, View
@@ -59,7 +59,8 @@ class Nested(NamedTuple):
     def plan(self, *phases: Item) -> Plan:
         """Rounds of these phases, and the searches that they ask for."""
         sizes = self.batch_size, self.outer_batch_size
-        return Search(self.problem, self.above, automatic(self.batch_size), sizes).plan(*phases)
+        below = solving(self.problem, automatic(self.batch_size), self.batch_size)
+        return Search(self.problem, self.above, below, sizes).plan(*phases)
 
     def view(self, server: Any, local: Any) -> View:
         """The last y, not a mean: so long rounds are so few that a mean would remember y from long ago."""

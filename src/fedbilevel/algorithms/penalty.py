@@ -23,9 +23,11 @@ the minimiser of quadratics than it began.
 
 Down goes also the number of steps so far, for the schedules.
 
-Steps set themselves unless they are given (`fedbilevel.algorithms.steps`), with one change: a client follows its curvature by
-differences of two gradients, (grad_y g(x, z + h v) - grad_y g(x, z)) / h in place of the Hessian times v.  With a global
-lower level clients send L, a number, and the server moves y and z by 1 over its mean.
+Steps set themselves unless they are given (`fedbilevel.algorithms.steps`), with two changes.  A client follows its curvature by
+differences of two gradients, (grad_y g(x, z + h v) - grad_y g(x, z)) / h in place of the Hessian times v; with a global lower
+level clients send L, a number, and the server moves y and z by 1 over its mean.  And in a search
+(`fedbilevel.algorithms.search`) all four do the same: a client settles y and z with x at rest and a large lambda, takes the
+direction of x there for the hypergradient, and watches f(x, z).
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ import jax.numpy as jnp
 
 from fedbilevel.algorithms import steps
 from fedbilevel.algorithms.local import Reply
+from fedbilevel.algorithms.search import Search
 from fedbilevel.calculus import (
     Calls,
     Tree,
@@ -57,6 +60,9 @@ from fedbilevel.calculus import (
 from fedbilevel.plan import Algorithm, Phase
 from fedbilevel.problem import BilevelProblem
 from fedbilevel.sampling import Batches, LocalData, Sampler
+
+PRESSED = 30.0
+"""Lambda in a search: at a thirtieth, y - z is still well above the rounding of float32."""
 
 
 class Pair(NamedTuple):
@@ -216,14 +222,14 @@ class Penalty(NamedTuple):
         """``slope`` + (one - other) / radius."""
         return slope if self.rule.radius is None else step_along(slope, 1 / self.rule.radius, subtract(one, other))
 
-    def slopes(self, point: Point, batches: Batches) -> tuple[Slopes, Tree]:
+    def slopes(self, point: Point, batch: Tree, held_out: Tree) -> tuple[Slopes, Tree]:
         """And the slope of z, on the same rows."""
         outer, inner, follower = point
-        batch, loss = batches.inner(), self.problem.inner_loss
+        loss = self.problem.inner_loss
         in_outer, in_inner = both_gradients(loss, outer, inner, batch)
         below, slope = both_gradients(loss, outer, follower, batch)
         gap = Pair(subtract(in_outer, below), self.held(in_inner, follower, inner))
-        slopes = Slopes(Pair(*both_gradients(self.problem.outer_loss, outer, inner, batches.val(0))), gap)
+        slopes = Slopes(Pair(*both_gradients(self.problem.outer_loss, outer, inner, held_out)), gap)
         return slopes, self.held(slope, follower, inner)
 
     def lacking(self, slopes: Slopes) -> Any:
@@ -251,13 +257,84 @@ class Penalty(NamedTuple):
         below = (None, None) if self.shared else (inner, follower)
         return Local(below[0], below[1], no_calls(), curvature)
 
-    def algorithm(self, above: steps.Outer, work: Any, absorb: Any) -> Algorithm:
+    def algorithm(self, above: steps.Outer, work: Any, absorb: Any, minibatches: int) -> Algorithm:
+        """Rounds of one phase, in which clients read so many minibatches, and the searches that they ask for."""
+        search = Search(
+            self.problem, above._replace(local_steps=minibatches), Pressing(self._replace(inner_step=None)), self.sizes
+        )
         return Algorithm(
             partial(self.start, above),
             self.enroll,
-            plan=(Phase("local", lambda server: Message(*server[:4]), work, absorb),),
+            plan=search.plan(Phase("local", lambda server: Message(*server[:4]), work, absorb)),
             **completed(self.problem, above),
         )
+
+
+class Pressing(NamedTuple):
+    """What clients do in a search, whatever the rule: y and z make steps with x at rest, and their difference shows the
+    hypergradient.
+
+    With a lambda as large as `PRESSED` the difference is small, and so is what x could gain by lowering the penalty."""
+
+    method: Penalty
+
+    @property
+    def train_batches(self) -> int:
+        return steps.AHEAD
+
+    @property
+    def val_batches(self) -> int:
+        return 1
+
+    @property
+    def gradients(self) -> int:
+        return 3 * steps.AHEAD
+
+    def read(self, state: Server | Local) -> tuple[Tree, Tree]:
+        return state.inner, state.follower
+
+    def put(self, server: Server, inner: tuple[Tree, Tree]) -> Server:
+        return server._replace(inner=inner[0], follower=inner[1])
+
+    def after(self, local: Local, inner: tuple[Tree, Tree]) -> Local:
+        return local._replace(inner=inner[0], follower=inner[1])
+
+    def start(self, inner: tuple[Tree, Tree]) -> steps.Curvature:
+        return steps.unknown(inner[1], jax.random.key(0))
+
+    def calls(self) -> Calls:
+        return no_calls()
+
+    def look(
+        self, outer: Tree, inner: tuple[Tree, Tree], batches: Batches, kept: steps.Curvature
+    ) -> tuple[steps.Curvature, Calls]:
+        found: tuple[steps.Curvature, Calls] = self.method.look(outer, inner[1], batches.inner(), kept)
+        return found
+
+    def settled(
+        self, outer: Tree, inner: tuple[Tree, Tree], batches: Batches, kept: steps.Curvature, times: int
+    ) -> tuple[Tree, Tree]:
+        rate = self.method.rate(kept)
+
+        def once(number: Any, inner: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+            slopes, slope = self.method.slopes(
+                Point(outer, *inner), batches.train(number % steps.AHEAD), batches.val(0)
+            )
+            along = slopes.along(PRESSED).inner
+            return step_along(inner[0], -rate / (1 + PRESSED), along), step_along(inner[1], -rate, slope)
+
+        settled: tuple[Tree, Tree] = jax.lax.fori_loop(0, steps.AHEAD * times, once, inner)
+        return settled
+
+    def loss(self, outer: Tree, inner: tuple[Tree, Tree], batches: Batches, kept: steps.Curvature) -> jax.Array:
+        """At z: y has learned from these very rows."""
+        return self.method.problem.outer_loss(outer, inner[1], batches.val(0))
+
+    def estimate(
+        self, outer: Tree, inner: tuple[Tree, Tree], batches: Batches, kept: steps.Curvature
+    ) -> tuple[Tree, Calls]:
+        slopes, _ = self.method.slopes(Point(outer, *inner), batches.inner(), batches.val(0))
+        return slopes.along(PRESSED).outer, Calls(gradients=3)
 
 
 def completed(problem: BilevelProblem, above: steps.Outer) -> dict[str, Any]:
@@ -292,7 +369,7 @@ def walked(method: Penalty, above: steps.Outer) -> Algorithm:
         rate, time = method.rate(curvature), number.astype(dtype_of(inner))
         scheduled = None if rule.weight is None else rule.weight(time)
         point = method.follow(Point(outer, inner, follower), scheduled, time, rate, batches)
-        slopes, _ = method.slopes(point, batches)
+        slopes, _ = method.slopes(point, batches.inner(), batches.val(0))
         weight = method.lacking(slopes) if scheduled is None else scheduled
         along, shares = slopes.along(weight), rule.shares(weight, time)
         moved = point.inner if rule.together else step_along(inner, -rate * shares[1], along.inner)
@@ -310,7 +387,7 @@ def walked(method: Penalty, above: steps.Outer) -> Algorithm:
         outer, kept = above.moved(server.outer, server.kept, mean[0])
         return server._replace(outer=outer, step=server.step + above.local_steps, kept=kept)
 
-    return method.algorithm(above, work, absorb)
+    return method.algorithm(above, work, absorb, above.local_steps)
 
 
 def averaged(method: Penalty, above: steps.Outer) -> Algorithm:
@@ -318,7 +395,7 @@ def averaged(method: Penalty, above: steps.Outer) -> Algorithm:
     rule, minibatches, above = method.rule, above.local_steps, above._replace(local_steps=1)
 
     def share(message: Message, batches: Batches) -> tuple[Pair | Slopes, Tree]:
-        slopes, slope = method.slopes(Point(*message[:3]), batches)
+        slopes, slope = method.slopes(Point(*message[:3]), batches.inner(), batches.val(0))
         if rule.weight is None:
             return slopes, slope
         return slopes.along(rule.weight(message.step.astype(dtype_of(message.inner)))), slope
@@ -352,4 +429,4 @@ def averaged(method: Penalty, above: steps.Outer) -> Algorithm:
         inner = step_along(server.inner, -rate * shares[1], along.inner)
         return Server(outer, inner, step_along(server.follower, -rate, mean.follower), server.step + 1, kept)
 
-    return method.algorithm(above, work, absorb)
+    return method.algorithm(above, work, absorb, minibatches)

@@ -28,6 +28,9 @@ same numbers too; for M clients that share none and go equally far it is M.
 Clients search again where a round after the first search says that they stopped short, or after the server took a move back.
 Momenta start anew after a search.
 
+A method says what its clients settle and what they take for a hypergradient (`Below`).  The gradient-only methods settle y and
+z: `fedbilevel.algorithms.penalty`.
+
 With a local lower level this is what clients do anyway, but for local steps that find their own length.  y then goes on from
 where it settled before the first step: where it ends belongs to an x that is the client's alone, and fits its validation rows
 by more than they are worth; an inner problem of a large condition takes hundreds of rounds to get away from there.  With a
@@ -40,7 +43,7 @@ Up per client: x, three numbers, and y where it is shared; down: x, a number, an
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -112,6 +115,90 @@ class Pace(NamedTuple):
         return Pace(step, estimate, self.square + square, jnp.maximum(self.steepest, square), self.strides + 1, probe)
 
 
+class Below(Protocol):
+    """What a search asks of a method: which variables a client settles, how, and what it takes for the hypergradient there.
+
+    ``kept`` is what the steps follow from, and begins with each search.
+    """
+
+    @property
+    def train_batches(self) -> int: ...
+    @property
+    def val_batches(self) -> int: ...
+    @property
+    def gradients(self) -> int:
+        """How many `settled` computes, each time."""
+
+    def read(self, state: Any) -> Tree:
+        """The variables, of a client or of a server where they are shared."""
+
+    def put(self, server: Any, inner: Tree) -> Any:
+        """The server, or its point, with these variables where they are shared."""
+
+    def after(self, local: Any, inner: Tree) -> Any:
+        """A client that has searched, with these variables where they are its own."""
+
+    def start(self, inner: Tree) -> Any: ...
+    def calls(self) -> Calls: ...
+    def look(self, outer: Tree, inner: Tree, batches: Batches, kept: Any) -> tuple[Any, Calls]: ...
+    def settled(self, outer: Tree, inner: Tree, batches: Batches, kept: Any, times: int) -> Tree: ...
+    def loss(self, outer: Tree, inner: Tree, batches: Batches, kept: Any) -> jax.Array:
+        """What falls along the hypergradient."""
+
+    def estimate(self, outer: Tree, inner: Tree, batches: Batches, kept: Any) -> tuple[Tree, Calls]: ...
+
+
+class Solving(NamedTuple):
+    """By an estimator of the hypergradient, where y is settled by its curvature."""
+
+    below: steps.Inner
+
+    @property
+    def train_batches(self) -> int:
+        return self.below.train_batches
+
+    @property
+    def val_batches(self) -> int:
+        return int(self.below.hypergradient.val_batches)
+
+    @property
+    def gradients(self) -> int:
+        return self.below.ahead
+
+    def read(self, state: Any) -> Tree:
+        return state.inner
+
+    def put(self, server: Any, inner: Tree) -> Any:
+        return server._replace(inner=inner)
+
+    def after(self, local: Any, inner: Tree) -> Any:
+        return local._replace(inner=inner, kept=local.kept.anew(inner))
+
+    def start(self, inner: Tree) -> steps.Kept:
+        return self.below.start(inner, jax.random.key(0))
+
+    def calls(self) -> Calls:
+        return no_calls(self.below.hypergradient)
+
+    def look(self, outer: Tree, inner: Tree, batches: Batches, kept: steps.Kept) -> tuple[steps.Kept, Calls]:
+        return self.below.look((outer, inner), batches, kept)
+
+    def settled(self, outer: Tree, inner: Tree, batches: Batches, kept: steps.Kept, times: int) -> Tree:
+        return self.below.settled(outer, inner, batches, kept, times)[0]
+
+    def loss(self, outer: Tree, inner: Tree, batches: Batches, kept: steps.Kept) -> jax.Array:
+        return self.below.problem.outer_loss(outer, inner, batches.val(0))
+
+    def estimate(self, outer: Tree, inner: Tree, batches: Batches, kept: steps.Kept) -> tuple[Tree, Calls]:
+        (estimate,), used = self.below.estimator(kept)(self.below.problem, ((outer, inner),), batches)
+        return estimate, used
+
+
+def solving(problem: BilevelProblem, hypergradient: Any, batch_size: int | None) -> Solving:
+    """With steps of y that set themselves, whatever the rounds do."""
+    return Solving(steps.settling(problem, hypergradient, None, None, batch_size))
+
+
 class Look(NamedTuple):
     """x, y where it is shared, and how long the first step of a search is; 0 where nobody knows yet."""
 
@@ -140,7 +227,7 @@ class Search(NamedTuple):
 
     problem: BilevelProblem
     above: steps.Outer
-    hypergradient: Any
+    below: Below
     sizes: tuple[int | None, int | None]
     anew: Callable[[Any], Any] = unchanged
     """What a search does to the rest of the server's state: momenta from before it are of no use."""
@@ -158,14 +245,15 @@ class Search(NamedTuple):
         def send(server: Any) -> Look:
             point, kept = getattr(server, "point", server), server.kept
             probe = jnp.where(kept.guess, 0, steps.PROBE * kept.reach)
-            return Look(point.outer, point.inner if self.shared else None, probe)
+            return Look(point.outer, self.below.read(point) if self.shared else None, probe)
 
         def absorb(server: Any, mean: Found) -> Any:
             point = getattr(server, "point", server)
             outer, kept = self.above.found(point.outer, server.kept, mean.away, mean.rate, mean.probe, mean.spread)
-            new = {"outer": outer, "inner": mean.inner} if self.shared else {"outer": outer}
-            new = {"point": point._replace(**new)} if point is not server else new
-            return self.anew(server._replace(**new, kept=kept))
+            new = point._replace(outer=outer)
+            new = self.below.put(new, mean.inner) if self.shared else new
+            server = server._replace(point=new) if point is not server else new
+            return self.anew(server._replace(kept=kept))
 
         phase = Phase("search", send, self.work, absorb)
         return (
@@ -175,20 +263,20 @@ class Search(NamedTuple):
 
     def work(self, message: Look, local: Any, data: LocalData, key: jax.Array) -> tuple[Found, Any]:
         """`STRIDES` steps of x, y settled before each; a minibatch has the rows of all local steps of a round."""
-        below = steps.settling(self.problem, self.hypergradient, None, None, self.sizes[0])
+        below = self.below
         train, val = (None if size is None else self.above.local_steps * size for size in self.sizes)
-        sampler = Sampler(train, val, below.train_batches, self.hypergradient.val_batches)
+        sampler = Sampler(train, val, below.train_batches, below.val_batches)
 
         guess = steps.PROBE * steps.first_distance(message.outer)
 
         def step(walk: tuple[Any, ...], batches: Batches) -> tuple[tuple[Any, ...], None]:
             here, pace, sound, then, settled, calls = walk
-            kept, looked = below.look(here[:2], batches, here[2])
+            kept, looked = below.look(here[0], here[1], batches, here[2])
 
             def at(point: Any) -> tuple[Any, jax.Array]:
                 outer, inner, kept = point
-                inner, _ = below.settled(outer, inner, promising, kept, SETTLING)
-                return (outer, inner, kept), self.problem.outer_loss(outer, inner, promising.val(0))
+                inner = below.settled(outer, inner, promising, kept, SETTLING)
+                return (outer, inner, kept), below.loss(outer, inner, promising, kept)
 
             # Both on the rows of the last g, and y settled as often: what is left between their losses is what the step did.
             promising = Batches(data, then)
@@ -196,24 +284,24 @@ class Search(NamedTuple):
             points, losses = jax.lax.map(at, both)
             here, sound = (jax.tree.map(lambda leaf, number=number: leaf[number], points) for number in (0, 1))
             settled = None if self.shared else select(pace.strides == 0, here[1], settled)
-            (estimate,), used = below.estimator(here[2])(self.problem, (here[:2],), batches)
+            estimate, used = below.estimate(here[0], here[1], batches, here[2])
             back = pace.too_far(estimate) | pace.in_vain(losses, subtract(sound[0], here[0]))
             ahead = pace.after(estimate, losses[0], guess)
             sound, pace, then = select(back, (sound, pace.taken_back(), then), (here, ahead, batches.draws))
-            calls = calls.plus(looked).plus(used).plus(Calls(gradients=2 * SETTLING * below.ahead))
+            calls = calls.plus(looked).plus(used).plus(Calls(gradients=2 * SETTLING * below.gradients))
             outer = self.problem.into_set(step_along(sound[0], -pace.step, pace.last))
             return ((outer, *sound[1:]), pace, sound, then, settled, calls), None
 
-        zero, inner = jnp.zeros((), dtype_of(message.outer)), message.inner if self.shared else local.inner
-        start = message.outer, inner, below.start(inner, jax.random.key(0))
+        zero, inner = jnp.zeros((), dtype_of(message.outer)), message.inner if self.shared else below.read(local)
+        start = message.outer, inner, below.start(inner)
         pace = Pace(zero, zeros(message.outer), zero, zero, zero, message.probe)
         drawn = sampler.draw(data, key, STRIDES)
         then = jax.tree.map(lambda rows: rows[0], drawn)
-        first = (start, pace, start, then, None if self.shared else inner, no_calls(self.hypergradient))
+        first = (start, pace, start, then, None if self.shared else inner, below.calls())
         strode = jax.lax.scan(lambda held, rows: step(held, Batches(data, rows)), first, drawn, length=STRIDES)
         ((outer, inner, _), pace, _, _, settled, calls), _ = strode
         if not self.shared:
-            local = local._replace(inner=settled, kept=local.kept.anew(settled))
+            local = below.after(local, settled)
         local = counted(local, calls)
         away, probe = subtract(message.outer, outer), jnp.where(pace.probe == 0, guess, pace.probe)
         far = jnp.maximum(squared_norm(away), probe**2)  # at a wall a client goes nowhere

@@ -29,9 +29,10 @@ server moves x.  With g their mean, n the size of x, x_0 its start and r the lar
 
     E <- E + ||g||^2        eta <- min(eta s, r / sqrt(E), 3 d / ||g||)        x <- x - eta g
 
-r is (sqrt(n) + ||x_0||) / 10 where nobody searches; after a search E is such that r / sqrt(E) is what clients found, or a third
-of that where y does not settle before each hypergradient: clients found it with a y that did.  r / sqrt(E) is "distance over
-gradients" (M. Ivgi, O. Hinder, Y. Carmon, "DoG is SGD's Best Friend: A Parameter-Free Dynamic Step Size Schedule", ICML 2023).
+r is (sqrt(n) + ||x_0||) / 10 where nobody has searched; after a search E is such that r / sqrt(E) is what clients found, or
+a third of that where y does not settle before each hypergradient: clients found it with a y that did.  r / sqrt(E) is
+"distance over gradients" (M. Ivgi, O. Hinder, Y. Carmon, "DoG is SGD's Best Friend: A Parameter-Free Dynamic Step Size
+Schedule", ICML 2023).
 s is the factor of the search, from g and the g before: to where the gradient would vanish if it went on changing like this, 3
 at most.  It shortens steps that turn g round: distance over gradients alone does that slowly, and not where y and u lag behind
 x.  d <- max(||the move before||, d / 3): a single steep minibatch or a wall does not throw x far away.
