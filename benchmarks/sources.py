@@ -32,7 +32,6 @@ METHODS = {
     "BOME": (fb.bome, {}),
     "MEHA": (fb.meha, {}),
     "FedBiO, global": (fb.fedbio_global, {}),
-    "SimFBO": (fb.simfbo, {}),
     "oracle": (fb.fedbio_global, {"outer_step": STILL}),
 }
 
