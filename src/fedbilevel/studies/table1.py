@@ -265,8 +265,8 @@ class Design(Study):
         place = (trial.dataset, trial.method, recipe.outer_batch_size, together and len(together))
         if place not in self._trainers:
             program = FairProgram(recipe, case.model, len(case.names), names=case.names)
-            brief = recipe.method in fairness.BRIEF
-            trainer = Trainer(program, case.whole if trial.method in OURS else case.paper, brief=brief)
+            clients = case.whole if trial.method in OURS else case.paper
+            trainer = Trainer(program, clients, efforts=fairness.EFFORTS.get(recipe.method, {}))
             trainer.compile(together)
             self._trainers[place] = trainer
         return self._trainers[place]
