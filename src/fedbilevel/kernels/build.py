@@ -62,6 +62,12 @@ def why_not() -> str | None:
         return _load(False).reason
 
 
+def begin() -> None:
+    """Build them, where that takes a compiler, beside what else a process does at its start."""
+    # No daemon: a process that ends with such a thread at work (as where what it was asked for is refused) may crash.
+    threading.Thread(target=available).start()
+
+
 def ready() -> bool:
     """Whether they can be used and need no compiler: somebody has loaded them."""
     return _load.cache_info().currsize > 0 and available()

@@ -6,7 +6,6 @@ The options, every constant they resolve to, the runs, and how the learning rate
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -327,9 +326,7 @@ def run(
     design: Design, out: str | Path, report: Report | None = None, line: str = "", workers: int | None = None
 ) -> Run:
     """Run what ``out`` does not hold yet, and return all of it."""
-    # On a machine that has not built the kernels yet, a compiler can do so while this process reads the data.  No daemon: a
-    # process that ends with such a thread at work (as where the folder is refused) may crash.
-    threading.Thread(target=kernels.available).start()
+    kernels.begin()
     return conduct(design, out, report, line, workers)
 
 
