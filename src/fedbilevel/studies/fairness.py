@@ -440,7 +440,7 @@ def floors(rows: pd.DataFrame, splits: int = 20) -> pd.DataFrame:
             continue
         positives, gaps = [], []
         for number in range(splits):
-            table, train, test, codes, test_codes, names = data.halves(case, number)
+            table, train, test, codes, test_codes, names = data.halves(case, number, "clean")
             labels = table.y.to_numpy()
             inside = np.bincount(codes[labels[train] == 1], minlength=len(names))
             outside = np.bincount(test_codes[labels[test] == 1], minlength=len(names))
