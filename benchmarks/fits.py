@@ -92,7 +92,8 @@ def table(measured: Measured) -> str:
     ]  # fmt: skip
     note = (
         f"`FairFederatedClassifier` with its defaults on {ROWS:,} rows of {COLUMNS} columns, {CLIENTS} clients; "
-        "fresh processes, all cores. Programs are those that JAX asks for: with a filled cache it reads them, and compiles nothing."
+        "fresh processes, all cores. Programs are those that JAX asks for: with a filled cache it reads them, and compiles "
+        "nothing."
     )
     verdicts = [
         verdict(f"first fit, {names[case]}, seconds", median(measured[case], "first seconds"), limit, at_least=False)
