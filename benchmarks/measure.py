@@ -110,11 +110,18 @@ def profile(job: dict[str, Any]) -> dict[str, Any]:
     return profiles.run(job)
 
 
+def fit(job: dict[str, Any]) -> dict[str, Any]:
+    """Fits of an estimator, from a process's start."""
+    import fits
+
+    return fits.run(job)
+
+
 def main() -> None:
     job = json.loads(sys.argv[1])
     if job.get("cores") is not None:
         os.sched_setaffinity(0, job["cores"])
-    kinds = {each.__name__: each for each in (speed, seeds, startup, population, bandwidth, profile)}
+    kinds = {each.__name__: each for each in (speed, seeds, startup, population, bandwidth, profile, fit)}
     result = kinds[job["kind"]](job)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"megabytes": peak, **result}))

@@ -28,7 +28,7 @@ class Staged:
         from fedbilevel.engines import simulation
 
         self.made, self.spent, program_of = dict[Any, Any](), Counter[str](), simulation.program_of
-        simulation.program_of = lambda brief: partial(self, program_of(brief))
+        simulation.program_of = lambda effort: partial(self, program_of(effort))
 
     def timed(self, piece: str, action: Callable[[], Any]) -> Any:
         began = time.process_time()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import fits
 import peers
 import population
 import profiles
@@ -316,6 +317,7 @@ SECTIONS = {
     "peers": Section(peers.collect, peers.table, needs_check=False, repeats=1),
     "inner": Section(collect_inner, table_inner, needs_torch=True),
     "startup": Section(collect_startup, table_startup),
+    "fit": Section(fits.collect, fits.table, needs_check=False),
     "profile": Section(profiles.collect, profiles.table, needs_check=False, repeats=1),
     **{name: Section(tables.collector(name), tables.table) for name in tables.SECTIONS},
 }

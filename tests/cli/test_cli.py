@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from types import SimpleNamespace
@@ -27,6 +28,17 @@ def test_help_does_not_load_jax(imported, arguments):
     assert "Usage" in said
     assert "fedbilevel.cli" in modules or "typer" in modules
     assert not {"jax", "pandas", "sklearn", "matplotlib", "jinja2"} & modules
+
+
+def test_commands_seldom_look_for_garbage(monkeypatch):
+    usual = gc.get_threshold()
+    gc.set_threshold(700)
+    monkeypatch.setattr(cli, "app", lambda: None)
+    try:
+        cli.main()
+        assert gc.get_threshold()[0] == cli.COLLECT
+    finally:
+        gc.set_threshold(*usual)
 
 
 def test_no_command_shows_help(process):

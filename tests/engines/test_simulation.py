@@ -45,12 +45,13 @@ def test_moments_are_those_of_a_run_without_stops(whole):
 
 def test_a_brief_program_gives_the_same_numbers(whole, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
-    assert simulation.program_of(brief=True) is simulation.advance, "whoever chose flags has chosen"
+    assert simulation.program_of("brief") is simulation.advance, "whoever chose flags has chosen"
     monkeypatch.setenv("XLA_FLAGS", "")
-    assert simulation.program_of(brief=True) is not simulation.advance
-    brief = Simulation(algorithm, data, Options(record_every=1, diagnostics="cheap", brief=True))
-    *_, last = brief.rounds(algorithm.settings, 3, [5])
-    close(brief.answer(algorithm.settings, last.state), (whole.outer, whole.inner))
+    assert simulation.program_of("brief") is not simulation.advance
+    for effort in simulation.EFFORTS:
+        briefly = Simulation(algorithm, data, Options(record_every=1, diagnostics="cheap", effort=effort))
+        *_, last = briefly.rounds(algorithm.settings, 3, [5])
+        close(briefly.answer(algorithm.settings, last.state), (whole.outer, whole.inner))
 
 
 def test_a_moment_is_all_that_is_needed_to_go_on(whole):

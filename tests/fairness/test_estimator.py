@@ -127,9 +127,9 @@ def test_cross_val_score_with_defaults_compiles_once(raw):
     X, y, sex, _ = raw
     with sklearn.config_context(enable_metadata_routing=True):
         clf = FairFederatedClassifier(random_state=0).set_fit_request(sensitive_features=True)
-        before = program_of(brief=True)._cache_size()
+        before = program_of("brief")._cache_size()
         scores = cross_val_score(clf, X, y, cv=10, params={"sensitive_features": sex})
-    assert program_of(brief=True)._cache_size() - before <= 2
+    assert program_of("brief")._cache_size() - before <= 2
     assert scores.mean() > 0.6
 
 

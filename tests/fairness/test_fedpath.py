@@ -265,7 +265,7 @@ def test_the_rounds_are_a_small_program():
     part = with_cells(rows_of(0, 64))
     algorithm = fedpath(Formulation(), Model("logistic", 6), 2, 64, RIDGE, (0.5, 2.0))
     data = fb.ClientData.from_clients([part, part])
-    run = Simulation(algorithm, data, Options("samples", record_every=1, diagnostics="cheap", brief=True))
+    run = Simulation(algorithm, data, Options("samples", record_every=1, diagnostics="cheap", effort="brief"))
     state = run.start(algorithm.settings, 0).counted_anew()
     numbers = (np.uint32(0), state, *np.int32([0, 1, 1]))
     text = program_of(True).lower(run.loop, algorithm.settings, run.fleet, *numbers).as_text()

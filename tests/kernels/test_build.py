@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
+import threading
 from pathlib import Path
 
 import jax
@@ -63,6 +64,13 @@ def test_a_damaged_library_is_built_anew_and_programs_are_kept(tmp_path, monkeyp
     # A second process finds the library and the compiled programs that call it.
     assert spoken(process(PROGRAM, **environment)) == "same"
     assert (folder / "linear.so").stat().st_mtime_ns == built.st_mtime_ns
+
+
+def test_building_can_begin_beside_other_work(monkeypatch):
+    asked = threading.Event()
+    monkeypatch.setattr(build, "available", asked.set)
+    kernels.begin()
+    assert asked.wait(60)
 
 
 def test_turned_off_by_the_environment(monkeypatch):

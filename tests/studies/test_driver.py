@@ -155,6 +155,16 @@ def test_programs_are_let_go_before_a_process_runs_out_of_mappings(monkeypatch, 
     np.testing.assert_array_equal(compiled(np.zeros(3)), 1)
 
 
+def test_mappings_are_counted_now_and_then(monkeypatch, tmp_path):
+    looks = []
+    monkeypatch.setattr(driver, "make_room", lambda: looks.append(time.monotonic()))
+    conduct(Letters(), tmp_path / "seldom", workers=2)
+    assert looks == [], "28 parts take a moment"
+    monkeypatch.setattr(driver, "LOOK", 0.0)
+    conduct(Letters(), tmp_path / "often", workers=2)
+    assert len(looks) == 28
+
+
 def test_numpy_has_one_thread_while_every_core_has_a_part(tmp_path):
     class Watched(Letters):
         def compute(self, part):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedbilevel import kernels
 from fedbilevel.calculus import Calls, Tree, add, inner_gradient, no_calls, scale, subtract
 from fedbilevel.hypergradients import Points
 from fedbilevel.hypergradients.neumann import fused_inner_gradients, fused_serves
@@ -90,7 +91,7 @@ def cube_root_rate(delta: Any, u: Any, sigma: Any, step: jax.Array, like: Any) -
     """alpha_t = delta / (u + sigma^2 t)^(1/3), in the type ``like``."""
     time = step.astype(like)
     first, start, spread = (jnp.asarray(value, like) for value in (delta, u, sigma))
-    return first / jnp.cbrt(start + spread**2 * time)
+    return first / kernels.cube_root(start + spread**2 * time)
 
 
 def share_kept(constant: Any, alpha: jax.Array) -> jax.Array:

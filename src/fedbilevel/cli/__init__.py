@@ -6,6 +6,7 @@ are loaded inside the commands, which are listed here.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Annotated
@@ -93,8 +94,14 @@ app.add_typer(data)
 app.add_typer(federate)
 
 
+COLLECT = 50_000
+"""Objects from one look for garbage to the next."""
+
+
 def main() -> None:
     """Entry point: one clear sentence and exit code 2 on bad input, never a traceback."""
+    # What is imported and traced stays.  To look for garbage in it as often as Python does by default takes half a second.
+    gc.set_threshold(COLLECT)
     try:
         app()
     except (ValueError, TypeError, ArithmeticError, OSError, RuntimeError, ImportError) as error:

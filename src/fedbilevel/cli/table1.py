@@ -75,6 +75,10 @@ def table1(
 
     Two datasets, two distributions, six methods, ten seeds.
     """
+    from fedbilevel import kernels
+
+    # On a machine that has not built them yet, a compiler can do so while this process loads the rest and reads the data.
+    kernels.begin()
     from fedbilevel.studies import table1 as study
 
     if verify is not None:

@@ -83,20 +83,20 @@ class Options:
     client_chunk: int | None = CHUNK
     devices: Sequence[Any] | None = None
     secure: bool = False
-    brief: bool = False
+    effort: str = "full"
     message_dtype: str | None = None
 
 
 @dataclass(frozen=True)
 class CompiledLoop:
     """The static part: what is compiled.  ``level`` None records nothing; ``measuring`` is the layout of what records;
-    ``brief``: the rounds take less time than optimising the program to the full would."""
+    ``effort``: how much XLA optimises it, one of `EFFORTS`."""
 
     build: Any
     layout: Layout
     measuring: Layout
     level: str | None
-    brief: bool = False
+    effort: str = "full"
 
     def measured(self, algorithm: Algorithm, fleet: Fleet, state: State, key: jax.Array, done: Any, since: Any) -> Any:
         """A row after ``done`` rounds, the last of them being the latest that took part; before round 1, the first."""
@@ -111,7 +111,7 @@ class CompiledLoop:
 
 def begin(loop: CompiledLoop, settings: Any, seed: Any) -> State:
     """Of one seed, or of several side by side.  How clients are laid out and what is recorded play no part in the program."""
-    state: State = _compiled(_begin, loop.brief, 0)(loop.build, loop.layout.places, settings, seed)
+    state: State = _compiled(_begin, loop.effort, once=True)(loop.build, loop.layout.places, settings, seed)
     return state
 
 
@@ -174,35 +174,42 @@ def _advance(
     return shared(*arguments)  # type: ignore[no-any-return]
 
 
-BRIEF = {
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_backend_optimization_level": 1,
-    "xla_cpu_parallel_codegen_split_count": 4,
+PLAIN = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 4}
+"""What XLA leaves out for a program that mostly calls kernels.  Its newer way of emitting what lies between them takes as long
+to compile as everything else; of Table 1's methods, all but FCFL get the same bits from the older one (cube roots differ, hence
+`kernels.cube_root`).  In 4 parts instead of 32, each of which begins with a copy of the whole, it takes a tenth less."""
+EFFORTS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "plain": PLAIN,
+    "brief": {**PLAIN, "xla_backend_optimization_level": 1},
 }
-"""What XLA leaves out for a program that runs briefly: FedPath's then took half the time to compile, and its rounds on 10,000
-rows a tenth longer.  Without any optimisation (level 0) it would be a quarter, and five times as long: that is for what runs
-once.  In 4 parts instead of 32, each of which begins with a copy of the whole, it takes a tenth less processor time."""
+"""How XLA compiles the rounds, where nobody chose its flags: with all it can do; `PLAIN`; or, for rounds that take less time
+than optimising them would, brief.  FedPath's then took half the time, and its rounds on 10,000 rows a tenth longer."""
+ONCE = {**PLAIN, "xla_backend_optimization_level": 0}
+"""For what runs once: without any optimisation it takes a quarter of the time to compile, and five times as long."""
 STATIC = {"_begin": ("build", "places"), "_advance": ("loop",)}
 
 
-def program_of(brief: bool) -> Any:
-    """The compiled loop, or the same compiled with `BRIEF`."""
-    return _compiled(_advance, brief)
+def program_of(effort: str) -> Any:
+    """The loop, compiled with one of `EFFORTS`."""
+    return _compiled(_advance, effort)
 
 
-def _compiled(function: Any, brief: bool, level: int = 1) -> Any:
-    """With all that XLA can do; or, where it is to be brief and nobody chose XLA's flags, with `BRIEF`, at this level."""
-    chosen = any(name in os.environ.get("XLA_FLAGS", "") for name in BRIEF)
-    return _jitted(function, level if brief and not chosen and jax.default_backend() == "cpu" else None)
+def _compiled(function: Any, effort: str, once: bool = False) -> Any:
+    """XLA's own options where there are to be all of them, or somebody chose its flags, or it compiles for another device."""
+    chosen = any(name in os.environ.get("XLA_FLAGS", "") for name in ONCE)
+    if effort == "full" or chosen or jax.default_backend() != "cpu":
+        return _jitted(function, "full")
+    return _jitted(function, effort, once)
 
 
 @cache
-def _jitted(function: Any, level: int | None) -> Any:
-    options = None if level is None else {**BRIEF, "xla_backend_optimization_level": level}
-    return jax.jit(function, static_argnames=STATIC[function.__name__], compiler_options=options)
+def _jitted(function: Any, effort: str, once: bool = False) -> Any:
+    options = ONCE if once else EFFORTS[effort]
+    return jax.jit(function, static_argnames=STATIC[function.__name__], compiler_options=options or None)
 
 
-advance = _jitted(_advance, None)
+advance = _jitted(_advance, "full")
 
 
 class Moment(NamedTuple):
@@ -349,7 +356,7 @@ class Simulation:
                 rounds = cohorts.stretch(layout.cohort, cohorts.client_bytes(self.data))
                 layout = replace(layout, stretch=rounds)
         self.loop = CompiledLoop(
-            self.algorithm.build, layout, grouped if records else layout, self.level, self.options.brief
+            self.algorithm.build, layout, grouped if records else layout, self.level, self.options.effort
         )
         if layout.stretch:
             self.fleet: Fleet = replace(fleet, ends=jax.device_put(fleet.ends))
@@ -449,7 +456,7 @@ class Simulation:
         self, settings: Any, fleet: Fleet, seed: Seeds, moment: Moment, blocks: int, every: int
     ) -> tuple[State, Any]:
         numbers = map(np.int32, (moment.done, blocks, every))
-        program = program_of(self.loop.brief)
+        program = program_of(self.loop.effort)
         return program(self.loop, settings, fleet, np.asarray(seed, np.uint32), moment.counted_anew(), *numbers)  # type: ignore[no-any-return]
 
     def _complete(self, row: dict[str, Any], before: dict[str, Any], done: int, seconds: float) -> dict[str, Any]:

@@ -6,8 +6,9 @@ A `Trainer` traces and compiles nothing twice; what it computes is what single f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +33,7 @@ WIDTH = 16
 """Features of a logistic model are filled up to a multiple of this, see `fit_alike`."""
 
 BRIEF_BYTES = 16 * 2**20
-"""Rows up to which FedPath's rounds are brief, see `CompiledLoop`: all of them take a second or two."""
+"""Rows up to which FedPath's rounds are brief, see `EFFORTS`: all of them take a second or two."""
 
 
 class Clients(NamedTuple):
@@ -219,8 +220,8 @@ def fit_alike(
 class Trainer:
     """A program for clients like those of ``example``; `compile` once, then `run` from any thread.
 
-    ``narrow``: the same program without the columns that fill up the features, whose bytes are counted.  ``brief``: the model's
-    rounds take less time than compiling them to the full would, see `CompiledLoop`.
+    ``narrow``: the same program without the columns that fill up the features, whose bytes are counted.  ``efforts``: how much
+    XLA optimises a stage, by name, see `EFFORTS`; all it can where nothing is said.
     """
 
     def __init__(
@@ -229,10 +230,10 @@ class Trainer:
         example: Clients,
         record_every: int | None = None,
         narrow: FairProgram | None = None,
-        brief: bool = False,
+        efforts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.program, self.example, self.record_every, self.narrow = program, example, record_every, narrow
-        self.brief = brief
+        self.efforts = efforts
         self._laid_out: dict[int, Simulation] = {}
 
     def compile(self, seeds: Sequence[int] | None = None) -> None:
@@ -321,12 +322,13 @@ class Trainer:
         if number in self._laid_out:
             return self._laid_out[number].on(data)
         every = None if self.record_every is None else min(self.record_every, stage.rounds)
+        short = self.program.path and bytes_of(data.train) <= BRIEF_BYTES
         options = Options(
             stage.weights,
             record_every=every,
             diagnostics="cheap",
             secure=self.program.secure,
-            brief=(self.brief and stage.name == "model") or (self.program.path and bytes_of(data.train) <= BRIEF_BYTES),
+            effort="brief" if short else self.efforts.get(stage.name, "full"),
         )
         narrow = None
         if self.narrow is not None:

@@ -9,11 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "xla/ffi/api/ffi.h"
+#include "calls.h"
 
 namespace fedbilevel {
-
-namespace ffi = xla::ffi;
 
 // The size of the dimension `from_end` places from the end (the last is 1), or 0 if there is none.
 inline int64_t SizeOf(const ffi::AnyBuffer& buffer, size_t from_end) {

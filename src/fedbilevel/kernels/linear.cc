@@ -19,9 +19,9 @@
 #include "packed_calls.h"
 #endif
 #include "products.h"
+#include "root.h"
 #include "take.h"
 #include "whole.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace fedbilevel {
 namespace {
@@ -275,43 +275,34 @@ ffi::Error ProductsForType(ffi::RemainingArgs operands, ffi::RemainingRets resul
   }
 }
 
+#if FEDBILEVEL_PART == 2
+ffi::Error PackedSafely(ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t link, int32_t ones, int32_t by_row) {
+  return Safely([&] { return RunPacked(operands, results, link, ones, by_row); });
+}
+
+ffi::Error PackedWholeSafely(ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t ones) {
+  return Safely([&] { return RunPackedWhole(operands, results, ones); });
+}
+#endif
+
 }  // namespace
 
 #if FEDBILEVEL_PART != 1
-XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelProducts, ProductsForType,
-                              ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("sums"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelWhole, WholeForType, ffi::Ffi::Bind().RemainingArgs().RemainingRets());
+FEDBILEVEL_HANDLER(FedbilevelProducts, ProductsForType, "sums")
+FEDBILEVEL_HANDLER(FedbilevelWhole, WholeForType)
 #endif
 
 #if FEDBILEVEL_PART == 2
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    FedbilevelPacked,
-    [](ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t link, int32_t ones, int32_t by_row) {
-      return Safely([&] { return RunPacked(operands, results, link, ones, by_row); });
-    },
-    ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("link").Attr<int32_t>("ones").Attr<int32_t>("by_row"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    FedbilevelPackedWhole,
-    [](ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t ones) {
-      return Safely([&] { return RunPackedWhole(operands, results, ones); });
-    },
-    ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("ones"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelTake, TakeRows,
-                              ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("row_rank"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelFold, FoldIn, ffi::Ffi::Bind().RemainingArgs().RemainingRets());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelDraw, DrawRows,
-                              ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("train"));
+FEDBILEVEL_HANDLER(FedbilevelPacked, PackedSafely, "link", "ones", "by_row")
+FEDBILEVEL_HANDLER(FedbilevelPackedWhole, PackedWholeSafely, "ones")
+FEDBILEVEL_HANDLER(FedbilevelTake, TakeRows, "row_rank")
+FEDBILEVEL_HANDLER(FedbilevelRoot, CubeRoots)
+FEDBILEVEL_HANDLER(FedbilevelFold, FoldIn)
+FEDBILEVEL_HANDLER(FedbilevelDraw, DrawRows, "train")
 #endif
 
 #if FEDBILEVEL_PART != 2
-// Bound without a list of its operands, which would take longer to compile than the kernels.
-XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelLinear, RunForType,
-                              ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("link"));
+FEDBILEVEL_HANDLER(FedbilevelLinear, RunForType, "link")
 #endif
 
 }  // namespace fedbilevel

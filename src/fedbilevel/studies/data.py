@@ -124,10 +124,11 @@ def table(source: str, encoding: str = "clean") -> Dataset:
     return SOURCES[source].load(encoding)
 
 
-def halves(
-    source: str, number: int, encoding: str = "clean"
-) -> tuple[Dataset, np.ndarray, np.ndarray, Any, Any, list[Any]]:
-    """A data set in training and test part: rows and group codes of either, and the groups' names."""
+@lru_cache(maxsize=8)
+def halves(source: str, number: int, encoding: str) -> tuple[Dataset, np.ndarray, np.ndarray, Any, Any, list[Any]]:
+    """A data set in training and test part: rows and group codes of either, and the groups' names.
+
+    Kept for a while: both distributions have the same, and a study asks for them again at its end."""
     data = table(source, encoding)
     train, test = partition.train_test_split(data.groups, test_share=TEST_SHARE, seed=number)
     codes, names = encode_groups(data.groups.iloc[train])

@@ -27,6 +27,8 @@ from fedbilevel.runs import Run, RunFolder
 MAPPINGS = Path("/proc/self/maps")
 MOST_MAPPINGS = 50_000
 """Linux allows a process 65,530.  A compiled program takes some 300, and JAX keeps it for as long as its caches know it."""
+LOOK = 1.0
+"""Seconds from one look at them to the next, which takes as long as measuring a run: no time for fifty programs."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,7 @@ class _Crew:
         self.total = sum(len(part.keys) for part in parts)
         self.done = self.total - sum(len(part.keys) for part in left)
         self.began, self.spent, self.cost = time.monotonic(), 0.0, sum(part.cost for part in left)
+        self.looked = self.began
 
     def work(self, workers: int) -> None:
         self.report(Standing(self.done, self.total, None, "preparing"))
@@ -182,7 +185,9 @@ class _Crew:
                         self.prepared[part.program] = True
                         self.changed.notify_all()
                 self.computed.put((part, self.study.compute(part)))
-                make_room()
+                if time.monotonic() - self.looked > LOOK:
+                    self.looked = time.monotonic()
+                    make_room()
         except BaseException as failure:
             self._stop(failure)
 

@@ -63,8 +63,14 @@ RATES = {"adult-sex": 0.58, "adult-race": 0.58, "credit-status": 0.55}
 LARGEST_LOSS = 0.005
 """Accuracy that a setting may cost on the rows set aside, against FedAvg, when settings are chosen."""
 WORKERS = 2
-BRIEF = ("fedavg", "fedreg", *BILEVEL)
-"""Methods whose model has few rounds on small minibatches: compiled in half the time they give the same bits, hardly later."""
+EFFORTS = {
+    "fedavg": {"model": "brief"},
+    "fedreg": {"model": "brief"},
+    "fedminmax": {"model": "plain"},
+    **{name: {"weights": "plain", "model": "brief"} for name in BILEVEL},
+}
+"""How much XLA optimises the stages of methods that give the same bits with less, and hardly later: what a round does is in
+kernels.  Models with few rounds on small minibatches need least."""
 
 
 class Entry(NamedTuple):
@@ -267,8 +273,10 @@ def _options(recipe: Recipe) -> dict[str, Any]:
 def trainer_of(case: Case, recipe: Recipe) -> Trainer:
     """For the clients of one split, which are its example."""
     paper = recipe.formulation.kind == "paper" and recipe.method in BILEVEL
-    brief = recipe.method in BRIEF
-    return Trainer(FairProgram(recipe, case.model, len(case.names)), case.paper if paper else case.whole, brief=brief)
+    efforts = EFFORTS.get(recipe.method, {})
+    return Trainer(
+        FairProgram(recipe, case.model, len(case.names)), case.paper if paper else case.whole, efforts=efforts
+    )
 
 
 def evaluate(case: Case, label: str, recipe: Recipe, setting: str, default: bool) -> dict[str, Any]:
@@ -432,7 +440,7 @@ def floors(rows: pd.DataFrame, splits: int = 20) -> pd.DataFrame:
             continue
         positives, gaps = [], []
         for number in range(splits):
-            table, train, test, codes, test_codes, names = data.halves(case, number)
+            table, train, test, codes, test_codes, names = data.halves(case, number, "clean")
             labels = table.y.to_numpy()
             inside = np.bincount(codes[labels[train] == 1], minlength=len(names))
             outside = np.bincount(test_codes[labels[test] == 1], minlength=len(names))

@@ -6,7 +6,6 @@ The options, every constant they resolve to, the runs, and how the learning rate
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -265,8 +264,8 @@ class Design(Study):
         place = (trial.dataset, trial.method, recipe.outer_batch_size, together and len(together))
         if place not in self._trainers:
             program = FairProgram(recipe, case.model, len(case.names), names=case.names)
-            brief = recipe.method in fairness.BRIEF
-            trainer = Trainer(program, case.whole if trial.method in OURS else case.paper, brief=brief)
+            clients = case.whole if trial.method in OURS else case.paper
+            trainer = Trainer(program, clients, efforts=fairness.EFFORTS.get(recipe.method, {}))
             trainer.compile(together)
             self._trainers[place] = trainer
         return self._trainers[place]
@@ -327,9 +326,7 @@ def run(
     design: Design, out: str | Path, report: Report | None = None, line: str = "", workers: int | None = None
 ) -> Run:
     """Run what ``out`` does not hold yet, and return all of it."""
-    # On a machine that has not built the kernels yet, a compiler can do so while this process reads the data.  No daemon: a
-    # process that ends with such a thread at work (as where the folder is refused) may crash.
-    threading.Thread(target=kernels.available).start()
+    kernels.begin()
     return conduct(design, out, report, line, workers)
 
 
