@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+import zlib
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +30,7 @@ import jax
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from jax._src import compilation_cache
 from jax._src.interpreters import mlir
 
 jax.config.update("jax_enable_x64", True)
@@ -43,6 +45,9 @@ def dialects(thread, load=mlir.make_ir_context):
 
 
 mlir.make_ir_context = lambda: dialects(threading.get_ident())
+# Programs are read back a few times and kept for a week: packing them well took longer than that is worth.
+compilation_cache.compress_executable = lambda program: zlib.compress(program, 1)
+compilation_cache.decompress_executable = zlib.decompress
 
 # Derandomised: a run of the suite says the same thing twice.  No deadline: the first example may compile.
 settings.register_profile(
