@@ -5,7 +5,6 @@ Pages of a folder share a process, so that JAX starts only that often.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -17,6 +16,7 @@ import typer
 
 from docsbuild import commands
 from fedbilevel.cli import app
+from tests.quicker import plain
 from tests.test_architecture import HEIGHT, LAYERS
 
 ROOT = Path(__file__).parents[1]
@@ -44,12 +44,13 @@ def test_code_blocks_run(pages, tmp_path):
         f"exec(compile({chr(10).join(found)!r}, {page.name!r}, 'exec'), {{}})"
         for page, found in zip(pages, blocks, strict=True)
     ]
-    program.write_text("\n".join(each), encoding="utf-8")
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("JAX_") or "CACHE" in name}
-    if pages[0] in LONG and "XLA_FLAGS" in plain:
-        plain["XLA_FLAGS"] = plain["XLA_FLAGS"].replace("optimization_level=0", "optimization_level=1")
+    quicker = f"import runpy; runpy.run_path({str(ROOT / 'tests' / 'quicker.py')!r})"
+    program.write_text("\n".join([quicker, *each]), encoding="utf-8")
+    environment = plain()
+    if pages[0] in LONG and "XLA_FLAGS" in environment:
+        environment["XLA_FLAGS"] = environment["XLA_FLAGS"].replace("optimization_level=0", "optimization_level=1")
     done = subprocess.run(
-        [sys.executable, str(program)], cwd=tmp_path, env=plain, capture_output=True, text=True, timeout=600
+        [sys.executable, str(program)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
