@@ -4,9 +4,7 @@ import ctypes
 import gc
 import os
 import sys
-import threading
 import time
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,6 +14,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # all of them cost no processor time, and reading them back in the next run spared 1.6 of 3.7 seconds.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "programs"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # an eighth of the time to lower a program
 # The suite compiles some thousand programs and runs each for milliseconds: the compiler's optimisations would cost more than
 # half of its time.  `make test-optimised` has them.  XLA ends the process at a flag it does not know, hence the version.
 if os.environ.get("FEDBILEVEL_OPTIMISED") != "1" and version("jaxlib").startswith("0.10."):
@@ -29,20 +28,11 @@ import jax
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-from jax._src.interpreters import mlir
+
+from tests.quicker import dialects
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_traceback_in_locations_limit", 0)  # an eighth of the time to lower a program
-
-
-@cache
-def dialects(thread, load=mlir.make_ir_context):
-    """MLIR's dialects, once a thread: JAX would load them for every program, in 4 of the 14 milliseconds of one operation."""
-    return load()
-
-
-mlir.make_ir_context = lambda: dialects(threading.get_ident())
 
 # Derandomised: a run of the suite says the same thing twice.  No deadline: the first example may compile.
 settings.register_profile(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ import pytest
 from filelock import FileLock
 
 from docsbuild import gallery
+from tests.quicker import plain
 
 ROOT = Path(__file__).parents[1]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -42,10 +42,10 @@ def site(tmp_path_factory, worker_id):
 
 
 def build(folder):
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("JAX_") or "CACHE" in name}
+    environment = plain()
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
     done = subprocess.run(
-        command, cwd=ROOT, env={**plain, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=900
+        command, cwd=ROOT, env={**environment, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=900
     )
     if done.returncode:
         shutil.rmtree(folder, ignore_errors=True)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.quicker import plain
+
 PAGES = Path(__file__).parents[1] / "docs" / "tutorials"
 ELSEWHERE = ("pip install", "open ")
 """Lines for a person: the package is here already, and nobody looks at a browser."""
@@ -26,10 +28,10 @@ def script(page: Path) -> str:
 
 def follow(name: str, folder: Path, seconds: int) -> None:
     # What pytest sets for JAX stays out: a reader's shell has none of it.
-    plain = {key: value for key, value in os.environ.items() if not key.startswith("JAX_") or "CACHE" in key}
-    path = os.pathsep.join([str(Path(sys.executable).parent), plain["PATH"]])
+    environment = plain()
+    path = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
     done = subprocess.run(
-        ["bash", "-c", script(PAGES / name)], cwd=folder, env={**plain, "PATH": path}, capture_output=True, text=True,
+        ["bash", "-c", script(PAGES / name)], cwd=folder, env={**environment, "PATH": path}, capture_output=True, text=True,
         timeout=seconds,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]

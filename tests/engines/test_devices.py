@@ -19,6 +19,7 @@ WAIT = 240
 PREAMBLE = """
 import json, sys
 import jax
+import tests.quicker
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 import numpy as np
