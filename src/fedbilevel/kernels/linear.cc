@@ -74,8 +74,7 @@ ffi::Error Run(const Call& call) {
   if (std::min({samples, length, cell_count, points, batch, minibatches}) < 1) {
     return ffi::Error::InvalidArgument(kEmpty);
   }
-  std::vector<int64_t> index_shape = {batch};
-  if (neumann) index_shape = {minibatches, batch};
+  const Sizes index_shape = neumann ? Sizes{minibatches, batch} : Sizes{batch};
 
   Batches all(call.first_result, 2);
   const auto features = all.Bind<const T>("features", call.features, {samples, length});
@@ -209,14 +208,13 @@ ffi::Error RunWhole(ffi::RemainingArgs operands, ffi::RemainingRets results) {
   const auto losses = all.Bind<T>("losses", result(0), {count});
   const auto counts = all.Bind<T>("counts", result(1), {count});
   // Where only losses are asked for, the other names stand for buffers that are there and stay unread.
-  const std::vector<int64_t> whole_row = {length};
   const auto rates = all.Bind<T>("rates", result(2), {count});
   const auto positives = all.Bind<T>("positives", result(3), {count});
-  const auto loss_gradient = all.Bind<T>("loss gradient", result(4), gradients ? whole_row : std::vector<int64_t>{count});
-  const auto rate_gradients = all.Bind<T>("rate gradients", result(5), gradients ? std::vector<int64_t>{count, length} : std::vector<int64_t>{count});
+  const auto loss_gradient = all.Bind<T>("loss gradient", result(4), {gradients ? length : count});
+  const auto rate_gradients = all.Bind<T>("rate gradients", result(5), gradients ? Sizes{count, length} : Sizes{count});
   const Buffer sharpness = operand(gradients ? 6 : 5);
   const auto temperature =
-      all.Bind<const T>("temperature", sharpness, gradients ? std::vector<int64_t>{} : whole_row);
+      all.Bind<const T>("temperature", sharpness, gradients ? Sizes{} : Sizes{length});
   if (!all.error().empty()) return ffi::Error::InvalidArgument(all.error());
 
   // Elements on the same rows, such as several seeds' runs on one client, go one after the other.
@@ -305,7 +303,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelTake, TakeRows,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelFold, FoldIn, ffi::Ffi::Bind().RemainingArgs().RemainingRets());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelDraw, DrawRows,
-                              ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("train"));
+                              ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("steps").Attr<int32_t>("train_pieces"));
 #endif
 
 #if FEDBILEVEL_PART != 2

@@ -49,13 +49,12 @@ inline ffi::Error RunPacked(ffi::RemainingArgs operands, ffi::RemainingRets resu
   if (std::min({samples, points, cell_count, batch, batches}) < 1 || !Fits(words, numbers, ones, length)) {
     return ffi::Error::InvalidArgument(kBadRecord);
   }
-  std::vector<int64_t> index_shape = {batch};
-  if (neumann) index_shape = {batches, batch};
+  const Sizes index_shape = neumann ? Sizes{batches, batch} : Sizes{batch};
   Batches all(result(0), 2);
   const auto records = all.Bind<const int32_t>("records", operand(0), {samples, words});
   const auto columns = all.Bind<const int32_t>("columns", operand(1), {numbers});
   const auto targets = all.Bind<const float>("targets", operand(2), {samples});
-  const auto cells = all.Bind<const int32_t>("cells", operand(3), by_row ? index_shape : std::vector<int64_t>{samples});
+  const auto cells = all.Bind<const int32_t>("cells", operand(3), by_row ? index_shape : Sizes{samples});
   const auto indices = all.Bind<const int32_t>("indices", operand(4), index_shape);
   const auto inner = all.Bind<const float>("inner", operand(5), {points, length});
   const auto vectors = all.Bind<const float>("vectors", operand(neumann ? 6 : 5), {points, length});
@@ -111,7 +110,6 @@ inline ffi::Error RunPackedWhole(ffi::RemainingArgs operands, ffi::RemainingRets
   const auto losses = all.Bind<float>("losses", result(0), {count});
   const auto counts = all.Bind<float>("counts", result(1), {count});
   // Where only losses are asked for, the other names stand for buffers that are there and stay unread.
-  using Sizes = std::vector<int64_t>;
   const auto temperature = all.Bind<const float>("temperature", operand(gradients ? 7 : 6), gradients ? Sizes{} : Sizes{length});
   const auto rates = all.Bind<float>("rates", result(2), {count});
   const auto positives = all.Bind<float>("positives", result(3), {count});
