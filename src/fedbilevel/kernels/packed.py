@@ -63,7 +63,7 @@ def _packed(features: np.ndarray) -> Packed | None:
     one[:, columns] = False
     which, place = np.divmod(np.flatnonzero(one), length)
     counts = np.bincount(which, minlength=len(rows))
-    ones = -(-int(counts.max()) // ONES) * ONES
+    ones = max(-(-int(counts.max()) // ONES), 1) * ONES
     size = 4 * len(columns) + 2 * ones
     words = -(-size // (4 * WORDS)) * WORDS
     if LEAST * (len(columns) + ones) > length or 2 * words > length:
