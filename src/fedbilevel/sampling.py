@@ -20,6 +20,7 @@ from fedbilevel.kernels import Packed, draw, over_rows, take
 
 STATIC = {"static": True}
 Use = Callable[[Tree], Any]
+PackedLeaves = dict[str, dict[str, Packed]]
 
 
 @jax.tree_util.register_dataclass
@@ -30,8 +31,8 @@ class LocalData:
     ``shared``: the leaves are ``[clients, samples, ...]`` and this client's rows are picked by ``client``, so that a
     minibatch is one gather and no client's rows are copied; otherwise the leaves are this client's own ``[samples, ...]``.
     ``own``: then these ``[samples, ...]`` all the same where they are at hand, for whole sets: picking them would copy them.
-    ``number`` is the client's own among all clients, wherever its rows lie.  ``packed``: the features of ``train`` once more,
-    for kernels that read one-hot rows by their ones.
+    ``number`` is the client's own among all clients, wherever its rows lie.  ``packed``: leaves of a part once more, by part and
+    name, for kernels that read one-hot rows by their ones.
 
     Clients of unequal sizes: the sizes say which rows are real, and nobody's result depends on the padding behind them.
     Minibatches draw real rows.  A whole set is cut to size, for which an engine runs clients of equal size together; or it
@@ -50,12 +51,14 @@ class LocalData:
     padded: tuple[str, ...] = field(default=(), metadata=STATIC)
     notice: Callable[[str, bool], None] | None = field(default=None, metadata=STATIC)
     own: tuple[Tree, Tree] | None = None
-    packed: Packed | None = None
+    packed: PackedLeaves = field(default_factory=dict)
 
     def rows(self, part: str, indices: jax.Array, use: Use | None = None) -> Any:
         """The rows of these numbers, or what ``use`` makes of them."""
         tree, numbers = self.flat(part, indices)
-        return jax.tree.map(lambda leaf: take(leaf, numbers), tree) if use is None else over_rows(use, tree, numbers)
+        if use is not None:
+            return over_rows(use, tree, numbers, self._packed(part))
+        return jax.tree.map(lambda leaf: take(leaf, numbers), tree)
 
     def whole(self, part: str) -> Tree:
         if self.notice is not None:
@@ -89,9 +92,12 @@ class LocalData:
 
     def features(self, rows: Tree, name: str) -> Any:
         """Of `flat` training ``rows`` the leaf ``name``, packed where it is."""
-        if self.packed is None:
-            return rows[name]
-        return self.packed.flat() if self.shared else self.packed
+        return self._packed("train").get(name, rows[name])
+
+    def _packed(self, part: str) -> dict[str, Packed]:
+        """The leaves of a part that are packed, as `flat` has its rows."""
+        leaves = self.packed.get(part, {})
+        return {name: leaf.flat() for name, leaf in leaves.items()} if self.shared else leaves
 
 
 class Draws(NamedTuple):

@@ -304,7 +304,9 @@ class Simulation:
         placed, leaf = place_fleet(fleet, layout), self.algorithm.linear
         if leaf is None or layout.mesh is not None or layout.groups is not None or layout.cohort is not None:
             return placed
-        return replace(placed, packed=_packed(self.data.train[leaf]))
+        parts = {part: getattr(self.data, part) for part in self.data.parts}
+        kept = {part: _packed(rows[leaf]) for part, rows in parts.items() if isinstance(rows, dict) and leaf in rows}
+        return replace(placed, packed={part: {leaf: rows} for part, rows in kept.items() if rows is not None})
 
     @cached_property
     def traffic(self) -> Traffic:

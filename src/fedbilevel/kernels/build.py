@@ -35,7 +35,7 @@ _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w")
 _NATIVE = "-march=native"
 _HANDLERS = {
     "linear": "FedbilevelLinear", "take": "FedbilevelTake", "whole": "FedbilevelWhole", "packed": "FedbilevelPacked",
-    "packed-whole": "FedbilevelPackedWhole", "draw": "FedbilevelDraw", "fold": "FedbilevelFold",
+    "packed-whole": "FedbilevelPackedWhole", "packed-products": "FedbilevelPackedProducts", "draw": "FedbilevelDraw", "fold": "FedbilevelFold",
     "products": "FedbilevelProducts",
 }  # fmt: skip
 _LIBRARIES = {

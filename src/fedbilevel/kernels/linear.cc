@@ -297,6 +297,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
     },
     ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("ones"));
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    FedbilevelPackedProducts,
+    [](ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t ones, int32_t sums) {
+      return Safely([&] { return RunPackedProducts(operands, results, ones, sums); });
+    },
+    ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("ones").Attr<int32_t>("sums"));
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(FedbilevelTake, TakeRows,
                               ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int32_t>("row_rank"));
 

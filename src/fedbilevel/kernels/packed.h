@@ -188,9 +188,9 @@ inline void FourDots(const Packed& packed, const int32_t* const* records, const 
   for (int lane = 0; lane < kLanes; ++lane) std::memcpy(tile.dots[lane] + place, &lanes[lane], sizeof(Entry));
 }
 
-// Calls `use` for every tile of the records that `indices` names, with the dot products of all lanes. Without cells every row
-// has a weight of its own. False if a cell or a column is out of range.
-template <typename Use>
+// Calls `use` for every tile of the records that `indices` names, with the dot products of all lanes, unless nobody wants them.
+// Without cells every row has a weight of its own; without targets these are zero. False if a cell or a column is out of range.
+template <bool kDots = true, typename Use>
 bool VisitRecords(const Packed& packed, const Model<float>& model, const int32_t* indices, int64_t begin, int64_t end,
                   int64_t last, PackedSpace& space, PackedTile& tile, Use use) {
   constexpr int64_t kLine = kCacheLine / sizeof(int32_t);
@@ -206,7 +206,7 @@ bool VisitRecords(const Packed& packed, const Model<float>& model, const int32_t
     for (int64_t i = 0; i < tile.size; ++i) {
       const int64_t sample = indices[first + i];
       tile.cells[i] = cells == nullptr ? sample : cells[sample];
-      tile.targets[i] = targets[sample];
+      tile.targets[i] = targets == nullptr ? 0 : targets[sample];
       tile.records[i] = packed.Record(sample);
     }
     for (int64_t i = tile.size; i < filled; ++i) {
@@ -226,10 +226,10 @@ bool VisitRecords(const Packed& packed, const Model<float>& model, const int32_t
         const int32_t* record = packed.Record(coming);
         __builtin_prefetch(record);
         for (int64_t w = kLine; w < packed.words; w += kLine) __builtin_prefetch(record + w);
-        __builtin_prefetch(targets + coming);
+        if (targets != nullptr) __builtin_prefetch(targets + coming);
         if (cells != nullptr) __builtin_prefetch(cells + coming);
       }
-      FourDots(packed, tile.records + i, table, leading, tile, i);
+      if constexpr (kDots) FourDots(packed, tile.records + i, table, leading, tile, i);
     }
     use();
   }
@@ -317,6 +317,33 @@ inline bool PackedGradient(const Packed& packed, const Model<float>& model, cons
       const float sum = space.bank(0)[c][p] + space.bank(1)[c][p];
       gradients[p * packed.length + c] = sum * share + ridge[p] * space.queries()[c][p];
     }
+  }
+  return valid;
+}
+
+// results[q][i] = record indices[i] . vectors[q] for up to kLanes of them; or, where they are to be summed up, results[q] = sum_i
+// vectors[q][i] record indices[i] for up to kPoints. False if a column is out of range.
+inline bool PackedProducts(const Packed& packed, int64_t samples, const int32_t* indices, int64_t batch, int64_t count,
+                           bool sums, const float* const* vectors, float* const* results) {
+  const Model<float> model = {nullptr, nullptr, nullptr, samples, packed.length, samples, kSquared};
+  PackedSpace space(packed);
+  PackedTile tile = {};
+  int64_t done = 0;
+  if (!sums) {
+    for (int64_t q = 0; q < count; ++q) space.Put(q, 1, vectors[q]);
+    return VisitRecords(packed, model, indices, 0, batch, batch - 1, space, tile, [&] {
+      for (int64_t q = 0; q < count; ++q) std::copy_n(tile.dots[q], tile.size, results[q] + done);
+      done += tile.size;
+    });
+  }
+  const bool valid = VisitRecords<false>(packed, model, indices, 0, batch, batch - 1, space, tile, [&] {
+    for (int64_t q = 0; q < count; ++q) std::copy_n(vectors[q] + done, tile.size, tile.factors[q]);
+    CombineRecords(packed, tile, count, space);
+    done += tile.size;
+  });
+  JoinNumbers(packed, count, space);
+  for (int64_t q = 0; q < count; ++q) {
+    for (int64_t c = 0; c < packed.length; ++c) results[q][c] = space.bank(0)[c][q] + space.bank(1)[c][q];
   }
   return valid;
 }
