@@ -12,28 +12,37 @@
 #include <vector>
 
 #include "batches.h"
+#include "rows.h"
 
 namespace fedbilevel {
 
-constexpr int64_t kWords = 32;  // drawn together: twice a wide register, since each turn of one waits for the turn before
-typedef uint32_t Words __attribute__((vector_size(kWords * sizeof(uint32_t))));
+typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
+constexpr int64_t kWide = kVectorBytes / sizeof(uint32_t);
+constexpr int kChains = 4;  // drawn side by side: each turn of a word waits for the turn before
+constexpr int64_t kWords = kChains * kWide;
 
-// `Word`: one number, or a vector of them. Encrypts the counter (first, second) in place.
-template <typename Word>
-inline void Threefry(const uint32_t* key, Word& first, Word& second) {
+// `Word`: one number, or a vector of them. Encrypts the counters (first, second) in place.
+template <int kCount, typename Word>
+inline void Threefry(const uint32_t* key, Word* first, Word* second) {
   constexpr int kTurns[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
   const uint32_t keys[3] = {key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDAu};
-  first += keys[0];
-  second += keys[1];
+  for (int c = 0; c < kCount; ++c) {
+    first[c] += keys[0];
+    second[c] += keys[1];
+  }
   for (uint32_t group = 0; group < 5; ++group) {
     for (int turn = 0; turn < 4; ++turn) {
       const int by = kTurns[group % 2][turn];
-      first += second;
-      second = (second << by) | (second >> (32 - by));
-      second ^= first;
+      for (int c = 0; c < kCount; ++c) {
+        first[c] += second[c];
+        second[c] = (second[c] << by) | (second[c] >> (32 - by));
+        second[c] ^= first[c];
+      }
     }
-    first += keys[(group + 1) % 3];
-    second += keys[(group + 2) % 3] + group + 1;
+    for (int c = 0; c < kCount; ++c) {
+      first[c] += keys[(group + 1) % 3];
+      second[c] += keys[(group + 2) % 3] + group + 1;
+    }
   }
 }
 
@@ -54,7 +63,7 @@ inline ffi::Error FoldIn(ffi::RemainingArgs operands, ffi::RemainingRets results
     uint32_t key[2] = {keys[e][0], keys[e][1]};
     for (int64_t k = 0; k < count; ++k) {
       uint32_t first = 0, second = numbers[e][k];
-      Threefry(key, first, second);
+      Threefry<1>(key, &first, &second);
       key[0] = first;
       key[1] = second;
     }
@@ -92,19 +101,21 @@ inline ffi::Error DrawRows(ffi::RemainingArgs operands, ffi::RemainingRets resul
     counts[k < train_pieces ? 0 : 1] += size;
   }
   if (!all.error().empty()) return ffi::Error::InvalidArgument(all.error());
+  Words places;
+  for (int64_t k = 0; k < kWide; ++k) places[k] = k;
   for (int64_t e = 0; e < all.count(); ++e) {
     const int64_t number = *numbers[e], first[2] = {number * counts[0], steps * counts[0] + number * counts[1]};
     int64_t piece = 0, place = 0;
     for (int part = 0; part < 2; ++part) {
       const uint64_t size = static_cast<uint32_t>(sizes[e][part]);
       for (int64_t begin = 0; begin < counts[part]; begin += kWords) {
-        Words high = {}, low;
-        for (int64_t k = 0; k < kWords; ++k) low[k] = static_cast<uint32_t>(first[part] + begin + k);
-        Threefry(keys[e], high, low);
-        high ^= low;
+        Words high[kChains] = {}, low[kChains];
+        for (int c = 0; c < kChains; ++c) low[c] = places + static_cast<uint32_t>(first[part] + begin + c * kWide);
+        Threefry<kChains>(keys[e], high, low);
+        for (int c = 0; c < kChains; ++c) high[c] ^= low[c];
         uint32_t words[kWords];
         int32_t drawn[kWords];
-        std::memcpy(words, &high, sizeof(words));
+        std::memcpy(words, high, sizeof(words));
         for (int64_t k = 0; k < kWords; ++k) drawn[k] = static_cast<int32_t>((words[k] * size) >> 32);
         for (int64_t k = 0, here = std::min(kWords, counts[part] - begin); k < here;) {
           const int64_t fitting = std::min(here - k, sizes_of[piece] - place);
