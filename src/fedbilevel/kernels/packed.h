@@ -371,9 +371,11 @@ inline bool PackedNeumann(const Packed& packed, const Model<float>& model, const
   const float share = 1.0f / static_cast<float>(batch);
   const int64_t last = batches * batch - 1;
   PackedTile tile = {};
+  Model<float> untold = model;  // a curvature does not depend on the target
+  untold.targets = nullptr;
   bool valid = true;
   for (int64_t j = 0; j + 1 < batches && valid; ++j) {
-    valid &= VisitRecords(packed, model, indices, j * batch, (j + 1) * batch, last, space, tile, [&] {
+    valid &= VisitRecords(packed, untold, indices, j * batch, (j + 1) * batch, last, space, tile, [&] {
       SetFactors(tile, count, weights, model.cell_count, [&](int64_t p, int64_t i, Vector<float> weight) {
         const Vector<float> weighted = weight * Load(tile.dots[p] + i);
         return model.link == kLogistic ? weighted * Curvature<float>(Load(tile.dots[kPoints + p] + i)) : weighted;
