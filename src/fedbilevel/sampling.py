@@ -31,8 +31,8 @@ class LocalData:
     ``shared``: the leaves are ``[clients, samples, ...]`` and this client's rows are picked by ``client``, so that a
     minibatch is one gather and no client's rows are copied; otherwise the leaves are this client's own ``[samples, ...]``.
     ``own``: then these ``[samples, ...]`` all the same where they are at hand, for whole sets: picking them would copy them.
-    ``number`` is the client's own among all clients, wherever its rows lie.  ``packed``: leaves of a part once more, by part and
-    name, for kernels that read one-hot rows by their ones.
+    ``number`` is the client's own among all clients, wherever its rows lie.  ``packed``: leaves once more, by part and name,
+    for kernels that read one-hot rows by their ones.
 
     Clients of unequal sizes: the sizes say which rows are real, and nobody's result depends on the padding behind them.
     Minibatches draw real rows.  A whole set is cut to size, for which an engine runs clients of equal size together; or it

@@ -35,8 +35,8 @@ _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w")
 _NATIVE = "-march=native"
 _HANDLERS = {
     "linear": "FedbilevelLinear", "take": "FedbilevelTake", "whole": "FedbilevelWhole", "packed": "FedbilevelPacked",
-    "packed-whole": "FedbilevelPackedWhole", "packed-products": "FedbilevelPackedProducts", "draw": "FedbilevelDraw", "fold": "FedbilevelFold",
-    "products": "FedbilevelProducts",
+    "packed-whole": "FedbilevelPackedWhole", "packed-products": "FedbilevelPackedProducts", "draw": "FedbilevelDraw",
+    "fold": "FedbilevelFold", "products": "FedbilevelProducts",
 }  # fmt: skip
 _LIBRARIES = {
     False: {"linear.so": ("-DFEDBILEVEL_PART=1", ["linear"]), "rows.so": ("-DFEDBILEVEL_PART=2", [*_HANDLERS][1:])},

@@ -35,7 +35,13 @@ def fold(key: jax.Array, *numbers: Any) -> jax.Array:
 
 
 def draw(
-    key: jax.Array, train_size: jax.Array, val_size: jax.Array, number: jax.Array, steps: int, train: Shapes, val: Shapes
+    key: jax.Array,
+    train_size: jax.Array,
+    val_size: jax.Array,
+    number: jax.Array,
+    steps: int,
+    train: Shapes,
+    val: Shapes,
 ) -> list[jax.Array]:
     """Row numbers of step ``number`` of ``steps``: pieces of the shapes ``train`` below ``train_size``, and of ``val``.
 

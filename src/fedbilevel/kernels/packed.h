@@ -396,7 +396,8 @@ inline bool PackedNeumann(const Packed& packed, const Model<float>& model, const
       table[c] -= steps * ((space.bank(0)[c] + space.bank(1)[c]) * share + ridges * table[c]);
       total[c] += table[c];
     }
-    std::fill_n(first, 2 * space.size * kLanes, 0.0f);
+    std::fill_n(first, space.size * kLanes, 0.0f);
+    std::fill_n(second, space.size * kLanes, 0.0f);
   }
   for (int64_t p = 0; p < count; ++p) {
     for (int64_t c = 0; c < packed.length; ++c) {

@@ -1,4 +1,4 @@
-"""Functions of a minibatch whose rows are packed, or so long that it leaves the caches: they are read where they lie, and seldom.
+"""Functions of a minibatch whose rows are packed, or so long that it leaves the caches: these are read where they lie.
 
 A loss is written for a batch, so its rows are gathered before it is evaluated, and every product with them reads them once
 more: a product of the Hessian with a vector takes the rows times y, the rows times the vector, and the transposed rows times
@@ -98,7 +98,8 @@ def _product(eqn: JaxprEqn, long: Mapping[Var, Any]) -> tuple[Var, bool, Any] | 
     made: Any = eqn.outvars[0].aval
     for (rows, vector), (axes, _) in zip((operands, operands[::-1]), (contracted, contracted[::-1]), strict=True):
         if isinstance(rows, Var) and rows in long and vector.aval.ndim == 1 and len(axes) == 1:
-            return (rows, axes == (0,), vector) if rows.aval.dtype == vector.aval.dtype == made.dtype else None
+            operand: Any = rows.aval
+            return (rows, axes == (0,), vector) if operand.dtype == vector.aval.dtype == made.dtype else None
     return None
 
 
