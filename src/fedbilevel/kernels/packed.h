@@ -145,7 +145,7 @@ struct PackedTile {
 
 // The dot products of four records with every lane of a table, by lane. Each is taken as `Dot` takes it; side by side, the four
 // share the entries of the number columns, and loops.
-inline void FourDots(const Packed& packed, const int32_t* const* records, const Entry* table, const Entry* leading,
+inline __attribute__((noinline)) void FourDots(const Packed& packed, const int32_t* const* records, const Entry* table, const Entry* leading,
                      PackedTile& tile, int64_t place) {
   Entry first[kLanes], second[kLanes], third[kLanes], fourth[kLanes];
   for (int r = 0; r < kLanes; ++r) {
@@ -190,9 +190,9 @@ inline void FourDots(const Packed& packed, const int32_t* const* records, const 
 
 // Calls `use` for every tile of the records that `indices` names, with the dot products of all lanes, unless nobody wants them.
 // Without cells every row has a weight of its own; without targets these are zero. False if a cell or a column is out of range.
-template <bool kDots = true, typename Use>
+template <typename Use>
 bool VisitRecords(const Packed& packed, const Model<float>& model, const int32_t* indices, int64_t begin, int64_t end,
-                  int64_t last, PackedSpace& space, PackedTile& tile, Use use) {
+                  int64_t last, PackedSpace& space, PackedTile& tile, Use use, bool dots = true) {
   constexpr int64_t kLine = kCacheLine / sizeof(int32_t);
   const Entry* table = space.queries();
   Entry* leading = space.leading();
@@ -229,7 +229,7 @@ bool VisitRecords(const Packed& packed, const Model<float>& model, const int32_t
         if (targets != nullptr) __builtin_prefetch(targets + coming);
         if (cells != nullptr) __builtin_prefetch(cells + coming);
       }
-      if constexpr (kDots) FourDots(packed, tile.records + i, table, leading, tile, i);
+      if (dots) FourDots(packed, tile.records + i, table, leading, tile, i);
     }
     use();
   }
@@ -257,7 +257,7 @@ inline Vector<float> Numbers(const int32_t* record, Mask<float> mask) {
 }
 
 // The banks and the sums of the number columns += factors[p][i] times record i.
-inline void CombineRecords(const Packed& packed, const PackedTile& tile, int64_t count, PackedSpace& space) {
+inline __attribute__((noinline)) void CombineRecords(const Packed& packed, const PackedTile& tile, int64_t count, PackedSpace& space) {
   constexpr int64_t kWidth = Simd<float>::kWidth;
   const int64_t ones = packed.ones;
   Entry* banks[2] = {space.bank(0), space.bank(1)};
@@ -329,18 +329,17 @@ inline bool PackedProducts(const Packed& packed, int64_t samples, const int32_t*
   PackedSpace space(packed);
   PackedTile tile = {};
   int64_t done = 0;
-  if (!sums) {
-    for (int64_t q = 0; q < count; ++q) space.Put(q, 1, vectors[q]);
-    return VisitRecords(packed, model, indices, 0, batch, batch - 1, space, tile, [&] {
-      for (int64_t q = 0; q < count; ++q) std::copy_n(tile.dots[q], tile.size, results[q] + done);
-      done += tile.size;
-    });
-  }
-  const bool valid = VisitRecords<false>(packed, model, indices, 0, batch, batch - 1, space, tile, [&] {
-    for (int64_t q = 0; q < count; ++q) std::copy_n(vectors[q] + done, tile.size, tile.factors[q]);
-    CombineRecords(packed, tile, count, space);
+  for (int64_t q = 0; q < count && !sums; ++q) space.Put(q, 1, vectors[q]);
+  const auto use = [&] {
+    for (int64_t q = 0; q < count; ++q) {
+      if (sums) std::copy_n(vectors[q] + done, tile.size, tile.factors[q]);
+      else std::copy_n(tile.dots[q], tile.size, results[q] + done);
+    }
+    if (sums) CombineRecords(packed, tile, count, space);
     done += tile.size;
-  });
+  };
+  const bool valid = VisitRecords(packed, model, indices, 0, batch, batch - 1, space, tile, use, !sums);
+  if (!sums) return valid;
   JoinNumbers(packed, count, space);
   for (int64_t q = 0; q < count; ++q) {
     for (int64_t c = 0; c < packed.length; ++c) results[q][c] = space.bank(0)[c][q] + space.bank(1)[c][q];
