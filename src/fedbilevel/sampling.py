@@ -1,7 +1,7 @@
 """A client's own rows, and the minibatches one round draws from them.
 
-Indices are drawn with replacement and for a whole round at once: drawing without replacement inside a compiled loop was
-measured to cost more than the arithmetic of a step by three orders of magnitude.
+Indices are drawn with replacement: drawing without replacement inside a compiled loop was measured to cost more than the
+arithmetic of a step by three orders of magnitude.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedbilevel.calculus import Tree
 from fedbilevel.kernels import Packed, draw, over_rows, take
 
 STATIC = {"static": True}
 Use = Callable[[Tree], Any]
+PackedLeaves = dict[str, dict[str, Packed]]
 
 
 @jax.tree_util.register_dataclass
@@ -29,7 +31,7 @@ class LocalData:
     ``shared``: the leaves are ``[clients, samples, ...]`` and this client's rows are picked by ``client``, so that a
     minibatch is one gather and no client's rows are copied; otherwise the leaves are this client's own ``[samples, ...]``.
     ``own``: then these ``[samples, ...]`` all the same where they are at hand, for whole sets: picking them would copy them.
-    ``number`` is the client's own among all clients, wherever its rows lie.  ``packed``: the features of ``train`` once more,
+    ``number`` is the client's own among all clients, wherever its rows lie.  ``packed``: leaves once more, by part and name,
     for kernels that read one-hot rows by their ones.
 
     Clients of unequal sizes: the sizes say which rows are real, and nobody's result depends on the padding behind them.
@@ -49,12 +51,14 @@ class LocalData:
     padded: tuple[str, ...] = field(default=(), metadata=STATIC)
     notice: Callable[[str, bool], None] | None = field(default=None, metadata=STATIC)
     own: tuple[Tree, Tree] | None = None
-    packed: Packed | None = None
+    packed: PackedLeaves = field(default_factory=dict)
 
     def rows(self, part: str, indices: jax.Array, use: Use | None = None) -> Any:
         """The rows of these numbers, or what ``use`` makes of them."""
         tree, numbers = self.flat(part, indices)
-        return jax.tree.map(lambda leaf: take(leaf, numbers), tree) if use is None else over_rows(use, tree, numbers)
+        if use is not None:
+            return over_rows(use, tree, numbers, self._packed(part))
+        return jax.tree.map(lambda leaf: take(leaf, numbers), tree)
 
     def whole(self, part: str) -> Tree:
         if self.notice is not None:
@@ -88,9 +92,12 @@ class LocalData:
 
     def features(self, rows: Tree, name: str) -> Any:
         """Of `flat` training ``rows`` the leaf ``name``, packed where it is."""
-        if self.packed is None:
-            return rows[name]
-        return self.packed.flat() if self.shared else self.packed
+        return self._packed("train").get(name, rows[name])
+
+    def _packed(self, part: str) -> dict[str, Packed]:
+        """The leaves of a part that are packed, as `flat` has its rows."""
+        leaves = self.packed.get(part, {})
+        return {name: leaf.flat() for name, leaf in leaves.items()} if self.shared else leaves
 
 
 class Draws(NamedTuple):
@@ -162,37 +169,50 @@ class Sampler(NamedTuple):
     val_batches: int = 0
 
     def draw(self, data: LocalData, key: jax.Array, steps: int) -> Draws:
-        """Every minibatch of one client in one round, from that client's key of that round.
+        """Every minibatch of one client in one round, from that client's key of that round."""
+        numbers = jnp.arange(steps, dtype=jnp.int32)
+        return jax.vmap(self._drawn(data, key, steps))(numbers)
 
-        One call of the generator serves them all (compiling it is most of what a small program costs), and its result is
-        barred from fusion: a gather must read indices, not recompute them for every column.
-        """
+    def _drawn(self, data: LocalData, key: jax.Array, steps: int) -> Callable[[Any], Draws]:
+        """The minibatches of a step, by its number."""
+        inner, train = (self.batch_size is not None, self.batch_size is not None and self.train_batches > 0)
         train_shape = (steps, 1 + self.train_batches, self.batch_size or 0)
         val_shape = (steps, self.val_batches, self.outer_batch_size or 0)
         train_count, val_count = prod(train_shape), prod(val_shape)
         if train_count + val_count == 0:
-            return Draws()
+            return lambda number: Draws()
         if draw.serves(key):
-            rows = draw.draw(key, data.train_size, data.val_size, train_count, val_count)
-            train, val = rows[:train_count].reshape(train_shape), rows[train_count:].reshape(val_shape)
-        else:
-            bits = jax.random.bits(key, (train_count + val_count,), jnp.uint32)
-            train = scaled(bits[:train_count].reshape(train_shape), data.train_size)
-            val = scaled(bits[train_count:].reshape(val_shape), data.val_size)
-            train, val = jax.lax.optimization_barrier((train, val))
-        return Draws(
-            train[:, 0] if self.batch_size is not None else None,
-            train[:, 1:] if self.batch_size is not None and self.train_batches else None,
-            val if val_count else None,
+            # Step by step, where they are needed: the numbers of a whole round would be copied twice on their way there.
+            pieces = [train_shape[2:]] * inner + [(self.train_batches, *train_shape[2:])] * train
+            sizes = (data.train_size, data.val_size)
+
+            def own(number: Any) -> Draws:
+                found = iter(draw.draw(key, *sizes, number, steps, pieces, [val_shape[1:]] * bool(val_count)))
+                return Draws(*(next(found) if there else None for there in (inner, train, val_count)))
+
+            return own
+        # One call of the generator serves all (compiling it is most of what a small program costs), and its result is
+        # barred from fusion: a gather must read indices, not recompute them for every column.
+        bits = jax.random.bits(key, (train_count + val_count,), jnp.uint32)
+        rows = scaled(bits[:train_count].reshape(train_shape), data.train_size)
+        val_rows = scaled(bits[train_count:].reshape(val_shape), data.val_size)
+        rows, val_rows = jax.lax.optimization_barrier((rows, val_rows))
+        every = Draws(rows[:, 0] if inner else None, rows[:, 1:] if train else None, val_rows if val_count else None)
+        return lambda number: jax.tree.map(
+            lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, keepdims=False), every
         )
 
     def once(self, data: LocalData, key: jax.Array) -> Batches:
         """The minibatches of a single step."""
-        return Batches(data, jax.tree.map(lambda rows: rows[0], self.draw(data, key, 1)))
+        return Batches(data, self._drawn(data, key, 1)(np.int32(0)))
 
     def walk(
         self, step: Callable[[Any, Batches], tuple[Any, Any]], state: Any, data: LocalData, key: jax.Array, steps: int
     ) -> tuple[Any, Any]:
         """``steps`` times ``step(state, batches) -> (state, record)``: the last state, and the records stacked."""
-        drawn = self.draw(data, key, steps)
-        return jax.lax.scan(lambda held, rows: step(held, Batches(data, rows)), state, drawn, length=steps)
+        drawn = self._drawn(data, key, steps)
+
+        def one(held: Any, number: jax.Array) -> tuple[Any, Any]:
+            return step(held, Batches(data, drawn(number)))
+
+        return jax.lax.scan(one, state, jnp.arange(steps, dtype=jnp.int32))

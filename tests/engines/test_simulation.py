@@ -43,6 +43,12 @@ def test_moments_are_those_of_a_run_without_stops(whole):
     assert all(moment.finite for moment in moments)
 
 
+def test_the_inner_variable_of_a_result_is_the_array_at_hand(whole):
+    accelerated = fb.fedbioacc(reference.problem(), fb.neumann(1, 0.5), 0.4, 0.3, local_steps=2, batch_size=3)
+    for result in (whole, fb.simulate(accelerated, data, 2, record_every=None)):
+        assert result.inner is result.local.inner
+
+
 def test_a_brief_program_gives_the_same_numbers(whole, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
     assert simulation.program_of("brief") is simulation.advance, "whoever chose flags has chosen"

@@ -62,3 +62,14 @@ def test_other_generators_are_left_alone(monkeypatch):
         assert not draw.serves(jax.random.key(0))
     monkeypatch.setattr(build, "_load", functools.cache(build._load.__wrapped__))
     assert not draw.serves(jax.random.key(0)), "nobody waits for a compiler in order to draw"
+
+
+def test_a_step_draws_its_share_of_the_round():
+    key, sampler, data = jax.random.key(3), Sampler(19, 7, train_batches=2, val_batches=3), local(11_000, 64)
+    whole = sampler.draw(data, key, 5)
+    taken = sampler.walk(lambda state, batches: (state, batches.draws), None, data, key, 5)[1]
+    jax.tree.map(np.testing.assert_array_equal, taken, whole)
+    words = jax.random.bits(key, (5 * (3 * 19 + 3 * 7),), jnp.uint32)
+    every = np.concatenate([np.concatenate([whole.inner[:, None], whole.train], axis=1).ravel(), whole.val.ravel()])
+    sizes = np.where(np.arange(len(every)) < 5 * 3 * 19, 11_000, 64).astype(np.uint64)
+    np.testing.assert_array_equal(every, np.asarray(words, np.uint64) * sizes >> np.uint64(32))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedbilevel import kernels
+from fedbilevel.kernels.packed import multiply
 
 RAISED = (ValueError, jax.errors.JaxRuntimeError)
 # Sums of at most a few hundred float32 terms, relative to the largest entry of the result.
@@ -39,7 +40,15 @@ def unpacked(rows):
     return table[..., :-1]
 
 
-SHAPES = [(3, (9, 7, 12, 30)), (0, (40, 25)), (17, (6,) * 17 + (90, 200)), (1, (300,))]
+# Lengths of every remainder by four: tables of one call begin cache lines, and so have gaps of several lengths between them.
+SHAPES = [
+    (3, (9, 7, 12, 30)),
+    (3, (9, 7, 12, 32)),
+    (3, (9, 7, 12, 31)),
+    (0, (40, 25)),
+    (17, (6,) * 17 + (90, 202)),
+    (1, (300,)),
+]
 
 
 @pytest.mark.parametrize(("numbers", "sizes"), SHAPES)
@@ -81,7 +90,7 @@ def near(found, wanted):
 @pytest.mark.parametrize("link", ["logistic", "squared"])
 @pytest.mark.parametrize("points", [1, 2, 3])
 @pytest.mark.parametrize(("batch", "terms"), [(1, 0), (7, 2), (16, 3), (130, 4)])
-@pytest.mark.parametrize(("numbers", "sizes"), SHAPES[:3])
+@pytest.mark.parametrize(("numbers", "sizes"), SHAPES[:-1])
 def test_series_and_gradient_equal_those_of_full_rows(numbers, sizes, batch, terms, points, link):
     features = one_hot(90, numbers, sizes)[:1]
     rows = kernels.packed(features).flat()
@@ -143,6 +152,47 @@ def test_sums_and_gradients_are_those_of_full_rows_to_the_last_bit(numbers, size
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("batch", [1, 33, 128])
+@pytest.mark.parametrize(("numbers", "sizes"), SHAPES[:-1])
+def test_functions_of_a_minibatch_read_packed_rows(numbers, sizes, batch):
+    features = one_hot(90, numbers, sizes)[:1]
+    labels, _, indices, inner, vectors, *_ = operands(features[0], 5, batch, 0)
+    table = {"features": jnp.asarray(features[0]), "labels": jnp.asarray(labels)}
+    packed = {"features": kernels.packed(features).flat()}
+
+    def loss(y, rows):
+        margins = rows["features"] @ y
+        return jnp.mean(jnp.logaddexp(margins, 0) - rows["labels"] * margins)
+
+    def derivatives(rows):
+        slopes = [jax.grad(loss)(y, rows) for y in inner]
+        return [*slopes, jax.jvp(lambda y: jax.grad(loss)(y, rows), (inner[0],), (vectors[0],))[1]]
+
+    def both(leaves):
+        return [kernels.over_rows(derivatives, table, indices[0], rows) for rows in (leaves, {})]
+
+    near(*jax.jit(both)(packed))
+    # Of several clients and seeds, and nothing is copied.
+    program = jax.jit(jax.vmap(lambda rows: kernels.over_rows(derivatives, table, rows, packed)))
+    text = program.lower(indices).compile().as_text()
+    assert " dot(" not in text
+    assert "_take_" not in text
+    near([program(indices)[0][0]], [both({})[1][0]])
+
+
+def test_rows_without_ones():
+    features = np.zeros((2, 40, 64), np.float32)
+    features[..., ::32] = np.random.default_rng(0).normal(size=(2, 40, 2))
+    rows = kernels.packed(features)
+    np.testing.assert_array_equal(unpacked(rows), features)
+    targets, cells, indices, inner, _, *tables, _ = operands(features[0], 1, 20, 0)
+    full, few = (
+        kernels.gradient(table, targets, cells, indices[0], inner, *tables, link="logistic")
+        for table in (features[0], kernels.Packed(rows.records[0], rows.columns[0], rows.ones, rows.length))
+    )
+    near([few], [full])
+
+
 def test_clients_and_seeds_side_by_side():
     features = one_hot(40, 3, (9, 7, 12, 30), clients=3)
     targets, cells, indices, inner, _, weights, ridge, _ = operands(features[0], 1, 20, 2)
@@ -171,7 +221,13 @@ def test_what_is_not_there_is_refused():
         place = jnp.int32(0), jnp.int32(40)
         return kernels.group_sums(rows, targets, groups, *place, inner[0], jnp.float32(7), count=5)
 
+    def products(rows=rows, indices=indices, sums=False):
+        return multiply(rows, indices[0], [inner[0, :20] if sums else inner[0]], sums)
+
     wrong = [
+        (lambda: products(indices=indices + 40), "row"),
+        (lambda: products(indices=indices + 40, sums=True), "row"),
+        (lambda: products(rows=kernels.Packed(beyond, rows.columns, *about)), "column"),
         (lambda: series(cells=cells + 5), "cell"),
         (lambda: sums(groups=cells + 5), "group"),
         (lambda: sums(rows=kernels.Packed(beyond, rows.columns, *about)), "column"),

@@ -6,7 +6,7 @@ A `Layout` is static (part of the compiled program); a `Fleet` holds the arrays.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.calculus import Tree
-from fedbilevel.kernels import Packed
 from fedbilevel.problem import ClientData
-from fedbilevel.sampling import LocalData
+from fedbilevel.sampling import LocalData, PackedLeaves
 
 AXIS = "clients"
 CHUNK = 16
@@ -98,7 +97,7 @@ class Fleet:
     weight: jax.Array
     ends: jax.Array | None = None
     drawn: Drawn | None = None
-    packed: Packed | None = None
+    packed: PackedLeaves = field(default_factory=dict)
 
 
 def map_clients(

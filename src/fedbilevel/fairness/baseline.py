@@ -265,7 +265,7 @@ def serves(scores: Any, params: Tree, losses: RowLosses) -> bool:
 
 def serves_packed(data: LocalData, scores: Any, params: Tree, losses: RowLosses) -> bool:
     """Whether the kernels for packed rows do."""
-    return data.packed is not None and serves(scores, params, losses) and params.dtype == jnp.float32
+    return "train" in data.packed and serves(scores, params, losses) and params.dtype == jnp.float32
 
 
 def group_losses(params: jax.Array, data: LocalData, count: int) -> GroupLosses:

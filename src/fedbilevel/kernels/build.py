@@ -36,8 +36,8 @@ _FLAGS = ("-std=c++17", "-O2", "-fpeel-loops", "-funswitch-loops", "-fPIC", "-sh
 _NATIVE = "-march=native"
 _HANDLERS = {
     "linear": "FedbilevelLinear", "take": "FedbilevelTake", "whole": "FedbilevelWhole", "packed": "FedbilevelPacked",
-    "packed-whole": "FedbilevelPackedWhole", "draw": "FedbilevelDraw", "fold": "FedbilevelFold",
-    "products": "FedbilevelProducts", "root": "FedbilevelRoot",
+    "packed-whole": "FedbilevelPackedWhole", "packed-products": "FedbilevelPackedProducts", "draw": "FedbilevelDraw",
+    "fold": "FedbilevelFold", "products": "FedbilevelProducts", "root": "FedbilevelRoot",
 }  # fmt: skip
 _LIBRARIES = {
     False: {"linear.so": ("-DFEDBILEVEL_PART=1", ["linear"]), "rows.so": ("-DFEDBILEVEL_PART=2", [*_HANDLERS][1:])},

@@ -8,30 +8,41 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <vector>
 
 #include "batches.h"
+#include "rows.h"
 
 namespace fedbilevel {
 
-constexpr int64_t kWords = 16;  // drawn together
-typedef uint32_t Words __attribute__((vector_size(kWords * sizeof(uint32_t))));
+typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
+constexpr int64_t kWide = kVectorBytes / sizeof(uint32_t);
+constexpr int kChains = 4;  // drawn side by side: each turn of a word waits for the turn before
+constexpr int64_t kWords = kChains * kWide;
 
-// `Word`: one number, or a vector of them. Encrypts the counter (first, second) in place.
-template <typename Word>
-inline void Threefry(const uint32_t* key, Word& first, Word& second) {
+// `Word`: one number, or a vector of them. Encrypts the counters (first, second) in place.
+template <int kCount, typename Word>
+inline void Threefry(const uint32_t* key, Word* first, Word* second) {
   constexpr int kTurns[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
   const uint32_t keys[3] = {key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDAu};
-  first += keys[0];
-  second += keys[1];
+  for (int c = 0; c < kCount; ++c) {
+    first[c] += keys[0];
+    second[c] += keys[1];
+  }
   for (uint32_t group = 0; group < 5; ++group) {
     for (int turn = 0; turn < 4; ++turn) {
       const int by = kTurns[group % 2][turn];
-      first += second;
-      second = (second << by) | (second >> (32 - by));
-      second ^= first;
+      for (int c = 0; c < kCount; ++c) {
+        first[c] += second[c];
+        second[c] = (second[c] << by) | (second[c] >> (32 - by));
+        second[c] ^= first[c];
+      }
     }
-    first += keys[(group + 1) % 3];
-    second += keys[(group + 2) % 3] + group + 1;
+    for (int c = 0; c < kCount; ++c) {
+      first[c] += keys[(group + 1) % 3];
+      second[c] += keys[(group + 2) % 3] + group + 1;
+    }
   }
 }
 
@@ -52,7 +63,7 @@ inline ffi::Error FoldIn(ffi::RemainingArgs operands, ffi::RemainingRets results
     uint32_t key[2] = {keys[e][0], keys[e][1]};
     for (int64_t k = 0; k < count; ++k) {
       uint32_t first = 0, second = numbers[e][k];
-      Threefry(key, first, second);
+      Threefry<1>(key, &first, &second);
       key[0] = first;
       key[1] = second;
     }
@@ -61,31 +72,62 @@ inline ffi::Error FoldIn(ffi::RemainingArgs operands, ffi::RemainingRets results
   return ffi::Error::Success();
 }
 
-// key [2], sizes [2] -> rows [n]: words scaled to [0, size), the first `train` of them by the first size.
-inline ffi::Error DrawRows(ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t train) {
+// key [2], sizes [2], number [] -> the row numbers of step `number` of so many `steps`, in pieces of any shape; the first
+// `train_pieces` of them are below the first size, the others below the second. A client's words of a round are those of the
+// training rows of all its steps, then those of the validation rows.
+inline ffi::Error DrawRows(ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t steps, int32_t train_pieces) {
   const auto operand = [&](size_t k) { return *operands.get<ffi::AnyBuffer>(k); };
-  if (operands.size() != 2 || results.size() != 1) {
+  const int64_t pieces = results.size();
+  if (operands.size() != 3 || pieces < 1 || train_pieces < 0 || train_pieces > pieces) {
     return ffi::Error::InvalidArgument("fedbilevel kernel: not the operands of 'draw'");
   }
-  const ffi::AnyBuffer result = **results.get<ffi::AnyBuffer>(0);
-  const int64_t count = SizeOf(result, 1);
-  Batches all(result, 1);
+  // The batch dimensions are those of any operand: the results' own dimensions are none of this kernel's business.
+  const size_t rank = operand(0).dimensions().size() - 1;
+  std::vector<Operand<int32_t>> rows;
+  std::vector<int64_t> sizes_of;
+  Batches all((**results.get<ffi::AnyBuffer>(0)), (**results.get<ffi::AnyBuffer>(0)).dimensions().size() - rank);
   const auto keys = all.Bind<const uint32_t>("key", operand(0), {2});
   const auto sizes = all.Bind<const int32_t>("sizes", operand(1), {2});
-  const auto rows = all.Bind<int32_t>("result", result, {count});
+  const auto numbers = all.Bind<const int32_t>("number", operand(2), {});
+  int64_t counts[2] = {0, 0};
+  for (int64_t k = 0; k < pieces; ++k) {
+    const ffi::AnyBuffer result = **results.get<ffi::AnyBuffer>(k);
+    Sizes own;
+    if (result.dimensions().size() >= rank) own.assign(result.dimensions().begin() + rank, result.dimensions().end());
+    rows.push_back(all.Bind<int32_t>("result", result, own));
+    int64_t size = 1;
+    for (size_t d = 0; d < own.size(); ++d) size *= own[d];
+    sizes_of.push_back(size);
+    counts[k < train_pieces ? 0 : 1] += size;
+  }
   if (!all.error().empty()) return ffi::Error::InvalidArgument(all.error());
+  Words places;
+  for (int64_t k = 0; k < kWide; ++k) places[k] = k;
   for (int64_t e = 0; e < all.count(); ++e) {
-    const uint32_t* key = keys[e];
-    const uint64_t size[2] = {static_cast<uint32_t>(sizes[e][0]), static_cast<uint32_t>(sizes[e][1])};
-    int32_t* own = rows[e];
-    for (int64_t begin = 0; begin < count; begin += kWords) {
-      Words first = {}, second;
-      for (int64_t k = 0; k < kWords; ++k) second[k] = static_cast<uint32_t>(begin + k);
-      Threefry(key, first, second);
-      first ^= second;
-      const int64_t here = std::min(kWords, count - begin), split = std::clamp<int64_t>(train - begin, 0, here);
-      for (int64_t k = 0; k < split; ++k) own[begin + k] = static_cast<int32_t>((first[k] * size[0]) >> 32);
-      for (int64_t k = split; k < here; ++k) own[begin + k] = static_cast<int32_t>((first[k] * size[1]) >> 32);
+    const int64_t number = *numbers[e], first[2] = {number * counts[0], steps * counts[0] + number * counts[1]};
+    int64_t piece = 0, place = 0;
+    for (int part = 0; part < 2; ++part) {
+      const uint64_t size = static_cast<uint32_t>(sizes[e][part]);
+      for (int64_t begin = 0; begin < counts[part]; begin += kWords) {
+        Words high[kChains] = {}, low[kChains];
+        for (int c = 0; c < kChains; ++c) low[c] = places + static_cast<uint32_t>(first[part] + begin + c * kWide);
+        Threefry<kChains>(keys[e], high, low);
+        for (int c = 0; c < kChains; ++c) high[c] ^= low[c];
+        uint32_t words[kWords];
+        int32_t drawn[kWords];
+        std::memcpy(words, high, sizeof(words));
+        for (int64_t k = 0; k < kWords; ++k) drawn[k] = static_cast<int32_t>((words[k] * size) >> 32);
+        for (int64_t k = 0, here = std::min(kWords, counts[part] - begin); k < here;) {
+          const int64_t fitting = std::min(here - k, sizes_of[piece] - place);
+          std::copy_n(drawn + k, fitting, rows[piece][e] + place);
+          k += fitting;
+          place += fitting;
+          if (place == sizes_of[piece]) {
+            ++piece;
+            place = 0;
+          }
+        }
+      }
     }
   }
   return ffi::Error::Success();

@@ -5,6 +5,7 @@ Only where the kernels are loaded already: nobody waits for a compiler in order 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.kernels import build
+
+Shapes = Sequence[tuple[int, ...]]
 
 
 def serves(key: Any) -> bool:
@@ -31,11 +34,22 @@ def fold(key: jax.Array, *numbers: Any) -> jax.Array:
     return folded
 
 
-def draw(key: jax.Array, train_size: jax.Array, val_size: jax.Array, train: int, val: int) -> jax.Array:
-    """``train`` numbers below ``train_size``, then ``val`` below ``val_size``: `scaled` words of ``jax.random.bits``."""
-    sizes = jnp.stack([train_size, val_size]).astype(jnp.int32)
-    given = build.together(jax.random.key_data(key), sizes)
-    result = jax.typeof(given[1]).update(shape=(train + val,))
-    call: Any = jax.ffi.ffi_call(build.target("draw"), result, vmap_method="expand_dims")
-    rows: jax.Array = call(*given, train=np.int32(train))
+def draw(
+    key: jax.Array,
+    train_size: jax.Array,
+    val_size: jax.Array,
+    number: jax.Array,
+    steps: int,
+    train: Shapes,
+    val: Shapes,
+) -> list[jax.Array]:
+    """Row numbers of step ``number`` of ``steps``: pieces of the shapes ``train`` below ``train_size``, and of ``val``.
+
+    Of the words of ``jax.random.bits``, `scaled`, those of the training rows of all steps come first.
+    """
+    sizes, place = jnp.stack([train_size, val_size]).astype(jnp.int32), jnp.asarray(number, jnp.int32)
+    given = build.together(jax.random.key_data(key), sizes, place)
+    results = [jax.typeof(given[1]).update(shape=shape) for shape in (*train, *val)]
+    call: Any = jax.ffi.ffi_call(build.target("draw"), results, vmap_method="expand_dims")
+    rows: list[jax.Array] = call(*given, steps=np.int32(steps), train_pieces=np.int32(len(train)))
     return rows

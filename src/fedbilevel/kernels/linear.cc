@@ -74,8 +74,7 @@ ffi::Error Run(const Call& call) {
   if (std::min({samples, length, cell_count, points, batch, minibatches}) < 1) {
     return ffi::Error::InvalidArgument(kEmpty);
   }
-  std::vector<int64_t> index_shape = {batch};
-  if (neumann) index_shape = {minibatches, batch};
+  const Sizes index_shape = neumann ? Sizes{minibatches, batch} : Sizes{batch};
 
   Batches all(call.first_result, 2);
   const auto features = all.Bind<const T>("features", call.features, {samples, length});
@@ -209,14 +208,13 @@ ffi::Error RunWhole(ffi::RemainingArgs operands, ffi::RemainingRets results) {
   const auto losses = all.Bind<T>("losses", result(0), {count});
   const auto counts = all.Bind<T>("counts", result(1), {count});
   // Where only losses are asked for, the other names stand for buffers that are there and stay unread.
-  const std::vector<int64_t> whole_row = {length};
   const auto rates = all.Bind<T>("rates", result(2), {count});
   const auto positives = all.Bind<T>("positives", result(3), {count});
-  const auto loss_gradient = all.Bind<T>("loss gradient", result(4), gradients ? whole_row : std::vector<int64_t>{count});
-  const auto rate_gradients = all.Bind<T>("rate gradients", result(5), gradients ? std::vector<int64_t>{count, length} : std::vector<int64_t>{count});
+  const auto loss_gradient = all.Bind<T>("loss gradient", result(4), {gradients ? length : count});
+  const auto rate_gradients = all.Bind<T>("rate gradients", result(5), gradients ? Sizes{count, length} : Sizes{count});
   const Buffer sharpness = operand(gradients ? 6 : 5);
   const auto temperature =
-      all.Bind<const T>("temperature", sharpness, gradients ? std::vector<int64_t>{} : whole_row);
+      all.Bind<const T>("temperature", sharpness, gradients ? Sizes{} : Sizes{length});
   if (!all.error().empty()) return ffi::Error::InvalidArgument(all.error());
 
   // Elements on the same rows, such as several seeds' runs on one client, go one after the other.
@@ -283,6 +281,10 @@ ffi::Error PackedSafely(ffi::RemainingArgs operands, ffi::RemainingRets results,
 ffi::Error PackedWholeSafely(ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t ones) {
   return Safely([&] { return RunPackedWhole(operands, results, ones); });
 }
+
+ffi::Error PackedProductsSafely(ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t ones, int32_t sums) {
+  return Safely([&] { return RunPackedProducts(operands, results, ones, sums); });
+}
 #endif
 
 }  // namespace
@@ -295,10 +297,11 @@ FEDBILEVEL_HANDLER(FedbilevelWhole, WholeForType)
 #if FEDBILEVEL_PART == 2
 FEDBILEVEL_HANDLER(FedbilevelPacked, PackedSafely, "link", "ones", "by_row")
 FEDBILEVEL_HANDLER(FedbilevelPackedWhole, PackedWholeSafely, "ones")
+FEDBILEVEL_HANDLER(FedbilevelPackedProducts, PackedProductsSafely, "ones", "sums")
 FEDBILEVEL_HANDLER(FedbilevelTake, TakeRows, "row_rank")
 FEDBILEVEL_HANDLER(FedbilevelRoot, CubeRoots)
 FEDBILEVEL_HANDLER(FedbilevelFold, FoldIn)
-FEDBILEVEL_HANDLER(FedbilevelDraw, DrawRows, "train")
+FEDBILEVEL_HANDLER(FedbilevelDraw, DrawRows, "steps", "train_pieces")
 #endif
 
 #if FEDBILEVEL_PART != 2

@@ -2,7 +2,7 @@
 //
 // A record holds the values of the number columns, then the columns of its ones, and is a whole number of cache lines:
 //
-//     float numbers[N]; uint16_t ones[U];     U a multiple of eight; a row with fewer ones is filled up with the column
+//     float numbers[N]; uint16_t ones[U];     U a multiple of eight, at least eight; a row with fewer ones is filled up with the column
 //                                             `length`, which is zero
 //
 // Vectors of coefficients become tables by column: the lanes of an entry belong to the queries of one or two points, or to one
@@ -25,7 +25,7 @@
 namespace fedbilevel {
 
 static_assert(kVectorBytes <= kCacheLine);  // so that records can be read by vectors
-constexpr int64_t kRecordsAhead = 16;  // records between asking for one and using it
+constexpr int64_t kRecords = 64;  // of a tile: several links are evaluated at a time, and need not wait for each other
 constexpr int kLanes = 4;              // of an entry: directions of two points, then their inner variables
 constexpr int kOnes = 8;               // places of ones that are looked at together
 typedef float Entry __attribute__((vector_size(kLanes * sizeof(float))));
@@ -79,19 +79,33 @@ inline Lanes Dot(const Packed& packed, const int32_t* record, const Lanes* table
 }
 
 // Tables of one call: of the queries, of the running sums in two banks (neighbouring rows often share a column, and need not
-// wait for each other), and of the total of the series.
-struct PackedSpace {
+// wait for each other), of the total of the series, of the number columns' queries, and the sums of these columns, by point.
+class PackedSpace {
+ public:
   explicit PackedSpace(const Packed& packed)
-      : size(packed.length + 1),
-        padded((packed.numbers + Simd<float>::kWidth - 1) / Simd<float>::kWidth * Simd<float>::kWidth),
-        entries(4 * size + packed.numbers), sums(kPoints * padded), masks(padded / Simd<float>::kWidth) {
-    for (int64_t k = 0; k < packed.numbers; ++k) masks[k / Simd<float>::kWidth][k % Simd<float>::kWidth] = -1;
+      : size(packed.length + 1), padded(std::max((packed.numbers + kWidth - 1) / kWidth, int64_t{1}) * kWidth) {
+    // Every table begins a cache line.
+    const int64_t table = (size * sizeof(Entry) + kCacheLine - 1) / kCacheLine * kCacheLine;
+    const int64_t parts[] = {table, table, table, table, packed.numbers * int64_t{sizeof(Entry)},
+                             kPoints * padded * int64_t{sizeof(float)}, padded * int64_t{sizeof(float)}};
+    int64_t bytes = 0;
+    for (int k = 0; k < 7; ++k) {
+      places_[k] = bytes;
+      bytes += (parts[k] + kCacheLine - 1) / kCacheLine * kCacheLine;
+    }
+    memory_ = static_cast<char*>(Kept::Own().Of(bytes));
+    std::memset(memory_, 0, bytes);
+    int32_t* masks = reinterpret_cast<int32_t*>(memory_ + places_[6]);
+    std::fill_n(masks, packed.numbers, -1);
   }
+  PackedSpace(const PackedSpace&) = delete;
+  ~PackedSpace() { Kept::Own().Trim(); }
 
-  Entry* queries() { return entries.data(); }
-  Entry* bank(int number) { return entries.data() + (1 + number) * size; }
-  Entry* total() { return entries.data() + 3 * size; }
-  Entry* leading() { return entries.data() + 4 * size; }
+  Entry* queries() { return entries(0); }
+  Entry* bank(int number) { return entries(1 + number); }
+  Entry* total() { return entries(3); }
+  Entry* leading() { return entries(4); }
+  float* sums() { return reinterpret_cast<float*>(memory_ + places_[5]); }
 
   // Lanes `first` .. of the queries from `count` vectors; the last entry stays zero.
   void Put(int first, int64_t count, const float* vectors) {
@@ -101,29 +115,68 @@ struct PackedSpace {
   }
 
   // All bits of a lane are set where number `first` + lane of a record is one.
-  Mask<float> numbers(int64_t first) const { return masks[first / Simd<float>::kWidth]; }
+  Mask<float> numbers(int64_t first) const {
+    Mask<float> mask;
+    std::memcpy(&mask, memory_ + places_[6] + first * sizeof(float), sizeof(mask));
+    return mask;
+  }
 
-  int64_t size, padded;
-  std::vector<Entry> entries;
-  std::vector<float> sums;  // of the number columns, by point
-  std::vector<Mask<float>> masks;
+  const int64_t size, padded;
+
+ private:
+  static constexpr int64_t kWidth = Simd<float>::kWidth;
+  Entry* entries(int part) { return reinterpret_cast<Entry*>(memory_ + places_[part]); }
+  int64_t places_[7];
+  char* memory_;
 };
 
-// The next rows, filled up with the first of them, whose factors are then zero.
+constexpr int64_t kFill = Simd<float>::kWidth > kLanes ? Simd<float>::kWidth : kLanes;
+static_assert(kRecords % kFill == 0);
+
+// The next rows, filled up to a multiple of kFill with the first of them, whose factors are then zero.
 struct PackedTile {
-  const int32_t* records[kTile];
+  const int32_t* records[kRecords];
   int64_t size;
-  alignas(64) float dots[kLanes][kTile];
-  alignas(64) float targets[kTile];
-  alignas(64) float factors[kPoints][kTile];
-  alignas(64) int32_t cells[kTile];
+  alignas(64) float dots[kLanes][kRecords];
+  alignas(64) float targets[kRecords];
+  alignas(64) float factors[kPoints][kRecords];
+  alignas(64) int32_t cells[kRecords];
 };
 
-// The dot products of four records with every lane of a table, by lane.
-inline void FourDots(const Packed& packed, const int32_t* const* records, const Entry* table, const Entry* leading,
+// The dot products of four records with every lane of a table, by lane. Each is taken as `Dot` takes it; side by side, the four
+// share the entries of the number columns, and loops.
+inline __attribute__((noinline)) void FourDots(const Packed& packed, const int32_t* const* records, const Entry* table, const Entry* leading,
                      PackedTile& tile, int64_t place) {
+  Entry first[kLanes], second[kLanes], third[kLanes], fourth[kLanes];
+  for (int r = 0; r < kLanes; ++r) {
+    const uint16_t* own = packed.Ones(records[r]);
+    first[r] = table[own[0]] + table[own[1]];
+    second[r] = table[own[2]] + table[own[3]];
+    third[r] = table[own[4]] + table[own[5]];
+    fourth[r] = table[own[6]] + table[own[7]];
+  }
+  for (int64_t k = kOnes; k < packed.ones; k += kOnes) {
+    for (int r = 0; r < kLanes; ++r) {
+      const uint16_t* own = packed.Ones(records[r]) + k;
+      first[r] += table[own[0]] + table[own[1]];
+      second[r] += table[own[2]] + table[own[3]];
+      third[r] += table[own[4]] + table[own[5]];
+      fourth[r] += table[own[6]] + table[own[7]];
+    }
+  }
+  const auto value = [&](int r, int64_t k) { return reinterpret_cast<const float*>(records[r])[k]; };
+  int64_t k = 0;
+  for (; k + 1 < packed.numbers; k += 2) {
+    for (int r = 0; r < kLanes; ++r) {
+      first[r] += leading[k] * value(r, k);
+      second[r] += leading[k + 1] * value(r, k + 1);
+    }
+  }
+  if (k < packed.numbers) {
+    for (int r = 0; r < kLanes; ++r) third[r] += leading[k] * value(r, k);
+  }
   Entry rows[kLanes];
-  for (int r = 0; r < kLanes; ++r) rows[r] = Dot(packed, records[r], table, leading);
+  for (int r = 0; r < kLanes; ++r) rows[r] = (first[r] + second[r]) + (third[r] + fourth[r]);
   const Entry low = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5);
   const Entry high = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7);
   const Entry next_low = __builtin_shufflevector(rows[2], rows[3], 0, 4, 1, 5);
@@ -135,41 +188,49 @@ inline void FourDots(const Packed& packed, const int32_t* const* records, const 
   for (int lane = 0; lane < kLanes; ++lane) std::memcpy(tile.dots[lane] + place, &lanes[lane], sizeof(Entry));
 }
 
-// Calls `use` for every tile of the records that `indices` names, with the dot products of all lanes. Without cells every row
-// has a weight of its own. False if a cell or a column is out of range.
+// Calls `use` for every tile of the records that `indices` names, with the dot products of all lanes, unless nobody wants them.
+// Without cells every row has a weight of its own; without targets these are zero. False if a cell or a column is out of range.
 template <typename Use>
 bool VisitRecords(const Packed& packed, const Model<float>& model, const int32_t* indices, int64_t begin, int64_t end,
-                  int64_t last, PackedSpace& space, PackedTile& tile, Use use) {
+                  int64_t last, PackedSpace& space, PackedTile& tile, Use use, bool dots = true) {
+  constexpr int64_t kLine = kCacheLine / sizeof(int32_t);
   const Entry* table = space.queries();
   Entry* leading = space.leading();
   for (int64_t k = 0; k < packed.numbers; ++k) leading[k] = table[packed.columns[k]];
   const int32_t* cells = model.cells;
   const float* targets = model.targets;
-  const uint64_t cell_count = model.cell_count;
-  for (int64_t first = begin; first < end; first += kTile) {
-    tile.size = std::min<int64_t>(kTile, end - first);
+  const uint32_t cell_count = std::min<int64_t>(model.cell_count, INT32_MAX);
+  for (int64_t first = begin; first < end; first += kRecords) {
+    tile.size = std::min(kRecords, end - first);
+    const int64_t filled = (tile.size + kFill - 1) / kFill * kFill;
     for (int64_t i = 0; i < tile.size; ++i) {
-      const int64_t sample = indices[first + i], coming = indices[std::min(first + i + kRecordsAhead, last)];
-      for (int64_t w = 0; w < packed.words; w += kCacheLine / sizeof(int32_t)) {
-        __builtin_prefetch(packed.Record(coming) + w);
-      }
-      __builtin_prefetch(targets + coming);
-      if (cells != nullptr) __builtin_prefetch(cells + coming);
+      const int64_t sample = indices[first + i];
       tile.cells[i] = cells == nullptr ? sample : cells[sample];
-      tile.targets[i] = targets[sample];
+      tile.targets[i] = targets == nullptr ? 0 : targets[sample];
       tile.records[i] = packed.Record(sample);
     }
-    for (int64_t i = tile.size; i < kTile; ++i) {
+    for (int64_t i = tile.size; i < filled; ++i) {
       tile.cells[i] = tile.cells[0];
       tile.targets[i] = 0;
       tile.records[i] = tile.records[0];
     }
     Places largest = {};
     for (int64_t i = 0; i < tile.size; ++i) largest = packed.Largest(tile.records[i], largest);
-    bool valid = packed.Inside(largest);
-    for (int64_t i = 0; i < kTile; ++i) valid &= static_cast<uint32_t>(tile.cells[i]) < cell_count;
-    if (!valid) return false;
-    for (int64_t i = 0; i < tile.size; i += kLanes) FourDots(packed, tile.records + i, table, leading, tile, i);
+    uint32_t last_cell = 0;  // negative numbers are large ones
+    for (int64_t i = 0; i < tile.size; ++i) last_cell = std::max(last_cell, static_cast<uint32_t>(tile.cells[i]));
+    if (last_cell >= cell_count || !packed.Inside(largest)) return false;
+    for (int64_t i = 0; i < tile.size; i += kLanes) {
+      // Of the next tile, a few at a time: all at once would wait for each other. Behind the last row it is asked for again.
+      for (int r = 0; r < kLanes; ++r) {
+        const int64_t coming = indices[std::min(first + i + r + kRecords, last)];
+        const int32_t* record = packed.Record(coming);
+        __builtin_prefetch(record);
+        for (int64_t w = kLine; w < packed.words; w += kLine) __builtin_prefetch(record + w);
+        if (targets != nullptr) __builtin_prefetch(targets + coming);
+        if (cells != nullptr) __builtin_prefetch(cells + coming);
+      }
+      if (dots) FourDots(packed, tile.records + i, table, leading, tile, i);
+    }
     use();
   }
   return true;
@@ -179,39 +240,50 @@ bool VisitRecords(const Packed& packed, const Model<float>& model, const int32_t
 template <typename Value>
 inline void SetFactors(PackedTile& tile, int64_t count, const float* weights, int64_t cell_count, Value value) {
   for (int64_t p = 0; p < count; ++p) {
-    alignas(64) float gathered[kTile];
-    for (int64_t i = 0; i < kTile; ++i) gathered[i] = weights[p * cell_count + tile.cells[i]];
-    for (int64_t i = tile.size; i < kTile; ++i) gathered[i] = 0;
+    alignas(64) float gathered[kRecords];
+    for (int64_t i = 0; i < tile.size; ++i) gathered[i] = weights[p * cell_count + tile.cells[i]];
+    for (int64_t i = tile.size; i % kFill != 0; ++i) gathered[i] = 0;
     for (int64_t i = 0; i < tile.size; i += Simd<float>::kWidth) {
       Store(tile.factors[p] + i, value(p, i, Load(gathered + i)));
     }
   }
 }
 
+// The numbers of a record, as many as a vector has, and zeros behind the last one.
+inline Vector<float> Numbers(const int32_t* record, Mask<float> mask) {
+  Mask<float> bits;
+  std::memcpy(&bits, record, sizeof(bits));  // a record is a whole number of vectors
+  return reinterpret_cast<Vector<float>>(bits & mask);
+}
+
 // The banks and the sums of the number columns += factors[p][i] times record i.
-inline void CombineRecords(const Packed& packed, const PackedTile& tile, int64_t count, PackedSpace& space) {
+inline __attribute__((noinline)) void CombineRecords(const Packed& packed, const PackedTile& tile, int64_t count, PackedSpace& space) {
   constexpr int64_t kWidth = Simd<float>::kWidth;
+  const int64_t ones = packed.ones;
   Entry* banks[2] = {space.bank(0), space.bank(1)};
+  // The first numbers go along with the ones, which do not wait for them; few tables have more.
+  float *sums[kPoints] = {space.sums(), space.sums() + space.padded};
+  const Mask<float> mask = space.numbers(0);
+  Vector<float> totals[kPoints] = {Load(sums[0]), Load(sums[1])};
   for (int64_t i = 0; i < tile.size; ++i) {
     const Entry factor = {tile.factors[0][i], tile.factors[1][i]};
+    const Vector<float> numbers = Numbers(tile.records[i], mask);
+    for (int p = 0; p < kPoints; ++p) totals[p] += numbers * tile.factors[p][i];
     Entry* bank = banks[i % 2];
-    for (int64_t k = 0; k < packed.ones; k += kOnes) {
-      const uint16_t* own = packed.Ones(tile.records[i]) + k;
+    const uint16_t *own = packed.Ones(tile.records[i]), *end = own + ones;
+    do {
       for (int place = 0; place < kOnes; ++place) bank[own[place]] += factor;
-    }
+      own += kOnes;
+    } while (own < end);
   }
-  for (int64_t c = 0; c < packed.numbers; c += kWidth) {
+  for (int p = 0; p < kPoints; ++p) Store(sums[p], totals[p]);
+  for (int64_t c = kWidth; c < packed.numbers; c += kWidth) {
     const Mask<float> mask = space.numbers(c);
-    float *first = space.sums.data() + c, *second = first + space.padded;
-    Vector<float> totals[kPoints] = {Load(first), Load(second)};
-    for (int64_t i = 0; i < tile.size; ++i) {
-      Mask<float> bits;
-      std::memcpy(&bits, tile.records[i] + c, sizeof(bits));  // a record is a whole number of vectors
-      const auto numbers = reinterpret_cast<Vector<float>>(bits & mask);
-      for (int p = 0; p < kPoints; ++p) totals[p] += numbers * tile.factors[p][i];
+    for (int p = 0; p < kPoints; ++p) {
+      Vector<float> total = Load(sums[p] + c);
+      for (int64_t i = 0; i < tile.size; ++i) total += Numbers(tile.records[i] + c, mask) * tile.factors[p][i];
+      Store(sums[p] + c, total);
     }
-    Store(first, totals[0]);
-    Store(second, totals[1]);
   }
 }
 
@@ -219,10 +291,10 @@ inline void CombineRecords(const Packed& packed, const PackedTile& tile, int64_t
 inline void JoinNumbers(const Packed& packed, int64_t count, PackedSpace& space) {
   for (int64_t p = 0; p < count; ++p) {
     for (int64_t k = 0; k < packed.numbers; ++k) {
-      space.bank(0)[packed.columns[k]][p] += space.sums[p * space.padded + k];
+      space.bank(0)[packed.columns[k]][p] += space.sums()[p * space.padded + k];
     }
   }
-  std::fill(space.sums.begin(), space.sums.end(), 0.0f);
+  std::fill_n(space.sums(), kPoints * space.padded, 0.0f);
 }
 
 // One or two points: as `Gradient`.
@@ -245,6 +317,32 @@ inline bool PackedGradient(const Packed& packed, const Model<float>& model, cons
       const float sum = space.bank(0)[c][p] + space.bank(1)[c][p];
       gradients[p * packed.length + c] = sum * share + ridge[p] * space.queries()[c][p];
     }
+  }
+  return valid;
+}
+
+// results[q][i] = record indices[i] . vectors[q] for up to kLanes of them; or, where they are to be summed up, results[q] = sum_i
+// vectors[q][i] record indices[i] for up to kPoints. False if a column is out of range.
+inline bool PackedProducts(const Packed& packed, int64_t samples, const int32_t* indices, int64_t batch, int64_t count,
+                           bool sums, const float* const* vectors, float* const* results) {
+  const Model<float> model = {nullptr, nullptr, nullptr, samples, packed.length, samples, kSquared};
+  PackedSpace space(packed);
+  PackedTile tile = {};
+  int64_t done = 0;
+  for (int64_t q = 0; q < count && !sums; ++q) space.Put(q, 1, vectors[q]);
+  const auto use = [&] {
+    for (int64_t q = 0; q < count; ++q) {
+      if (sums) std::copy_n(vectors[q] + done, tile.size, tile.factors[q]);
+      else std::copy_n(tile.dots[q], tile.size, results[q] + done);
+    }
+    if (sums) CombineRecords(packed, tile, count, space);
+    done += tile.size;
+  };
+  const bool valid = VisitRecords(packed, model, indices, 0, batch, batch - 1, space, tile, use, !sums);
+  if (!sums) return valid;
+  JoinNumbers(packed, count, space);
+  for (int64_t q = 0; q < count; ++q) {
+    for (int64_t c = 0; c < packed.length; ++c) results[q][c] = space.bank(0)[c][q] + space.bank(1)[c][q];
   }
   return valid;
 }
@@ -272,9 +370,11 @@ inline bool PackedNeumann(const Packed& packed, const Model<float>& model, const
   const float share = 1.0f / static_cast<float>(batch);
   const int64_t last = batches * batch - 1;
   PackedTile tile = {};
+  Model<float> untold = model;  // a curvature does not depend on the target
+  untold.targets = nullptr;
   bool valid = true;
   for (int64_t j = 0; j + 1 < batches && valid; ++j) {
-    valid &= VisitRecords(packed, model, indices, j * batch, (j + 1) * batch, last, space, tile, [&] {
+    valid &= VisitRecords(packed, untold, indices, j * batch, (j + 1) * batch, last, space, tile, [&] {
       SetFactors(tile, count, weights, model.cell_count, [&](int64_t p, int64_t i, Vector<float> weight) {
         const Vector<float> weighted = weight * Load(tile.dots[p] + i);
         return model.link == kLogistic ? weighted * Curvature<float>(Load(tile.dots[kPoints + p] + i)) : weighted;
@@ -295,7 +395,8 @@ inline bool PackedNeumann(const Packed& packed, const Model<float>& model, const
       table[c] -= steps * ((space.bank(0)[c] + space.bank(1)[c]) * share + ridges * table[c]);
       total[c] += table[c];
     }
-    std::fill_n(first, 2 * space.size * kLanes, 0.0f);
+    std::fill_n(first, space.size * kLanes, 0.0f);
+    std::fill_n(second, space.size * kLanes, 0.0f);
   }
   for (int64_t p = 0; p < count; ++p) {
     for (int64_t c = 0; c < packed.length; ++c) {

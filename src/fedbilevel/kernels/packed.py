@@ -63,7 +63,7 @@ def _packed(features: np.ndarray) -> Packed | None:
     one[:, columns] = False
     which, place = np.divmod(np.flatnonzero(one), length)
     counts = np.bincount(which, minlength=len(rows))
-    ones = -(-int(counts.max()) // ONES) * ONES
+    ones = max(-(-int(counts.max()) // ONES), 1) * ONES
     size = 4 * len(columns) + 2 * ones
     words = -(-size // (4 * WORDS)) * WORDS
     if LEAST * (len(columns) + ones) > length or 2 * words > length:
@@ -104,6 +104,15 @@ def call_whole(operands: Mapping[str, Any], count: int) -> Sequence[Array]:
     if "temperature" in operands:
         shapes = [(count,)] * 4 + [like.shape, (count, *like.shape)]
     return _call("packed-whole", operands, [like.update(shape=shape) for shape in shapes])
+
+
+def multiply(rows: Packed, indices: Array, vectors: Sequence[Array], sums: bool) -> Sequence[Array]:
+    """The rows ``indices`` [b] times each of the ``vectors`` [d]: [b]; with ``sums`` their sums weighted by each [b]: [d]."""
+    given = build.together(rows.records, rows.columns, indices, *vectors)
+    result = jax.typeof(given[3]).update(shape=(rows.length,) if sums else indices.shape)
+    name = build.target("packed-products")
+    call = jax.ffi.ffi_call(name, [result] * len(vectors), vmap_method="expand_dims")
+    return call(*given, ones=np.int32(rows.ones), sums=np.int32(sums))
 
 
 def _call(kernel: str, operands: Mapping[str, Any], results: Sequence[Any], **attributes: Any) -> Sequence[Array]:

@@ -19,7 +19,7 @@ constexpr char kBadRecord[] = "fedbilevel kernel: the records do not fit 'column
 
 // Whether the shapes of records and columns go with each other; columns themselves are looked at for every batch element.
 inline bool Fits(int64_t words, int64_t numbers, int64_t ones, int64_t length) {
-  return words > 0 && words % 16 == 0 && ones >= 0 && ones % kOnes == 0 && length > 0 && length < (1 << 16) &&
+  return words > 0 && words % 16 == 0 && ones > 0 && ones % kOnes == 0 && length > 0 && length < (1 << 16) &&
          numbers * 4 + ones * 2 <= words * 4;
 }
 
@@ -49,13 +49,12 @@ inline ffi::Error RunPacked(ffi::RemainingArgs operands, ffi::RemainingRets resu
   if (std::min({samples, points, cell_count, batch, batches}) < 1 || !Fits(words, numbers, ones, length)) {
     return ffi::Error::InvalidArgument(kBadRecord);
   }
-  std::vector<int64_t> index_shape = {batch};
-  if (neumann) index_shape = {batches, batch};
+  const Sizes index_shape = neumann ? Sizes{batches, batch} : Sizes{batch};
   Batches all(result(0), 2);
   const auto records = all.Bind<const int32_t>("records", operand(0), {samples, words});
   const auto columns = all.Bind<const int32_t>("columns", operand(1), {numbers});
   const auto targets = all.Bind<const float>("targets", operand(2), {samples});
-  const auto cells = all.Bind<const int32_t>("cells", operand(3), by_row ? index_shape : std::vector<int64_t>{samples});
+  const auto cells = all.Bind<const int32_t>("cells", operand(3), by_row ? index_shape : Sizes{samples});
   const auto indices = all.Bind<const int32_t>("indices", operand(4), index_shape);
   const auto inner = all.Bind<const float>("inner", operand(5), {points, length});
   const auto vectors = all.Bind<const float>("vectors", operand(neumann ? 6 : 5), {points, length});
@@ -88,6 +87,51 @@ inline ffi::Error RunPacked(ffi::RemainingArgs operands, ffi::RemainingRets resu
   return ffi::Error::Success();
 }
 
+// records [N, W], columns [C], indices [b], then as many vectors as there are results: of [d], whose results are of [b], or with
+// `sums` the reverse.
+inline ffi::Error RunPackedProducts(ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t ones, int32_t sums) {
+  const auto operand = [&](size_t k) { return *operands.get<ffi::AnyBuffer>(k); };
+  const auto result = [&](size_t k) { return **results.get<ffi::AnyBuffer>(k); };
+  const int64_t count = results.size();
+  if (count < 1 || static_cast<int64_t>(operands.size()) != count + 3) return ffi::Error::InvalidArgument(kBadRecord);
+  const int64_t samples = SizeOf(operand(0), 2), words = SizeOf(operand(0), 1), numbers = SizeOf(operand(1), 1);
+  const int64_t batch = SizeOf(operand(2), 1), length = SizeOf(sums ? result(0) : operand(3), 1);
+  if (std::min(samples, batch) < 1 || !Fits(words, numbers, ones, length)) {
+    return ffi::Error::InvalidArgument(kBadRecord);
+  }
+  Batches all(result(0), 1);
+  const auto records = all.Bind<const int32_t>("records", operand(0), {samples, words});
+  const auto columns = all.Bind<const int32_t>("columns", operand(1), {numbers});
+  const auto indices = all.Bind<const int32_t>("indices", operand(2), {batch});
+  std::vector<Operand<const float>> given;
+  std::vector<Operand<float>> made;
+  for (int64_t k = 0; k < count; ++k) {
+    given.push_back(all.Bind<const float>("vector", operand(3 + k), {sums ? batch : length}));
+    made.push_back(all.Bind<float>("result", result(k), {sums ? length : batch}));
+  }
+  if (!all.error().empty()) return ffi::Error::InvalidArgument(all.error());
+  const int64_t most = sums ? kPoints : kLanes;
+  for (int64_t e = 0; e < all.count(); ++e) {
+    const Packed packed = {records[e], columns[e], words, numbers, ones, length};
+    bool valid = Known(packed) && Below(samples, indices[e], batch);
+    for (int64_t k = 0; k < count && valid; k += most) {
+      const int64_t taken = std::min(most, count - k);
+      const float* vectors[kLanes];
+      float* into[kLanes];
+      for (int64_t q = 0; q < taken; ++q) {
+        vectors[q] = given[k + q][e];
+        into[q] = made[k + q][e];
+      }
+      valid = PackedProducts(packed, samples, indices[e], batch, taken, sums, vectors, into);
+    }
+    if (!valid) {
+      return ffi::Error(ffi::ErrorCode::kOutOfRange,
+                        "fedbilevel kernel: 'indices' names a row that there is not, or a record a column");
+    }
+  }
+  return ffi::Error::Success();
+}
+
 // records [N, W], columns [C], labels [N], groups [N], start [], size [], inner [d] -> losses [K], counts [K]; with a
 // temperature [] behind them also rates [K], positives [K], the gradient of the loss [d] and those of the rates [K, d].
 inline ffi::Error RunPackedWhole(ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t ones) {
@@ -111,7 +155,6 @@ inline ffi::Error RunPackedWhole(ffi::RemainingArgs operands, ffi::RemainingRets
   const auto losses = all.Bind<float>("losses", result(0), {count});
   const auto counts = all.Bind<float>("counts", result(1), {count});
   // Where only losses are asked for, the other names stand for buffers that are there and stay unread.
-  using Sizes = std::vector<int64_t>;
   const auto temperature = all.Bind<const float>("temperature", operand(gradients ? 7 : 6), gradients ? Sizes{} : Sizes{length});
   const auto rates = all.Bind<float>("rates", result(2), {count});
   const auto positives = all.Bind<float>("positives", result(3), {count});

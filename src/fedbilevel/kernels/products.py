@@ -1,4 +1,4 @@
-"""Functions of a minibatch whose rows are so long that it leaves the caches: they are read where they lie, and seldom.
+"""Functions of a minibatch whose rows are packed, or so long that it leaves the caches: these are read where they lie.
 
 A loss is written for a batch, so its rows are gathered before it is evaluated, and every product with them reads them once
 more: a product of the Hessian with a vector takes the rows times y, the rows times the vector, and the transposed rows times
@@ -9,7 +9,8 @@ Everything else of the function stays what it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,21 +19,28 @@ import numpy as np
 from jax.extend.core import DropVar, Jaxpr, JaxprEqn, Literal, Var
 
 from fedbilevel.kernels import build
+from fedbilevel.kernels.packed import Packed, multiply
 from fedbilevel.kernels.take import take
 
 LEAST_BYTES = 4 << 20
 """Bytes of a minibatch that no longer stays in the caches: the same as in long.h."""
 
 
-def over_rows(function: Callable[[Any], Any], table: Any, indices: jax.Array) -> Any:
-    """``function`` of the rows ``indices`` [b] of every leaf [N, ...] of ``table``; agrees with gathered rows to rounding."""
-    leaves, structure = jax.tree.flatten(table)
-    if not any(_suits(leaf, indices) for leaf in leaves):
+def over_rows(
+    function: Callable[[Any], Any], table: Any, indices: jax.Array, packed: Mapping[str, Packed] = MappingProxyType({})
+) -> Any:
+    """``function`` of the rows ``indices`` [b] of every leaf [N, ...] of ``table``; agrees with gathered rows to rounding.
+
+    ``packed``: leaves of a table by names once more, whose rows the kernels read in this form, long or not.
+    """
+    places, structure = jax.tree_util.tree_flatten_with_path(table)
+    leaves, read = [leaf for _, leaf in places], [_read(path, leaf, indices, packed) for path, leaf in places]
+    if all(rows is None for rows in read):
         return function(jax.tree.map(lambda leaf: take(leaf, indices), table))
     shapes = [jax.ShapeDtypeStruct((*indices.shape, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
     closed, form = jax.make_jaxpr(function, return_shape=True)(jax.tree.unflatten(structure, shapes))
     jaxpr = closed.jaxpr
-    long = {var: leaf for var, leaf in zip(jaxpr.invars, leaves, strict=True) if _suits(leaf, indices)}
+    long = {var: rows for var, rows in zip(jaxpr.invars, read, strict=True) if rows is not None}
     waiting = [(eqn, _product(eqn, long)) for eqn in _needed(jaxpr)]
     used = {var for eqn, product in waiting for var in _needs(eqn, product)} | _variables(jaxpr.outvars)
     known: dict[Var, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
@@ -56,6 +64,14 @@ def over_rows(function: Callable[[Any], Any], table: Any, indices: jax.Array) ->
     return jax.tree.unflatten(jax.tree.structure(form), [_value(var, known) for var in jaxpr.outvars])
 
 
+def _read(path: tuple[Any, ...], leaf: Any, indices: jax.Array, packed: Mapping[str, Packed]) -> Any:
+    """What the kernels read in the place of a leaf's rows; None where these are gathered."""
+    found = packed.get(getattr(path[0], "key", "")) if len(path) == 1 else None
+    if found is not None and indices.ndim == 1 and indices.dtype == np.int32 and leaf.dtype == jnp.float32:
+        return found
+    return leaf if _suits(leaf, indices) else None
+
+
 def _suits(leaf: Any, indices: jax.Array) -> bool:
     if leaf.ndim != 2 or leaf.dtype not in (jnp.float32, jnp.float64) or indices.dtype != np.int32:
         return False
@@ -74,7 +90,7 @@ def _needed(jaxpr: Jaxpr) -> list[JaxprEqn]:
     return kept[::-1]
 
 
-def _product(eqn: JaxprEqn, long: dict[Var, Any]) -> tuple[Var, bool, Any] | None:
+def _product(eqn: JaxprEqn, long: Mapping[Var, Any]) -> tuple[Var, bool, Any] | None:
     """If ``eqn`` multiplies a vector with long rows: these, whether it sums over the rows, and the vector."""
     if eqn.primitive.name != "dot_general" or eqn.params["dimension_numbers"][1] != ((), ()):
         return None
@@ -82,7 +98,8 @@ def _product(eqn: JaxprEqn, long: dict[Var, Any]) -> tuple[Var, bool, Any] | Non
     made: Any = eqn.outvars[0].aval
     for (rows, vector), (axes, _) in zip((operands, operands[::-1]), (contracted, contracted[::-1]), strict=True):
         if isinstance(rows, Var) and rows in long and vector.aval.ndim == 1 and len(axes) == 1:
-            return (rows, axes == (0,), vector) if long[rows].dtype == vector.aval.dtype == made.dtype else None
+            operand: Any = rows.aval
+            return (rows, axes == (0,), vector) if operand.dtype == vector.aval.dtype == made.dtype else None
     return None
 
 
@@ -106,7 +123,9 @@ def _evaluated(jaxpr: Jaxpr, eqn: JaxprEqn, known: dict[Var, Any]) -> dict[Var, 
     return dict(zip(made, jax.core.eval_jaxpr(alone, (), *(known[var] for var in given)), strict=True))
 
 
-def _multiply(table: jax.Array, indices: jax.Array, vectors: list[jax.Array], sums: bool) -> Sequence[jax.Array]:
+def _multiply(table: Any, indices: jax.Array, vectors: list[jax.Array], sums: bool) -> Sequence[jax.Array]:
+    if isinstance(table, Packed):
+        return multiply(table, indices, vectors, sums)
     operands = build.together(table, indices, *vectors)
     result = jax.typeof(operands[2]).update(shape=table.shape[1:] if sums else indices.shape)
     name = build.target("products", table.dtype == jnp.float64)
