@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= auto
+# Tests start hundreds of processes: these find the package compiled, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
 FEDERATION ?= tests/federation tests/test_tutorials.py
 
 .PHONY: run test test-optimised test-federation test-wheels lint docs clean
