@@ -401,7 +401,8 @@ def test_equal_to_the_naive_loop_with_a_global_lower_level(name):
     draws = by_phase(data, SEED, 3)
 
     def naive(rounds):
-        rule = Distance(BOX[1](reference.start[0]), BOX[1], search=True, echo=echo)
+        eager = name in ("fedbio_global", "simfbo", "shrofbo", "fedmsa")
+        rule = Distance(BOX[1](reference.start[0]), BOX[1], search=True, echo=echo, eager=eager)
         curved = Curved(reference, DIRECTION, 3, products=20)
         steps_ = Together(rule, curved, weights, 0.3, FIRST, BOX[1], int(more))
         if name == "fednest":

@@ -84,7 +84,7 @@ def fedbio_global(
         True
     """
     sampler = coupled.sampler(batch_size, outer_batch_size)
-    above = steps.Outer(problem, outer_step, local_steps, outer_optimizer)
+    above = steps.Outer(problem, outer_step, local_steps, outer_optimizer, eager=True)
     below = steps.Shared(problem.inner_loss, (inner_step, adjoint_step), local_steps)
     meeting = Meeting(problem, above, below, (batch_size, outer_batch_size))
 

@@ -113,7 +113,7 @@ def fedmsa(
     """
     sampler = coupled.sampler(batch_size, outer_batch_size)
     sizes = batch_size, outer_batch_size
-    above = steps.Outer(problem, outer_step, local_steps, outer_optimizer, echo=steps.echo_of(rho, sizes))
+    above = steps.Outer(problem, outer_step, local_steps, outer_optimizer, echo=steps.echo_of(rho, sizes), eager=True)
     below = steps.Shared(problem.inner_loss, (inner_step, adjoint_step))
 
     def move(point: Point, along: Point, largest: Any) -> Point:

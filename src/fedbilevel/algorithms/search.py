@@ -17,7 +17,7 @@ step along a g of few may bring nothing, by no fault of its length.
 
 The server takes the mean of where clients arrive, and r becomes the distance from the start: the clients' mean first step at
 least.  Each client also tells how far it went itself (its first step at least), over the root mean square of its g; the
-server's first step is at most the mean of that, or a third of it where y and u lag behind x.  The lengths of g themselves would
+server's first step is at most the mean of that, or a share of it where y and u lag behind x.  The lengths of g themselves would
 not do: where clients disagree, that of their mean is up to forty times shorter.
 
 Where clients share no numbers of x, the mean of M moves each number by 1/M of what its own client found.  So a client also

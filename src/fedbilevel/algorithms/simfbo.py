@@ -169,7 +169,8 @@ def _algorithm(
         raise ValueError("Give server_outer_step or outer_optimizer, not both: an optimizer has a step of its own.")
     each = not isinstance(counts, int)
     most, sampler = max(counts) if each else counts, coupled.sampler(*sizes)
-    above, below = steps.Outer(problem, rates[0], most, optimizer), steps.Shared(problem.inner_loss, rates[1:], most)
+    above = steps.Outer(problem, rates[0], most, optimizer, eager=True)
+    below = steps.Shared(problem.inner_loss, rates[1:], most)
     meeting = Meeting(problem, above, below, sizes)
 
     def work(message: Told, local: Local, data: LocalData, key: jax.Array) -> tuple[Reply, Local]:

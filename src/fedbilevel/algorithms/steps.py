@@ -30,9 +30,10 @@ server moves x.  With g their mean, n the size of x, x_0 its start and r the lar
     E <- E + ||g||^2        eta <- min(eta s, r / sqrt(E), 3 d / ||g||)        x <- x - eta g
 
 r is (sqrt(n) + ||x_0||) / 10 where nobody has searched; after a search E is such that r / sqrt(E) is what clients found, or
-a third of that where y does not settle before each hypergradient: clients found it with a y that did.  r / sqrt(E) is
-"distance over gradients" (M. Ivgi, O. Hinder, Y. Carmon, "DoG is SGD's Best Friend: A Parameter-Free Dynamic Step Size
-Schedule", ICML 2023).
+a third of that where y does not settle before each hypergradient: clients found it with a y that did.  Until the server has
+moved x once it has a y that did, too, so the move after a search is by all of what they found where g is of all local steps
+(FedBiO, SimFBO, ShroFBO, FedMSA).  r / sqrt(E) is "distance over gradients" (M. Ivgi, O. Hinder, Y. Carmon, "DoG is SGD's Best
+Friend: A Parameter-Free Dynamic Step Size Schedule", ICML 2023).
 s is the factor of the search, from g and the g before: to where the gradient would vanish if it went on changing like this, 3
 at most.  It shortens steps that turn g round: distance over gradients alone does that slowly, and not where y and u lag behind
 x.  d <- max(||the move before||, d / 3): a single steep minibatch or a wall does not throw x far away.
@@ -118,7 +119,7 @@ STRIDE = 3.0
 AGAIN = 2
 """So often clients search again where the round after the first search agrees with it."""
 LAGGING = 1 / 3
-"""The share of the clients' own step that the server begins with where y and u lag behind x."""
+"""The share of the clients' own step that the server takes where y and u lag behind x, but for the move after a search."""
 STEEPER = 10.0
 """Moves are taken back where the gradient is so many times as long as any before."""
 TINY = 1e-30
@@ -405,7 +406,13 @@ def echo_of(forgets: float, sizes: tuple[int | None, int | None]) -> float:
 
 
 def travelled(
-    problem: BilevelProblem, outer: Tree, kept: Travelled, gradient: Tree, settled: bool = False, echo: float = 1.0
+    problem: BilevelProblem,
+    outer: Tree,
+    kept: Travelled,
+    gradient: Tree,
+    settled: bool = False,
+    echo: float = 1.0,
+    eager: bool = False,
 ) -> tuple[Tree, Travelled]:
     """x after a round, by distance over gradients."""
     square, before, searched = squared_norm(gradient), _norm(kept.last), kept.searched
@@ -419,6 +426,8 @@ def travelled(
     step = kept.reach / jnp.sqrt(jnp.maximum(energy, TINY))
     shorter = jnp.minimum(step, strode(kept.step, gradient, kept.last))
     step = jnp.where(~searched & (before > 0), shorter, step)
+    if eager:
+        step = jnp.where(searched, step / LAGGING, step)
     step = jnp.minimum(step, STRIDE * kept.length / jnp.maximum(norm, TINY))
     new = problem.into_set(step_along(outer, -step, gradient))
     short = searched & agrees
@@ -452,6 +461,8 @@ class Outer(NamedTuple):
     """Whether y follows x: where it lags behind, gradients agree with those before though steps are long enough."""
     echo: float = 1.0
     """How many times as large the noise in a sum of gradients is as the sum of their squares shows, see `echo_of`."""
+    eager: bool = False
+    """Whether the move after a search is by all of the clients' step, though y lags behind x later."""
 
     @property
     def sums(self) -> bool:
@@ -507,7 +518,7 @@ class Outer(NamedTuple):
         if self.optimizer is not None:
             outer, kept = _by(self.optimizer, gradient, kept, outer)
             return self.problem.into_set(outer), kept
-        return travelled(self.problem, outer, kept, gradient, self.settled, self.echo)
+        return travelled(self.problem, outer, kept, gradient, self.settled, self.echo, self.eager)
 
     def check(self, data: Any) -> None:
         check_optimizers(self.problem, outer=self.optimizer)
