@@ -1,7 +1,7 @@
 """Steps that set themselves beside tuned ones: the tables in docs/steps.md.
 
     python benchmarks/steps.py tasks FOLDERS OUT.csv    the bench's tasks, which the rules were made on
-    python benchmarks/steps.py sixth FOLDER OUT.csv     problems that played no part; "first" to "fifth": earlier sets
+    python benchmarks/steps.py seventh FOLDER OUT.csv   problems that played no part; "first" to "sixth": earlier sets
     python benchmarks/steps.py gradients FOLDER OUT.csv    the bench's tasks with the gradient-only methods
 
 FOLDERS are finished runs of `fedbilevel bench`: one, or one for each lower level.  A set runs it on problems of its own,
@@ -207,6 +207,17 @@ SIXTH = {
         tasks.hyper_representation, hidden=(16,), clients=12, train=40, validation=60, test=40, concentration=0.7
     ),
 }
+SEVENTH = {
+    "employment, race": table(partial(datasets.load, "employment"), by="race", clients=5, train=180, rest=180),
+    "logistic, 90": plain(tasks.random_penalties, 1e3, link="logistic", columns=90, clients=8, train=50),
+    "ridge, 110": plain(tasks.random_penalties, 1e-3, columns=110, clients=7, train=45, noise=0.5),
+    "quadratic, 12": plain(tasks.known_quadratic, clients=12, outer_size=20, inner_size=15),
+    "cleaning, 45 %": pictured(tasks.data_cleaning, clients=8, train=70, test=40, noise=0.45, concentration=1.0),
+    "tuning, 9": pictured(tasks.loss_tuning, clients=9, train=75, imbalance=0.05),
+    "thin": pictured(
+        tasks.hyper_representation, hidden=(12,), clients=9, train=40, validation=60, test=40, concentration=2.0
+    ),
+}
 SETS = {
     "first": (FIRST, FEDBIO),
     "second": (SECOND, (*FEDBIO, "fedmsa")),
@@ -214,6 +225,7 @@ SETS = {
     "fourth": (FOURTH, FEDBIO),
     "fifth": (FIFTH, (FEDBIO[1], *OTHERS)),
     "sixth": (SIXTH, (*FEDBIO, *OTHERS)),
+    "seventh": (SEVENTH, (*FEDBIO, *OTHERS)),
     "gradients": ({name: bench.TASKS[name] for name in TASKS}, GRADIENTS),
 }
 """Problems that played no part when they were chosen, and the methods that ran on them; and those of the bench for the
@@ -257,6 +269,13 @@ TITLES = {
     "cleaning, 35 %": "Data cleaning, 35 % wrong",
     "tuning, 6": "Loss tuning, 6 clients, 90 rows",
     "twelve": "Hyper-representation, 12 clients",
+    "employment, race": "Employment by race",
+    "logistic, 90": "Logistic penalties, 90 columns, x · 1000",
+    "ridge, 110": "Ridge penalties, 110 columns, x / 1000",
+    "quadratic, 12": "Quadratics, 12 clients",
+    "cleaning, 45 %": "Data cleaning, 45 % wrong",
+    "tuning, 9": "Loss tuning, 9 clients",
+    "thin": "Hyper-representation, 12 units",
 }
 
 
