@@ -3,7 +3,7 @@
     python benchmarks/sources.py OUT.csv
 
 Six sites of 100 digits, two of which have 90 % wrong labels; a small convolutional network for all, and a weight for each site.
-200 rounds of five local steps on minibatches of 16 rows, with steps that set themselves; ten draws.  Ordinary training is the
+100 rounds of five local steps on minibatches of 16 rows, with steps that set themselves; five draws.  Ordinary training is the
 same with weights that stay equal, the oracle the same with weights for the clean sites alone.  Intervals are 95 % (Student).
 """
 
@@ -20,7 +20,7 @@ from scipy import stats
 import fedbilevel as fb
 from fedbilevel.tasks import Task, digits, source_weighting
 
-DRAWS, ROUNDS, BATCH = 10, 200, 16
+DRAWS, ROUNDS, BATCH = 5, 100, 16
 STILL = 1e-9
 """An outer step with which weights stay what they are."""
 FAR = -20.0
