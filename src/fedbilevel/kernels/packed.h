@@ -148,6 +148,7 @@ struct PackedTile {
 inline __attribute__((noinline)) void FourDots(const Packed& packed, const int32_t* const* records, const Entry* table, const Entry* leading,
                      PackedTile& tile, int64_t place) {
   Entry first[kLanes], second[kLanes], third[kLanes], fourth[kLanes];
+#pragma GCC unroll 4
   for (int r = 0; r < kLanes; ++r) {
     const uint16_t* own = packed.Ones(records[r]);
     first[r] = table[own[0]] + table[own[1]];
@@ -156,6 +157,7 @@ inline __attribute__((noinline)) void FourDots(const Packed& packed, const int32
     fourth[r] = table[own[6]] + table[own[7]];
   }
   for (int64_t k = kOnes; k < packed.ones; k += kOnes) {
+#pragma GCC unroll 4
     for (int r = 0; r < kLanes; ++r) {
       const uint16_t* own = packed.Ones(records[r]) + k;
       first[r] += table[own[0]] + table[own[1]];
@@ -167,15 +169,18 @@ inline __attribute__((noinline)) void FourDots(const Packed& packed, const int32
   const auto value = [&](int r, int64_t k) { return reinterpret_cast<const float*>(records[r])[k]; };
   int64_t k = 0;
   for (; k + 1 < packed.numbers; k += 2) {
+#pragma GCC unroll 4
     for (int r = 0; r < kLanes; ++r) {
       first[r] += leading[k] * value(r, k);
       second[r] += leading[k + 1] * value(r, k + 1);
     }
   }
   if (k < packed.numbers) {
+#pragma GCC unroll 4
     for (int r = 0; r < kLanes; ++r) third[r] += leading[k] * value(r, k);
   }
   Entry rows[kLanes];
+#pragma GCC unroll 4
   for (int r = 0; r < kLanes; ++r) rows[r] = (first[r] + second[r]) + (third[r] + fourth[r]);
   const Entry low = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5);
   const Entry high = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7);
