@@ -257,12 +257,31 @@ bool VisitRecords(const Packed& packed, const Model<float>& model, const int32_t
   return true;
 }
 
+// Entries of a table of one vector: a single instruction, where the compiler has a name for it.
+#if defined(__clang__)
+constexpr int64_t kLookedUp = 0;
+inline Vector<float> LookUp(Vector<float> table, Mask<float>) { return table; }
+#else
+constexpr int64_t kLookedUp = Simd<float>::kWidth;
+inline Vector<float> LookUp(Vector<float> table, Mask<float> places) { return __builtin_shuffle(table, places); }
+#endif
+
 // factors[p][i] = weights[p][cell of i] times value(p, i); zero behind the last row.
 template <typename Value>
 inline void SetFactors(PackedTile& tile, int64_t count, const float* weights, int64_t cell_count, Value value) {
   for (int64_t p = 0; p < count; ++p) {
     alignas(64) float gathered[kRecords];
-    for (int64_t i = 0; i < tile.size; ++i) gathered[i] = weights[p * cell_count + tile.cells[i]];
+    const float* own = weights + p * cell_count;
+    if (cell_count <= kLookedUp) {
+      float few[Simd<float>::kWidth] = {};
+      std::copy_n(own, cell_count, few);
+      const Vector<float> table = Load(few);
+      for (int64_t i = 0; i < tile.size; i += Simd<float>::kWidth) {
+        Store(gathered + i, LookUp(table, Load(tile.cells + i)));
+      }
+    } else {
+      for (int64_t i = 0; i < tile.size; ++i) gathered[i] = own[tile.cells[i]];
+    }
     for (int64_t i = tile.size; i % kFill != 0; ++i) gathered[i] = 0;
     for (int64_t i = 0; i < tile.size; i += Simd<float>::kWidth) {
       Store(tile.factors[p] + i, value(p, i, Load(gathered + i)));
