@@ -1,5 +1,6 @@
 """The one way through the rounds: where one stops to look changes nothing."""
 
+import gc
 import math
 
 import jax
@@ -218,3 +219,26 @@ def test_work_is_traced_for_its_bytes_only_where_they_are_asked_for(monkeypatch)
     assert len(asked) == weighed
     Simulation(algorithm, quadratic(((6, 4), (6, 4), (4, 3))).data(), Options())
     assert len(asked) > weighed
+
+
+def test_nobody_looks_for_garbage_while_a_program_is_traced_and_the_collector_is_left_as_it_was():
+    seen = []
+
+    def loss(model, rows):
+        seen.append(gc.isenabled())
+        return jnp.sum((model - rows) ** 2)
+
+    own = fb.ClientData(train=np.ones((2, 3, 1), np.float32))
+    fb.simulate(fb.fedavg(loss, np.zeros(1, np.float32), 0.1), own, 1, record_every=None)
+    assert not seen[-1]
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="enough"), simulation.uncollected():
+        raise ValueError("enough")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with simulation.uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

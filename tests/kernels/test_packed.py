@@ -35,7 +35,7 @@ def unpacked(rows):
     for client in range(len(records)):
         numbers = len(columns[client])
         for row, record in enumerate(records[client]):
-            table[client, row, record.view(np.uint16)[2 * numbers :][: rows.ones]] = 1
+            table[client, row, record.view(np.uint16)[2 * numbers :][: rows.ones] // 2] = 1
             table[client, row, columns[client]] = record[:numbers].view(np.float32)
     return table[..., :-1]
 
@@ -215,7 +215,9 @@ def test_what_is_not_there_is_refused():
         return kernels.neumann(rows, targets, cells, indices, inner, vectors, *tables, step, link="logistic")
 
     beyond, about = np.array(rows.records), (rows.ones, rows.length)
-    beyond.view(np.uint16)[:, 6] = 65535
+    beyond.view(np.uint16)[:, 6] = 65534
+    between = np.array(rows.records)  # twice a column is even
+    between.view(np.uint16)[:, 6] = 3
 
     def sums(rows=rows, groups=cells, inner=inner):
         place = jnp.int32(0), jnp.int32(40)
@@ -233,6 +235,8 @@ def test_what_is_not_there_is_refused():
         (lambda: sums(rows=kernels.Packed(beyond, rows.columns, *about)), "column"),
         (lambda: series(indices=indices + 40), "row"),
         (lambda: series(rows=kernels.Packed(beyond, rows.columns, *about)), "column"),
+        (lambda: series(rows=kernels.Packed(between, rows.columns, *about)), "column"),
+        (lambda: sums(rows=kernels.Packed(between, rows.columns, *about)), "column"),
         (lambda: series(rows=kernels.Packed(rows.records, np.asarray(rows.columns) + 99, *about)), "column"),
     ]
     for call, word in wrong:

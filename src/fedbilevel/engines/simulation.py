@@ -7,9 +7,11 @@ any length, and stopping between two calls (to save, to report, to look for a Na
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -112,8 +114,22 @@ class CompiledLoop:
 
 def begin(loop: CompiledLoop, settings: Any, seed: Any) -> State:
     """Of one seed, or of several side by side.  How clients are laid out and what is recorded play no part in the program."""
-    state: State = _compiled(_begin, loop.effort, once=True)(loop.build, loop.layout.places, settings, seed)
+    with uncollected():
+        state: State = _compiled(_begin, loop.effort, once=True)(loop.build, loop.layout.places, settings, seed)
     return state
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """While a program may be traced nobody looks for garbage: hardly any of the many small objects is any, and to find that out
+    took a tenth of a first fit.  Of several threads, the one that found the collector at work starts it again."""
+    at_work = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if at_work:
+            gc.enable()
 
 
 def _begin(build: Any, places: int, settings: Any, seed: Any) -> State:
@@ -324,7 +340,8 @@ class Simulation:
     @cached_property
     def _exchanged(self) -> tuple[Traffic, Reads]:
         algorithm, data = self._weighed
-        return traffic(algorithm, host_fleet(data, self.weights, self.options.dropout))
+        with uncollected():
+            return traffic(algorithm, host_fleet(data, self.weights, self.options.dropout))
 
     def _lay_out(self, layout: Layout) -> None:
         fleet = self._host_fleet()
@@ -460,7 +477,9 @@ class Simulation:
     ) -> tuple[State, Any]:
         numbers = map(np.int32, (moment.done, blocks, every))
         program = program_of(self.loop.effort)
-        return program(self.loop, settings, fleet, np.asarray(seed, np.uint32), moment.counted_anew(), *numbers)  # type: ignore[no-any-return]
+        state = moment.counted_anew()
+        with uncollected():
+            return program(self.loop, settings, fleet, np.asarray(seed, np.uint32), state, *numbers)  # type: ignore[no-any-return]
 
     def _complete(self, row: dict[str, Any], before: dict[str, Any], done: int, seconds: float) -> dict[str, Any]:
         """A row of history with what only the host knows.

@@ -19,13 +19,6 @@ inline int64_t SizeOf(const ffi::AnyBuffer& buffer, size_t from_end) {
   return from_end <= dims.size() ? dims[dims.size() - from_end] : 0;
 }
 
-// Whether all indices lie in [0, samples).
-inline bool Below(int64_t samples, const int32_t* indices, int64_t count) {
-  bool below = true;
-  for (int64_t i = 0; i < count; ++i) below &= static_cast<uint32_t>(indices[i]) < static_cast<uint64_t>(samples);
-  return below;
-}
-
 // Sizes or strides of a few dimensions, held in place: a call of a small minibatch would spend a tenth of its time on vectors.
 class Sizes {
  public:

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "batches.h"
@@ -21,28 +22,45 @@ constexpr int64_t kWide = kVectorBytes / sizeof(uint32_t);
 constexpr int kChains = 4;  // drawn side by side: each turn of a word waits for the turn before
 constexpr int64_t kWords = kChains * kWide;
 
+// Four turns, by so many bits each, and the keys that follow them. The bits are known when this is compiled: a vector is then
+// turned by one instruction, and all of them stay in registers.
+template <int kCount, int... kBits, typename Word>
+inline __attribute__((always_inline)) void FourTurns(const uint32_t* keys, uint32_t group, Word* first, Word* second) {
+  const auto turn = [&](auto by) __attribute__((always_inline)) {
+    constexpr int kBy = decltype(by)::value;
+#pragma GCC unroll 8
+    for (int c = 0; c < kCount; ++c) {
+      first[c] += second[c];
+      second[c] = ((second[c] << kBy) | (second[c] >> (32 - kBy))) ^ first[c];
+    }
+  };
+  (turn(std::integral_constant<int, kBits>()), ...);
+#pragma GCC unroll 8
+  for (int c = 0; c < kCount; ++c) {
+    first[c] += keys[group % 3];
+    second[c] += keys[(group + 1) % 3] + group;
+  }
+}
+
 // `Word`: one number, or a vector of them. Encrypts the counters (first, second) in place.
 template <int kCount, typename Word>
 inline void Threefry(const uint32_t* key, Word* first, Word* second) {
-  constexpr int kTurns[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
   const uint32_t keys[3] = {key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDAu};
+  Word left[kCount], right[kCount];
+#pragma GCC unroll 8
   for (int c = 0; c < kCount; ++c) {
-    first[c] += keys[0];
-    second[c] += keys[1];
+    left[c] = first[c] + keys[0];
+    right[c] = second[c] + keys[1];
   }
-  for (uint32_t group = 0; group < 5; ++group) {
-    for (int turn = 0; turn < 4; ++turn) {
-      const int by = kTurns[group % 2][turn];
-      for (int c = 0; c < kCount; ++c) {
-        first[c] += second[c];
-        second[c] = (second[c] << by) | (second[c] >> (32 - by));
-        second[c] ^= first[c];
-      }
-    }
-    for (int c = 0; c < kCount; ++c) {
-      first[c] += keys[(group + 1) % 3];
-      second[c] += keys[(group + 2) % 3] + group + 1;
-    }
+  FourTurns<kCount, 13, 15, 26, 6>(keys, 1, left, right);
+  FourTurns<kCount, 17, 29, 16, 24>(keys, 2, left, right);
+  FourTurns<kCount, 13, 15, 26, 6>(keys, 3, left, right);
+  FourTurns<kCount, 17, 29, 16, 24>(keys, 4, left, right);
+  FourTurns<kCount, 13, 15, 26, 6>(keys, 5, left, right);
+#pragma GCC unroll 8
+  for (int c = 0; c < kCount; ++c) {
+    first[c] = left[c];
+    second[c] = right[c];
   }
 }
 

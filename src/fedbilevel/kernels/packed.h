@@ -2,8 +2,9 @@
 //
 // A record holds the values of the number columns, then the columns of its ones, and is a whole number of cache lines:
 //
-//     float numbers[N]; uint16_t ones[U];     U a multiple of eight, at least eight; a row with fewer ones is filled up with the column
-//                                             `length`, which is zero
+//     float numbers[N]; uint16_t ones[U];     twice the columns, so that processors find an entry of a table without a shift; U a
+//                                             multiple of eight, at least eight; a row with fewer ones is filled up with twice
+//                                             `length`, a column that is zero
 //
 // Vectors of coefficients become tables by column: the lanes of an entry belong to the queries of one or two points, or to one
 // point each. A one of a row is then one addition for all of them.
@@ -15,6 +16,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "model.h"
@@ -30,6 +32,7 @@ constexpr int kLanes = 4;              // of an entry: directions of two points,
 constexpr int kOnes = 8;               // places of ones that are looked at together
 typedef float Entry __attribute__((vector_size(kLanes * sizeof(float))));
 typedef uint16_t Places __attribute__((vector_size(kOnes * sizeof(uint16_t))));
+typedef int16_t Outside __attribute__((vector_size(sizeof(Places))));
 typedef uint64_t Halves __attribute__((vector_size(sizeof(Places))));
 
 struct Packed {
@@ -40,22 +43,36 @@ struct Packed {
   const int32_t* Record(int64_t row) const { return records + row * words; }
   const uint16_t* Ones(const int32_t* record) const { return reinterpret_cast<const uint16_t*>(record + numbers); }
 
-  // The largest columns seen in each place of `largest` and the record.
-  Places Largest(const int32_t* record, Places largest) const {
-    for (int64_t k = 0; k < ones; k += kOnes) {
+  // Of records: the largest number in each place, and all bits.
+  struct Seen {
+    Places largest = {}, bits = {};
+  };
+
+  void See(const int32_t* record, Seen& seen) const {
+    int64_t k = 0;
+    do {
       Places own;
       std::memcpy(&own, Ones(record) + k, sizeof(own));
-      largest = own > largest ? own : largest;
-    }
-    return largest;
+      seen.largest = own > seen.largest ? own : seen.largest;
+      seen.bits |= own;
+      k += kOnes;
+    } while (k < ones);
   }
 
-  // Whether all columns are in the table: asked once for many records.
-  bool Inside(Places largest) const {
-    const Halves outside = reinterpret_cast<Halves>(largest > static_cast<uint16_t>(length));
+  // Whether all are columns of the table: asked once for many records.
+  bool Inside(const Seen& seen) const {
+    const Places odd = seen.bits & 1;
+    const Halves outside = reinterpret_cast<Halves>((seen.largest > static_cast<uint16_t>(2 * length)) | reinterpret_cast<Outside>(odd));
     return (outside[0] | outside[1]) == 0;
   }
 };
+
+// The entry of a column, by what records say.
+template <typename Lanes>
+inline Lanes& At(Lanes* table, uint16_t one) {
+  using Byte = std::conditional_t<std::is_const_v<Lanes>, const char, char>;
+  return *reinterpret_cast<Lanes*>(reinterpret_cast<Byte*>(table) + one * (sizeof(Lanes) / 2));
+}
 
 // The dot product of a record with every lane of a table; `leading` holds the table's entries of the number columns.
 template <typename Lanes>
@@ -63,10 +80,10 @@ inline Lanes Dot(const Packed& packed, const int32_t* record, const Lanes* table
   Lanes first = {}, second = {}, third = {}, fourth = {};
   for (int64_t k = 0; k < packed.ones; k += kOnes) {
     const uint16_t* own = packed.Ones(record) + k;
-    first += table[own[0]] + table[own[1]];
-    second += table[own[2]] + table[own[3]];
-    third += table[own[4]] + table[own[5]];
-    fourth += table[own[6]] + table[own[7]];
+    first += At(table, own[0]) + At(table, own[1]);
+    second += At(table, own[2]) + At(table, own[3]);
+    third += At(table, own[4]) + At(table, own[5]);
+    fourth += At(table, own[6]) + At(table, own[7]);
   }
   const float* values = reinterpret_cast<const float*>(record);
   int64_t k = 0;
@@ -148,34 +165,39 @@ struct PackedTile {
 inline __attribute__((noinline)) void FourDots(const Packed& packed, const int32_t* const* records, const Entry* table, const Entry* leading,
                      PackedTile& tile, int64_t place) {
   Entry first[kLanes], second[kLanes], third[kLanes], fourth[kLanes];
+#pragma GCC unroll 4
   for (int r = 0; r < kLanes; ++r) {
     const uint16_t* own = packed.Ones(records[r]);
-    first[r] = table[own[0]] + table[own[1]];
-    second[r] = table[own[2]] + table[own[3]];
-    third[r] = table[own[4]] + table[own[5]];
-    fourth[r] = table[own[6]] + table[own[7]];
+    first[r] = At(table, own[0]) + At(table, own[1]);
+    second[r] = At(table, own[2]) + At(table, own[3]);
+    third[r] = At(table, own[4]) + At(table, own[5]);
+    fourth[r] = At(table, own[6]) + At(table, own[7]);
   }
   for (int64_t k = kOnes; k < packed.ones; k += kOnes) {
+#pragma GCC unroll 4
     for (int r = 0; r < kLanes; ++r) {
       const uint16_t* own = packed.Ones(records[r]) + k;
-      first[r] += table[own[0]] + table[own[1]];
-      second[r] += table[own[2]] + table[own[3]];
-      third[r] += table[own[4]] + table[own[5]];
-      fourth[r] += table[own[6]] + table[own[7]];
+      first[r] += At(table, own[0]) + At(table, own[1]);
+      second[r] += At(table, own[2]) + At(table, own[3]);
+      third[r] += At(table, own[4]) + At(table, own[5]);
+      fourth[r] += At(table, own[6]) + At(table, own[7]);
     }
   }
   const auto value = [&](int r, int64_t k) { return reinterpret_cast<const float*>(records[r])[k]; };
   int64_t k = 0;
   for (; k + 1 < packed.numbers; k += 2) {
+#pragma GCC unroll 4
     for (int r = 0; r < kLanes; ++r) {
       first[r] += leading[k] * value(r, k);
       second[r] += leading[k + 1] * value(r, k + 1);
     }
   }
   if (k < packed.numbers) {
+#pragma GCC unroll 4
     for (int r = 0; r < kLanes; ++r) third[r] += leading[k] * value(r, k);
   }
   Entry rows[kLanes];
+#pragma GCC unroll 4
   for (int r = 0; r < kLanes; ++r) rows[r] = (first[r] + second[r]) + (third[r] + fourth[r]);
   const Entry low = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5);
   const Entry high = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7);
@@ -199,35 +221,34 @@ bool VisitRecords(const Packed& packed, const Model<float>& model, const int32_t
   for (int64_t k = 0; k < packed.numbers; ++k) leading[k] = table[packed.columns[k]];
   const int32_t* cells = model.cells;
   const float* targets = model.targets;
-  const uint32_t cell_count = std::min<int64_t>(model.cell_count, INT32_MAX);
+  const int64_t cell_count = model.cell_count;
   for (int64_t first = begin; first < end; first += kRecords) {
     tile.size = std::min(kRecords, end - first);
     const int64_t filled = (tile.size + kFill - 1) / kFill * kFill;
+    Packed::Seen seen;
     for (int64_t i = 0; i < tile.size; ++i) {
       const int64_t sample = indices[first + i];
       tile.cells[i] = cells == nullptr ? sample : cells[sample];
       tile.targets[i] = targets == nullptr ? 0 : targets[sample];
       tile.records[i] = packed.Record(sample);
+      packed.See(tile.records[i], seen);
     }
     for (int64_t i = tile.size; i < filled; ++i) {
       tile.cells[i] = tile.cells[0];
       tile.targets[i] = 0;
       tile.records[i] = tile.records[0];
     }
-    Places largest = {};
-    for (int64_t i = 0; i < tile.size; ++i) largest = packed.Largest(tile.records[i], largest);
-    uint32_t last_cell = 0;  // negative numbers are large ones
-    for (int64_t i = 0; i < tile.size; ++i) last_cell = std::max(last_cell, static_cast<uint32_t>(tile.cells[i]));
-    if (last_cell >= cell_count || !packed.Inside(largest)) return false;
+    if (!Below(cell_count, tile.cells, filled) || !packed.Inside(seen)) return false;
+    const int64_t coming = std::min(last + 1 - first - kRecords, kRecords);
     for (int64_t i = 0; i < tile.size; i += kLanes) {
-      // Of the next tile, a few at a time: all at once would wait for each other. Behind the last row it is asked for again.
-      for (int r = 0; r < kLanes; ++r) {
-        const int64_t coming = indices[std::min(first + i + r + kRecords, last)];
-        const int32_t* record = packed.Record(coming);
+      // Of the next tile, a few at a time: all at once would wait for each other.
+      for (int64_t j = i; j < std::min(i + kLanes, coming); ++j) {
+        const int64_t sample = indices[first + kRecords + j];
+        const int32_t* record = packed.Record(sample);
         __builtin_prefetch(record);
         for (int64_t w = kLine; w < packed.words; w += kLine) __builtin_prefetch(record + w);
-        if (targets != nullptr) __builtin_prefetch(targets + coming);
-        if (cells != nullptr) __builtin_prefetch(cells + coming);
+        if (targets != nullptr) __builtin_prefetch(targets + sample);
+        if (cells != nullptr) __builtin_prefetch(cells + sample);
       }
       if (dots) FourDots(packed, tile.records + i, table, leading, tile, i);
     }
@@ -236,12 +257,31 @@ bool VisitRecords(const Packed& packed, const Model<float>& model, const int32_t
   return true;
 }
 
+// Entries of a table of one vector: a single instruction, where the compiler has a name for it.
+#if defined(__clang__)
+constexpr int64_t kLookedUp = 0;
+inline Vector<float> LookUp(Vector<float> table, Mask<float>) { return table; }
+#else
+constexpr int64_t kLookedUp = Simd<float>::kWidth;
+inline Vector<float> LookUp(Vector<float> table, Mask<float> places) { return __builtin_shuffle(table, places); }
+#endif
+
 // factors[p][i] = weights[p][cell of i] times value(p, i); zero behind the last row.
 template <typename Value>
 inline void SetFactors(PackedTile& tile, int64_t count, const float* weights, int64_t cell_count, Value value) {
   for (int64_t p = 0; p < count; ++p) {
     alignas(64) float gathered[kRecords];
-    for (int64_t i = 0; i < tile.size; ++i) gathered[i] = weights[p * cell_count + tile.cells[i]];
+    const float* own = weights + p * cell_count;
+    if (cell_count <= kLookedUp) {
+      float few[Simd<float>::kWidth] = {};
+      std::copy_n(own, cell_count, few);
+      const Vector<float> table = Load(few);
+      for (int64_t i = 0; i < tile.size; i += Simd<float>::kWidth) {
+        Store(gathered + i, LookUp(table, Load(tile.cells + i)));
+      }
+    } else {
+      for (int64_t i = 0; i < tile.size; ++i) gathered[i] = own[tile.cells[i]];
+    }
     for (int64_t i = tile.size; i % kFill != 0; ++i) gathered[i] = 0;
     for (int64_t i = 0; i < tile.size; i += Simd<float>::kWidth) {
       Store(tile.factors[p] + i, value(p, i, Load(gathered + i)));
@@ -272,7 +312,7 @@ inline __attribute__((noinline)) void CombineRecords(const Packed& packed, const
     Entry* bank = banks[i % 2];
     const uint16_t *own = packed.Ones(tile.records[i]), *end = own + ones;
     do {
-      for (int place = 0; place < kOnes; ++place) bank[own[place]] += factor;
+      for (int place = 0; place < kOnes; ++place) At(bank, own[place]) += factor;
       own += kOnes;
     } while (own < end);
   }
@@ -388,15 +428,18 @@ inline bool PackedNeumann(const Packed& packed, const Model<float>& model, const
     for (; c + kWidth <= packed.length * kLanes; c += kWidth) {
       Vector<float> query = Load(moved + c);
       query -= wide_steps * ((Load(first + c) + Load(second + c)) * share + wide_ridges * query);
+      Store(first + c, Vector<float>{});
+      Store(second + c, Vector<float>{});
       Store(moved + c, query);
       Store(summed + c, Load(summed + c) + query);
     }
+    const int64_t done = c;
     for (c /= kLanes; c < packed.length; ++c) {
       table[c] -= steps * ((space.bank(0)[c] + space.bank(1)[c]) * share + ridges * table[c]);
       total[c] += table[c];
     }
-    std::fill_n(first, space.size * kLanes, 0.0f);
-    std::fill_n(second, space.size * kLanes, 0.0f);
+    std::fill(first + done, first + space.size * kLanes, 0.0f);
+    std::fill(second + done, second + space.size * kLanes, 0.0f);
   }
   for (int64_t p = 0; p < count; ++p) {
     for (int64_t c = 0; c < packed.length; ++c) {
@@ -429,16 +472,18 @@ class Unpacked {
     const int64_t place = position % kTile;
     const int32_t* record = packed_.Record(start_ + position);
     float* row = reinterpret_cast<float*>(rows_.data() + place * stride_);
-    inside_ &= packed_.Inside(packed_.Largest(record, Places{}));
+    Packed::Seen seen;
+    packed_.See(record, seen);
+    inside_ &= packed_.Inside(seen);
     if (!inside_) return row;
     const uint16_t *own = packed_.Ones(record), *before = ones_[place];
     const float* values = reinterpret_cast<const float*>(record);
     const int32_t* columns = packed_.columns;
     for (int64_t k = 0, count = before == nullptr ? 0 : packed_.ones; k < count; k += kOnes) {
-      for (int one = 0; one < kOnes; ++one) row[before[k + one]] = 0;
+      for (int one = 0; one < kOnes; ++one) At(row, before[k + one]) = 0;
     }
     for (int64_t k = 0, count = packed_.ones; k < count; k += kOnes) {
-      for (int one = 0; one < kOnes; ++one) row[own[k + one]] = 1;
+      for (int one = 0; one < kOnes; ++one) At(row, own[k + one]) = 1;
     }
     for (int64_t k = 0, count = packed_.numbers; k < count; ++k) row[columns[k]] = values[k];
     ones_[place] = own;
@@ -482,7 +527,9 @@ inline bool PackedLosses(const Packed& packed, const WholeSet<float>& set, int64
     for (int64_t i = first; i < end; ++i) {
       const int32_t* record = packed.Record(start + i);
       const int32_t group = set.groups[i];
-      const bool inside = static_cast<uint32_t>(group) < static_cast<uint64_t>(groups) && packed.Inside(packed.Largest(record, Places{}));
+      Packed::Seen seen;
+      packed.See(record, seen);
+      const bool inside = static_cast<uint32_t>(group) < static_cast<uint64_t>(groups) && packed.Inside(seen);
       valid &= inside;
       if (!inside) continue;
       const Lanes z = Dot(packed, record, table.data(), leading.data());

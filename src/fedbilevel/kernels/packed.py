@@ -29,7 +29,8 @@ LOOK = 64
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Packed:
-    """``records`` ``[..., rows, words]`` (int32): the bits of the row's numbers (float32), then two columns of ones a word;
+    """``records`` ``[..., rows, words]`` (int32): the bits of the row's numbers (float32), then two ones a word, each
+    twice its column;
     ``columns`` ``[..., numbers]``: of the numbers, by client.  ``ones``: a row's at most; ``length``: columns of the table,
     which also stands for no column where a row has fewer ones.
     """
@@ -46,7 +47,7 @@ class Packed:
 
 def packed(features: Any) -> Packed | None:
     """``features`` ``[clients, rows, columns]`` packed; None where that does not pay, or the kernels are not there."""
-    if features.ndim != 3 or features.dtype != np.float32 or not 0 < features.shape[-1] < 2**16:
+    if features.ndim != 3 or features.dtype != np.float32 or not 0 < features.shape[-1] < 2**15:
         return None
     return _packed(np.asarray(features)) if build.available() else None
 
@@ -71,8 +72,8 @@ def _packed(features: np.ndarray) -> Packed | None:
     records = np.zeros((len(rows), words), np.int32)
     records.view(np.float32)[:, : len(columns)] = rows[:, columns]
     places = records.view(np.uint16)[:, 2 * len(columns) : 2 * len(columns) + ones]
-    places[:] = length
-    places[np.arange(ones) < counts[:, None]] = place
+    places[:] = 2 * length
+    places[np.arange(ones) < counts[:, None]] = 2 * place
     return Packed(
         records.reshape(clients, samples, words), np.broadcast_to(columns, (clients, len(columns))), ones, length
     )

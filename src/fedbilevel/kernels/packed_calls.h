@@ -19,7 +19,7 @@ constexpr char kBadRecord[] = "fedbilevel kernel: the records do not fit 'column
 
 // Whether the shapes of records and columns go with each other; columns themselves are looked at for every batch element.
 inline bool Fits(int64_t words, int64_t numbers, int64_t ones, int64_t length) {
-  return words > 0 && words % 16 == 0 && ones > 0 && ones % kOnes == 0 && length > 0 && length < (1 << 16) &&
+  return words > 0 && words % 16 == 0 && ones > 0 && ones % kOnes == 0 && length > 0 && length < (1 << 15) &&
          numbers * 4 + ones * 2 <= words * 4;
 }
 

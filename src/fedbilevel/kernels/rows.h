@@ -67,6 +67,22 @@ inline Vector<T> Broadcast(T value) {
   return value - Vector<T>{};
 }
 
+// Whether all indices lie in [0, samples).
+inline bool Below(int64_t samples, const int32_t* indices, int64_t count) {
+  constexpr int64_t kWidth = Simd<uint32_t>::kWidth;
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(indices);  // negative numbers are large ones
+  Vector<uint32_t> largest = {};
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) {
+    const Vector<uint32_t> own = Load(words + i);
+    largest = own > largest ? own : largest;
+  }
+  uint32_t most = 0;
+  for (; i < count; ++i) most = std::max(most, words[i]);
+  for (int64_t lane = 0; lane < kWidth; ++lane) most = std::max<uint32_t>(most, largest[lane]);
+  return count == 0 || most < samples;
+}
+
 // Holds a loaded vector in a register: GCC prefers to load it again for every use, and loads are what is scarce.
 template <typename V>
 inline void Hold(V& value) {
