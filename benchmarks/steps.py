@@ -2,7 +2,7 @@
 
     python benchmarks/steps.py tasks FOLDERS OUT.csv    the bench's tasks, which the rules were made on
     python benchmarks/steps.py seventh FOLDER OUT.csv   problems that played no part; "first" to "sixth": earlier sets
-    python benchmarks/steps.py gradients FOLDER OUT.csv    the bench's tasks with the gradient-only methods
+    python benchmarks/steps.py gradients FOLDERS OUT.csv    the bench's tasks with the gradient-only methods
 
 FOLDERS are finished runs of `fedbilevel bench`: one, or one for each lower level.  A set runs it on problems of its own,
 and keeps that in FOLDER; a stopped one goes on.  Tuned steps are the best of twelve pairs, tried on a
@@ -226,10 +226,10 @@ SETS = {
     "fifth": (FIFTH, (FEDBIO[1], *OTHERS)),
     "sixth": (SIXTH, (*FEDBIO, *OTHERS)),
     "seventh": (SEVENTH, (*FEDBIO, *OTHERS)),
-    "gradients": ({name: bench.TASKS[name] for name in TASKS}, GRADIENTS),
 }
-"""Problems that played no part when they were chosen, and the methods that ran on them; and those of the bench for the
-gradient-only methods."""
+"""Problems that played no part when they were chosen, and the methods that ran on them."""
+OF_BENCH = {"tasks": FEDBIO + OTHERS, "gradients": GRADIENTS}
+"""Methods whose rows of the bench make a table of their own."""
 
 TITLES = {
     "credit": "German Credit",
@@ -281,10 +281,10 @@ TITLES = {
 
 def main() -> None:
     kind, *folders, out = sys.argv[1:]
-    if kind == "tasks":
-        # Both rows of the four methods; the bench has more methods, and a target that is the best of them all.
+    if kind in OF_BENCH:
+        # Both rows of these methods; the bench has more methods, and a target that is the best of them all.
         run = together([runs.read(Path(folder)) for folder in folders])
-        titles = [bench.ENTRIES[name].title for name in with_auto(FEDBIO + OTHERS)]
+        titles = [bench.ENTRIES[name].title for name in with_auto(OF_BENCH[kind])]
         tables = (part[part["method"].isin(titles) & part["dataset"].isin(TASKS)] for part in (run.rows, run.history))
         found = bench.summarise(*tables, run.configuration)
     else:
