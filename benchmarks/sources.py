@@ -4,7 +4,8 @@
 
 Six sites of 100 digits, two of which have 90 % wrong labels; a small convolutional network for all, and a weight for each site.
 100 rounds of five local steps on minibatches of 16 rows, with steps that set themselves; five draws.  Ordinary training is the
-same with weights that stay equal, the oracle the same with weights for the clean sites alone.  Intervals are 95 % (Student).
+same with weights that stay equal, the oracle the same with weights for the clean sites alone.  Means and 95 % intervals (Student)
+are of the runs that do not diverge.
 """
 
 import sys
@@ -45,7 +46,10 @@ def measured(name: str, task: Task, seed: int) -> dict[str, Any]:
     bad = task.facts["spoiled"]
     problem = begun(task.problem, np.where(bad, FAR, 0.0)) if name == "oracle" else task.problem
     algorithm = make(problem, batch_size=BATCH, **options)
-    found = fb.simulate(algorithm, task.data, ROUNDS, seed=seed, record_every=None)
+    try:
+        found = fb.simulate(algorithm, task.data, ROUNDS, seed=seed, record_every=None)
+    except fb.Diverged:
+        return {"method": name, "seed": seed, **dict.fromkeys(("accuracy", "auc", "spoiled", "sites"), np.nan)}
     weights = np.asarray(jax.nn.softmax(found.outer))
     scores = task.evaluate(found.outer, found.inner)
     return {
@@ -64,10 +68,10 @@ def main() -> None:
             print(rows[-1], flush=True)
     runs = pd.DataFrame(rows)
     table = runs.groupby("method", sort=False).agg(
-        accuracy=("accuracy", "mean"), sem=("accuracy", "sem"), auc=("auc", "mean"), spoiled=("spoiled", "mean"),
+        ended=("accuracy", "count"), accuracy=("accuracy", "mean"), sem=("accuracy", "sem"), auc=("auc", "mean"), spoiled=("spoiled", "mean"),
         most=("spoiled", "max"), sites=("sites", "mean"),
     )  # fmt: skip
-    table["interval"] = stats.t.ppf(0.975, DRAWS - 1) * table.pop("sem")
+    table["interval"] = stats.t.ppf(0.975, table["ended"] - 1) * table.pop("sem")
     table.to_csv(out, float_format="%.6g")
 
 
