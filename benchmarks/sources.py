@@ -4,8 +4,8 @@
 
 Six sites of 100 digits, two of which have 90 % wrong labels; a small convolutional network for all, and a weight for each site.
 100 rounds of five local steps on minibatches of 16 rows, with steps that set themselves; five draws.  Ordinary training is the
-same with weights that stay equal, the oracle the same with weights for the clean sites alone.  Means and 95 % intervals (Student)
-are of the runs that do not diverge.
+same with weights that stay equal, the oracle the same with weights for the clean sites alone.  Means and 95 % intervals
+(Student) are of the runs that do not diverge.
 """
 
 import sys
@@ -68,7 +68,8 @@ def main() -> None:
             print(rows[-1], flush=True)
     runs = pd.DataFrame(rows)
     table = runs.groupby("method", sort=False).agg(
-        ended=("accuracy", "count"), accuracy=("accuracy", "mean"), sem=("accuracy", "sem"), auc=("auc", "mean"), spoiled=("spoiled", "mean"),
+        ended=("accuracy", "count"),
+        accuracy=("accuracy", "mean"), sem=("accuracy", "sem"), auc=("auc", "mean"), spoiled=("spoiled", "mean"),
         most=("spoiled", "max"), sites=("sites", "mean"),
     )  # fmt: skip
     table["interval"] = stats.t.ppf(0.975, table["ended"] - 1) * table.pop("sem")
