@@ -41,6 +41,11 @@ def begun(problem: fb.BilevelProblem, outer: np.ndarray) -> fb.BilevelProblem:
     return replace(problem, init=lambda key: (jnp.asarray(outer, jnp.float32), problem.init(key)[1]))
 
 
+def above(ones: np.ndarray, others: np.ndarray) -> float:
+    """The chance that one of ``ones`` is larger than one of ``others``; a tie is a half."""
+    return float(np.mean((ones[:, None] > others) + 0.5 * (ones[:, None] == others)))
+
+
 def measured(name: str, task: Task, seed: int) -> dict[str, Any]:
     make, options = METHODS[name]
     bad = task.facts["spoiled"]
@@ -50,10 +55,10 @@ def measured(name: str, task: Task, seed: int) -> dict[str, Any]:
         found = fb.simulate(algorithm, task.data, ROUNDS, seed=seed, record_every=None)
     except fb.Diverged:
         return {"method": name, "seed": seed, **dict.fromkeys(("accuracy", "auc", "spoiled", "sites"), np.nan)}
-    weights = np.asarray(jax.nn.softmax(found.outer))
+    weights = np.asarray(jax.nn.softmax(found.outer)).round(6)  # equal ones differ by rounding
     scores = task.evaluate(found.outer, found.inner)
     return {
-        "method": name, "seed": seed, "accuracy": scores["accuracy"], "auc": scores["auc"],
+        "method": name, "seed": seed, "accuracy": scores["accuracy"], "auc": above(weights[~bad], weights[bad]),
         "spoiled": float(weights[bad].sum()), "sites": float(1 / np.sum(weights**2)),
     }  # fmt: skip
 
