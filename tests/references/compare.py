@@ -14,7 +14,7 @@ ROUNDING = 1e-10
 """Float64 numbers of order one after some hundred operations done in another order."""
 FUSION = 1e-12
 """The same operations, fused differently by the compiler."""
-QUOTIENTS = 4e-11
+QUOTIENTS = 1e-11
 """The same, where a curvature is a difference of gradients over a move of 6e-6 (the cube root of the precision): rounding of
 2e-16 is up to 4e-11 of it, and a step of 1 over the curvature moves y by a part of that."""
 
